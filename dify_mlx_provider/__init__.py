@@ -1,0 +1,1 @@
+"""The Dify model-provider plugin for MLX servers."""

@@ -1,0 +1,1 @@
+"""The leaves that Dify's SDK loads; they only delegate."""

@@ -1,0 +1,1 @@
+"""The subcommands of `mlx-backend`, one module each."""

@@ -1,0 +1,90 @@
+"""What a model's output means: a closed set of frozen events, and the message they fold to.
+
+A parser turns text into these events; the wire turns them into chunks; `fold` turns them into one message.
+An event never carries a marker, and every event says by its class where its text belongs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+type FinishReason = Literal["stop", "length", "tool_calls"]
+type EndedBy = Literal["stop", "length"]
+
+
+class Channel(StrEnum):
+    """What a span of output is for (Harmony's names; a `<think>` block is analysis)."""
+
+    ANALYSIS = "analysis"
+    COMMENTARY = "commentary"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More text of the analysis channel: the model's reasoning, not part of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More text for the user: the final channel, or a preamble (commentary without a recipient)."""
+
+    text: str
+    channel: Channel = Channel.FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A message with a recipient begins. `index` counts the calls of this turn from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More text of the call's arguments, exactly as the model wrote it (not necessarily valid JSON)."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """The call is over. `complete` is False when the token limit cut it: then it must not be run."""
+
+    index: int
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """The last event of every stream, exactly once."""
+
+    finish: FinishReason
+
+
+type Event = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | ToolCallEnd | StreamEnd
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A folded call: the tool's name without `functions.`, and the arguments as the model wrote them."""
+
+    name: str
+    arguments: str
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One assistant turn, folded. An incomplete call (cut by the token limit) is last and says so."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish: FinishReason = "stop"

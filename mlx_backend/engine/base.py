@@ -1,0 +1,183 @@
+"""What an engine is: the protocols between the service and whatever makes tokens.
+
+Knows no HTTP, no channels and no MLX. Everything here is plain data or a protocol; `scripted.py` and `mlx/`
+implement it, `scheduler.py` runs it on one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen. The defaults are neutral: greedy, nothing penalised."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt to continue.
+
+    `prompt` is not empty and every id is in the vocabulary (`EngineRefused` otherwise). `checkpoints` are
+    positions in the prompt (0 < p < len) after which other requests are likely to differ: the end of the
+    system part, the end of the history. An engine may keep its cache there; it may also ignore them.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    checkpoints: Sequence[int] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prefill: `processed` of `total` prompt tokens are in the cache, `cached` of them were there before."""
+
+    processed: int
+    total: int
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """One generated token and the text it completes ("" while a character is still incomplete).
+
+    End tokens are delivered too, with their marker as text, because a parser needs to see them. Special
+    tokens always come with exactly their own marker as text.
+    """
+
+    token: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The generation is over; always the last item. Times are seconds, measured by the engine thread."""
+
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+type EngineItem = Progress | TokenDelta | Finished
+
+
+class EngineError(Exception):
+    """The engine could not go on; the text is for people."""
+
+
+class EngineRefused(EngineError):
+    """This request cannot be run (bad token id, too long …); others are not touched."""
+
+
+class EngineBusy(EngineError):
+    """The queue is full; try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineStopped(EngineError):
+    """The engine thread has ended (shutdown, or it died)."""
+
+
+class Generation(Protocol):
+    """One running request. Iterate it in one thread; `close()` may be called from any, more than once."""
+
+    def __iter__(self) -> Iterator[EngineItem]:
+        """Yield Progress*, TokenDelta*, then exactly one Finished; raise EngineError if it fails."""
+        ...
+
+    def next(self, timeout: float | None = None) -> EngineItem | None:
+        """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""
+        ...
+
+    def close(self) -> None:
+        """Stop generating within one step. Idempotent; a finished generation ignores it."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back, and the model's chat template. Safe to use from any thread."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the model's chat template; None if it has none."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        """Every control token: id -> its text."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Valid token ids are 0 … vocabulary_size - 1."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """Render the chat template to text. A template's own refusal is raised as EngineRefused."""
+        ...
+
+    def encode(self, text: str, *, control_tokens: bool) -> list[int]:
+        """Tokenise. With control_tokens False a marker spelt in the text becomes ordinary text tokens."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special tokens included."""
+        ...
+
+
+class Engine(Protocol):
+    """A loaded model that continues prompts, several at once."""
+
+    @property
+    def model_id(self) -> str:
+        """The name clients use for the model."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Prompt and completion together may hold this many tokens."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Queue a request and return at once. Raises EngineRefused, EngineBusy or EngineStopped."""
+        ...
+
+    def healthy(self) -> bool:
+        """False once the engine thread has died or been stopped."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel everything, stop the engine thread and join it. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""HTTP: werkzeug turns requests into service calls and events into OpenAI objects."""
