@@ -1,0 +1,51 @@
+# One door for users and developers. `make` alone says what there is.
+PYTHON ?= $(shell for p in python3 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format plugin bench lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready ## build .venv from requirements.lock (the other commands do it by themselves)
+
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.12 or newer is needed: install it, or name it with make PYTHON=/path/to/python"; exit 1; }
+	@echo "Setting up $(VENV) (once; a minute or two) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## server, model and plugin together, as Dify drives them (ARGS=--once to end by itself)
+	@$(RUN) tests/e2e/demo.py $(ARGS)
+
+test: setup check ## everything CI runs
+	$(RUN) -m pytest tests --ignore=tests/provider $(ARGS)
+	$(RUN) -m pytest tests/provider $(ARGS)
+
+check: setup ## ruff, types, lock, versions
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) .ci/lock.py --check
+
+format: setup ## let ruff format and fix
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+plugin: setup ## write dist/*.difypkg
+	@$(RUN) -m dify_mlx_provider.package
+
+bench: setup ## speed, as ratios measured side by side
+	@for b in tests/benchmarks/bench_*.py; do echo "== $$b"; $(RUN) $$b || exit 1; done
+
+lock: setup ## renew requirements.lock
+	$(RUN) .ci/lock.py
+
+clean: ## remove what the other commands made
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

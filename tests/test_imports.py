@@ -1,0 +1,83 @@
+"""Imports go one way: plugin -> conversation <- server. Each row is proved in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlx_backend
+
+ROOT = Path(mlx_backend.__file__).parents[1]
+
+# import this | and none of these may have been loaded afterwards
+ROWS = [
+    ("mlx_backend", ["werkzeug", "pydantic", "mlx", "mlx_lm", "dify_plugin", "argparse", "json"]),
+    ("mlx_backend.cli", ["werkzeug", "pydantic", "mlx", "mlx_lm", "transformers", "dify_plugin"]),
+    ("mlx_backend.commands.parse", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),
+    ("mlx_backend.commands.sanitise", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),
+    ("mlx_backend.demo", ["mlx", "numpy", "transformers"]),
+    ("mlx_backend.engine.base", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
+    ("mlx_backend.engine.scheduler", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
+    ("mlx_backend.engine.scripted", ["mlx", "mlx_lm", "werkzeug", "mlx_backend.conversation"]),
+    ("mlx_backend.engine.mlx", ["werkzeug", "pydantic", "mlx_backend.conversation", "dify_plugin"]),
+    ("mlx_backend.service", ["werkzeug", "mlx", "mlx_lm", "transformers", "dify_plugin"]),
+    ("mlx_backend.server.wire", ["werkzeug", "mlx", "dify_plugin"]),
+    ("mlx_backend.server.app", ["mlx", "mlx_lm", "transformers", "dify_plugin", "dify_mlx_provider"]),
+]
+
+
+def loaded_after_importing(module: str) -> set[str]:
+    code = f"import {module}, sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(("module", "forbidden"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_room_does_not_load_what_it_refuses_to_know(module: str, forbidden: list[str]) -> None:
+    assert loaded_after_importing(module).isdisjoint(forbidden)
+
+
+def modules_of(package: str) -> list[str]:
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+
+
+def test_the_conversation_core_needs_only_the_standard_library() -> None:
+    code = "import sys, {}; print('\\n'.join(sys.modules))".format(
+        ", ".join(modules_of("mlx_backend/conversation"))
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    roots = {name.partition(".")[0] for name in done.stdout.split()}
+    ours = {"mlx_backend", "__main__"}
+    assert roots - ours <= sys.stdlib_module_names | {"_distutils_hack", "sitecustomize"}
+
+
+@pytest.mark.parametrize(
+    ("package", "never"),
+    [
+        ("mlx_backend", ["dify_plugin", "dify_mlx_provider"]),
+        ("dify_mlx_provider", ["mlx_backend.engine", "mlx_backend.server", "mlx_backend.service", "mlx_lm"]),
+    ],
+)
+def test_no_source_line_imports_across_the_arrow(package: str, never: list[str]) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if words[:1] in (["import"], ["from"]):
+                assert not any(words[1].startswith(name) for name in never), f"{path.name}: {line}"
+
+
+def test_only_the_adapter_imports_mlx() -> None:
+    allowed = {ROOT / "mlx_backend/engine/mlx", ROOT / "mlx_backend/demo"}
+    for path in (ROOT / "mlx_backend").rglob("*.py"):
+        if allowed & set(path.parents):
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if words[:1] in (["import"], ["from"]):
+                assert words[1].partition(".")[0] not in {"mlx", "mlx_lm"}, f"{path.name}: {line}"
