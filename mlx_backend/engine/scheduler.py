@@ -1,0 +1,360 @@
+"""The one engine thread: what it hears, what it runs, what it tells.
+
+Knows requests, items and time; no model, no HTTP and no MLX. What it drives is a `Batch`: something that is
+loaded, given requests, stepped, and unloaded, always on this thread and on no other.
+
+The theory:
+
+    generate() ── a job is born ──▶ ┌───────┐  insert  ┌─────────┐  step  ┌────────┐
+    close()    ── a job is left ──▶ │ inbox │ ───────▶ │ running │ ─────▶ │ outbox │ ──▶ Generation.next()
+    stop()     ── an order ───────▶ └───────┘          └─────────┘        └────────┘
+
+Between two steps the thread reads its inbox to the end, so a new request waits for one step at most, and so
+does a cancellation. With nothing to step it sleeps on the inbox. A job appears in the inbox when it is born
+and once more if its generation is closed; it departs exactly once.
+
+Locks: other threads only ever put into the inbox and get from an outbox. Both are `queue.SimpleQueue`, whose
+`put` is reentrant: it may be called by a finaliser or a signal handler that interrupts another `put`. The one
+lock is for callers of `submit` among themselves; the engine thread never takes it, so `stop` cannot deadlock.
+
+Memory: an outbox holds at most what its request may produce (prompt / chunk + max_tokens items), the waiting
+line at most `max_waiting` jobs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from .base import EngineBusy, EngineError, EngineStopped, Finished, Progress, TokenDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from .base import EngineItem, GenerationRequest, Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the world may know of a loaded model."""
+
+    model_id: str
+    context_length: int
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request has produced its last token."""
+
+    reason: Literal["stop", "length"]
+
+
+type Outcome = Progress | TokenDelta | Ended | EngineError
+
+
+class Batch(Protocol):
+    """Several requests, stepped together. Every method is called on the engine thread."""
+
+    def load(self) -> ModelFacts:
+        """Load the model; raise EngineError with a text for people if that fails."""
+        ...
+
+    def insert(self, key: int, request: GenerationRequest) -> None:
+        """Begin a request. What this raises is that request's failure alone."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether a step would move anything. If not, the thread sleeps until its inbox wakes it."""
+        ...
+
+    def step(self) -> Iterable[tuple[int, Outcome]]:
+        """Advance every request by a token or a chunk of prompt.
+
+        After `Ended` or an `EngineError` a request has left the batch. What this raises ends the engine.
+        """
+        ...
+
+    def remove(self, key: int) -> None:
+        """Drop a request that nobody wants any more."""
+        ...
+
+    def unload(self) -> None:
+        """Give everything back; the last act of the thread, also after a failed load."""
+        ...
+
+
+class _Order(Enum):
+    WAKE = auto()
+    STOP = auto()
+
+
+class _Job:
+    """A request on its way: written by the engine thread, except for `left`."""
+
+    __slots__ = ("admitted", "born", "cached", "first", "key", "left", "outbox", "over", "request", "tokens")
+
+    def __init__(self, key: int, request: GenerationRequest) -> None:
+        self.key = key
+        self.request = request
+        self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
+        self.left = False  # nobody listens any more
+        self.over = False  # nothing more will come
+        self.born = perf_counter()
+        self.admitted = 0.0
+        self.first = 0.0
+        self.cached = 0
+        self.tokens = 0
+
+    def finished(self, reason: Literal["stop", "length"]) -> Finished:
+        now = perf_counter()
+        first = self.first or now
+        return Finished(
+            reason=reason,
+            prompt_tokens=len(self.request.prompt),
+            completion_tokens=self.tokens,
+            cached_tokens=self.cached,
+            queue_seconds=self.admitted - self.born,
+            prefill_seconds=first - self.admitted,
+            decode_seconds=now - first,
+        )
+
+
+class ScheduledGeneration:
+    """The caller's end of a job. Closing it, leaving its iterator or forgetting it cancels the job."""
+
+    def __init__(self, job: _Job, inbox: SimpleQueue[_Job | _Order]) -> None:
+        self._job = job
+        self._inbox = inbox
+        self._exhausted = False
+
+    def next(self, timeout: float | None = None) -> EngineItem | None:
+        """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""
+        if self._exhausted or self._job.left:
+            raise StopIteration
+        try:
+            item = self._job.outbox.get(timeout=timeout)
+        except Empty:
+            return None
+        match item:
+            case None:  # closed by another thread while this one waited
+                raise StopIteration
+            case EngineError():
+                self._exhausted = True
+                raise item
+            case Finished():
+                self._exhausted = True
+        return item
+
+    def __iter__(self) -> Iterator[EngineItem]:
+        try:
+            while True:
+                try:
+                    item = self.next()
+                except StopIteration:
+                    return
+                assert item is not None  # only a timeout gives None
+                yield item
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop generating within one step. Idempotent; a finished generation ignores it."""
+        job = self._job
+        if not job.left:
+            job.left = True
+            job.outbox.put(None)
+            if not job.over:
+                self._inbox.put(job)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Scheduler:
+    """Runs one batch on one thread."""
+
+    def __init__(self, batch: Batch, *, max_running: int = 32, max_waiting: int = 256) -> None:
+        self._batch = batch
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._inbox: SimpleQueue[_Job | _Order] = SimpleQueue()
+        self._door = threading.Lock()
+        self._keys = itertools.count()
+        self._arrived = 0  # written at the door
+        self._departed = 0  # written by the engine thread
+        self._waiting: deque[_Job] = deque()
+        self._running: dict[int, _Job] = {}
+        self._mean_seconds = 1.0
+        self._facts: ModelFacts | None = None
+        self._ending: EngineError | None = None
+        self._started = threading.Event()
+        # A daemon: the interpreter waits for the others before it runs atexit, and it is there that we stop.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # -- called from any thread -----------------------------------------------------------------------------
+
+    def start(self) -> ModelFacts:
+        """Start the thread, let it load, and return what it loaded; raise what loading raised."""
+        self._thread.start()
+        atexit.register(self.stop)
+        self._started.wait()
+        if self._facts is None:
+            self.stop()
+            assert self._ending is not None  # set before `_started` when nothing was loaded
+            raise self._ending
+        return self._facts
+
+    def submit(self, request: GenerationRequest) -> ScheduledGeneration:
+        """Queue a request that has been checked. Raises EngineBusy or EngineStopped."""
+        with self._door:
+            here = self._arrived - self._departed
+            if here >= self._max_running + self._max_waiting:
+                text = f"The server is busy: {here} requests are running or waiting already."
+                raise EngineBusy(text, self._retry_after())
+            self._arrived += 1
+            job = _Job(next(self._keys), request)
+            self._inbox.put(job)
+        # Put first, look second: either the thread's last look at its inbox saw this job, or we see its end.
+        if self._ending is not None:
+            raise EngineStopped(str(self._ending))
+        return ScheduledGeneration(job, self._inbox)
+
+    def wake(self) -> None:
+        """Have the thread ask its batch again whether it is ready."""
+        self._inbox.put(_Order.WAKE)
+
+    def healthy(self) -> bool:
+        """False before `start`, and once the thread has died or been stopped."""
+        return self._facts is not None and self._ending is None
+
+    def stop(self) -> None:
+        """Cancel everything, end the thread and join it. Idempotent, also from atexit or a signal handler."""
+        atexit.unregister(self.stop)
+        self._inbox.put(_Order.STOP)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _retry_after(self) -> int:
+        # A place is free as soon as one of the running requests ends.
+        return min(60, max(1, math.ceil(self._mean_seconds / self._max_running)))
+
+    # -- the engine thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ending: EngineError = EngineStopped("The engine has been stopped.")
+        try:
+            self._facts = self._batch.load()
+            self._started.set()
+            while self._listen():
+                for key, outcome in self._batch.step():
+                    self._deliver(key, outcome)
+        except EngineError as error:
+            ending = error
+        except BaseException as error:  # whatever it is, nobody may be left waiting
+            log.exception("The engine thread died.")
+            ending = EngineStopped(f"The engine has died: {type(error).__name__}: {error}")
+        finally:
+            self._end(ending)
+
+    def _listen(self) -> bool:
+        """Read the inbox; sleep on it while there is nothing to step. False: stop."""
+        while True:
+            while not self._inbox.empty():
+                if not self._take(self._inbox.get()):
+                    return False
+            self._admit()
+            if self._running and self._batch.ready():
+                return True
+            if not self._take(self._inbox.get()):
+                return False
+
+    def _take(self, message: _Job | _Order) -> bool:
+        match message:
+            case _Order.STOP:
+                return False
+            case _Order.WAKE:
+                pass
+            case job if job.over:  # ended before we read that it was left
+                pass
+            case job if job.left:
+                self._drop(job)
+            case job:
+                self._waiting.append(job)
+        return True
+
+    def _drop(self, job: _Job) -> None:
+        if job.key in self._running:
+            del self._running[job.key]
+            self._batch.remove(job.key)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+        self._depart(job, None)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_running:
+            job = self._waiting.popleft()
+            job.admitted = perf_counter()
+            try:
+                self._batch.insert(job.key, job.request)
+            except EngineError as error:
+                self._depart(job, error)
+            except Exception as error:
+                log.exception("A request could not be started.")
+                self._depart(job, EngineError(f"The request could not be started: {error}"))
+            else:
+                self._running[job.key] = job
+
+    def _deliver(self, key: int, outcome: Outcome) -> None:
+        job = self._running[key]
+        match outcome:
+            case TokenDelta():
+                job.tokens += 1
+                if job.tokens == 1:
+                    job.first = perf_counter()
+                job.outbox.put(outcome)
+            case Progress():
+                job.cached = outcome.cached
+                job.outbox.put(outcome)
+            case Ended(reason):
+                del self._running[key]
+                self._mean_seconds += 0.1 * (perf_counter() - job.admitted - self._mean_seconds)
+                self._depart(job, job.finished(reason))
+            case EngineError():
+                del self._running[key]
+                self._depart(job, outcome)
+
+    def _depart(self, job: _Job, last: Finished | EngineError | None) -> None:
+        """Let a job go. Its place is free before anybody can hear that it has ended."""
+        job.over = True
+        self._departed += 1
+        job.outbox.put(last)
+
+    def _end(self, ending: EngineError) -> None:
+        self._ending = ending
+        self._started.set()
+        jobs = [*self._running.values(), *self._waiting]
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Job):
+                jobs.append(message)
+        for job in jobs:
+            if not job.over:  # one that was left may be here twice
+                self._depart(job, EngineStopped(str(ending)))
+        self._running.clear()
+        self._waiting.clear()
+        try:
+            self._batch.unload()
+        except Exception:
+            log.exception("The engine could not be unloaded cleanly.")

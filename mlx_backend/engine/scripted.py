@@ -1,0 +1,311 @@
+"""An engine that replays transcripts: for tests, and for people without a model.
+
+It runs on the same scheduler as the real one and knows no MLX. A transcript is what a model would have
+written, markers spelt out; it is cut into tokens (a marker is one, other text goes in pieces of three bytes, so
+that characters of other scripts are sometimes cut in two) and dealt one token a step.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .base import EngineError, EngineRefused, Progress, TokenDelta
+from .scheduler import Ended, ModelFacts
+from .threaded import ThreadedEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from .base import GenerationRequest
+    from .scheduler import Outcome
+
+HARMONY_MARKERS = (
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<|constrain|>",
+    "<|channel|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|call|>",
+)
+END_MARKERS = ("<|return|>", "<|call|>", "<|endoftext|>", "<|im_end|>")
+
+# The layout of Harmony in its shortest form: enough for a transcript's prompt to be read by a person.
+HARMONY_TEMPLATE = """\
+{%- set thinking = {"low": "low", "high": "high"}.get(reasoning_effort, "medium") -%}
+<|start|>system<|message|>Reasoning: {{ thinking }}<|end|>
+{%- if tools -%}
+<|start|>developer<|message|># Tools
+{%- for tool in tools %} functions.{{ tool.function.name }}{% endfor %}<|end|>
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == "tool" -%}
+<|start|>functions.{{ message.name }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
+{%- elif message.role == "assistant" -%}
+{%- if message.thinking -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>
+{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+<|start|>assistant to=functions.{{ call.function.name }}<|channel|>commentary json<|message|>
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+<|call|>
+{%- endfor -%}
+{%- if message.content and not message.tool_calls -%}
+<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- endif -%}
+{%- else -%}
+{%- set role = "developer" if message.role == "system" else message.role -%}
+<|start|>{{ role }}<|message|>{{ message.content }}<|end|>
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """One reply: `prefill` Progress items, the text, and then an end or a failure.
+
+    An EngineError as `failure` fails this request alone; any other exception kills the engine.
+    """
+
+    text: str
+    prefill: int = 0
+    failure: Exception | None = None
+
+
+type Script = str | Transcript
+
+
+class ScriptedTokenizer:
+    """A vocabulary of all strings of one to three bytes, and then the markers. The same text, the same ids."""
+
+    PIECE = 3
+    _SIZES = (256, 256**2, 256**3)
+
+    def __init__(
+        self, markers: Sequence[str] = HARMONY_MARKERS, chat_template: str | None = HARMONY_TEMPLATE
+    ):
+        first = sum(self._SIZES)
+        self._special = {first + index: marker for index, marker in enumerate(markers)}
+        self._ids = {marker: token for token, marker in self._special.items()}
+        self._split = re.compile("|".join(f"({re.escape(marker)})" for marker in markers) or r"(?!)")
+        self._chat_template = chat_template
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source this was made with."""
+        return self._chat_template
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        """Every marker: id -> its text."""
+        return self._special
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Valid token ids are 0 … vocabulary_size - 1."""
+        return sum(self._SIZES) + len(self._special)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """Render the template to text. Its own refusal is raised as EngineRefused."""
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        if self._chat_template is None:
+            raise EngineRefused("This model has no chat template.")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = refuse
+        values = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            return environment.from_string(self._chat_template).render(values | template_kwargs)
+        except TemplateError as error:
+            raise EngineRefused(f"The model's chat template refused the conversation: {error}") from error
+
+    def encode(self, text: str, *, control_tokens: bool) -> list[int]:
+        """Tokenise. With control_tokens False a marker spelt in the text becomes ordinary text tokens."""
+        if not control_tokens:
+            return self._encode_plain(text)
+        return [
+            token
+            for part in self._split.split(text)
+            if part
+            for token in ([self._ids[part]] if part in self._ids else self._encode_plain(part))
+        ]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special tokens included."""
+        return b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token stands for."""
+        if token in self._special:
+            return self._special[token].encode()
+        for length, size in enumerate(self._SIZES, 1):
+            if token < size:
+                return token.to_bytes(length)
+            token -= size
+        raise EngineRefused(f"Token id {token} is not in the vocabulary.")
+
+    def _encode_plain(self, text: str) -> list[int]:
+        data = text.encode("utf-8", "surrogatepass")
+        pieces = [data[at : at + self.PIECE] for at in range(0, len(data), self.PIECE)]
+        return [sum(self._SIZES[: len(piece) - 1]) + int.from_bytes(piece) for piece in pieces]
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request as the engine began it; `over` is set when it has ended, and `cancelled` if nobody waited."""
+
+    request: GenerationRequest
+    prompt: str
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class _Play:
+    """One transcript, dealt item by item."""
+
+    def __init__(self, asked: Asked, transcript: Transcript, tokenizer: ScriptedTokenizer) -> None:
+        self.asked = asked
+        self._items = self._deal(transcript, tokenizer)
+
+    def next(self) -> Outcome:
+        return next(self._items)
+
+    def _deal(self, transcript: Transcript, tokenizer: ScriptedTokenizer) -> Iterator[Outcome]:
+        total = len(self.asked.request.prompt)
+        for chunk in range(1, transcript.prefill + 1):
+            yield Progress(total * chunk // transcript.prefill, total)
+        characters = codecs.getincrementaldecoder("utf-8")("replace")
+        for count, token in enumerate(tokenizer.encode(transcript.text, control_tokens=True), 1):
+            text = tokenizer.special_tokens.get(token) or characters.decode(tokenizer.bytes_of(token))
+            yield TokenDelta(token, text)
+            if text in END_MARKERS:
+                break
+            if count == self.asked.request.max_tokens:
+                yield Ended("length")
+        if transcript.failure is not None:
+            if not isinstance(transcript.failure, EngineError):
+                raise transcript.failure
+            yield transcript.failure
+        yield Ended("stop")
+
+
+class _ScriptedBatch:
+    def __init__(
+        self, facts: ModelFacts, tokenizer: ScriptedTokenizer, scripts: Callable[[str], Script]
+    ) -> None:
+        self._facts = facts
+        self._tokenizer = tokenizer
+        self._scripts = scripts
+        self._plays: dict[int, _Play] = {}
+        self.asked: list[Asked] = []
+        self.permits: threading.Semaphore | None = None
+
+    def load(self) -> ModelFacts:
+        return self._facts
+
+    def insert(self, key: int, request: GenerationRequest) -> None:
+        asked = Asked(request, self._tokenizer.decode(request.prompt))
+        self.asked.append(asked)
+        script = self._scripts(asked.prompt)
+        transcript = Transcript(text=script) if isinstance(script, str) else script
+        self._plays[key] = _Play(asked, transcript, self._tokenizer)
+
+    def ready(self) -> bool:
+        return self.permits is None or self.permits.acquire(blocking=False)
+
+    def step(self) -> Iterable[tuple[int, Outcome]]:
+        for key, play in list(self._plays.items()):
+            outcome = play.next()
+            if isinstance(outcome, TokenDelta | Progress):
+                yield key, outcome
+            else:
+                del self._plays[key]
+                play.asked.over.set()
+                yield key, outcome
+
+    def remove(self, key: int) -> None:
+        play = self._plays.pop(key)
+        play.asked.cancelled.set()
+        play.asked.over.set()
+
+    def unload(self) -> None:
+        for key in list(self._plays):
+            self.remove(key)
+
+
+class ScriptedEngine(ThreadedEngine):
+    """Replays transcripts through the real scheduler.
+
+    `transcripts` is a list, the next one for each request, or a function from the prompt's text to one.
+    With `gated` nothing moves by itself: `advance` lets the engine take so many steps, a token each for every
+    running request.
+    """
+
+    def __init__(
+        self,
+        transcripts: Iterable[Script] | Callable[[str], Script],
+        *,
+        model_id: str = "scripted",
+        context_length: int = 131_072,
+        markers: Sequence[str] = HARMONY_MARKERS,
+        chat_template: str | None = HARMONY_TEMPLATE,
+        gated: bool = False,
+        max_concurrent: int = 32,
+        max_waiting: int = 256,
+    ) -> None:
+        tokenizer = ScriptedTokenizer(markers, chat_template)
+        facts = ModelFacts(model_id=model_id, context_length=context_length, tokenizer=tokenizer)
+        self._batch = _ScriptedBatch(facts, tokenizer, _as_function(transcripts))
+        if gated:
+            self._batch.permits = threading.Semaphore(0)
+        super().__init__(self._batch, max_concurrent=max_concurrent, max_waiting=max_waiting)
+
+    @property
+    def requests(self) -> Sequence[Asked]:
+        """Every request that was begun, in that order."""
+        return self._batch.asked
+
+    @property
+    def cancelled(self) -> Sequence[Asked]:
+        """Those that were cancelled while they ran."""
+        return [asked for asked in self._batch.asked if asked.cancelled.is_set()]
+
+    def advance(self, steps: int = 1) -> None:
+        """Let a gated engine take this many steps more."""
+        if self._batch.permits is None:
+            raise ValueError("Only a gated engine can be advanced.")
+        self._batch.permits.release(steps)
+        self._scheduler.wake()
+
+
+def _as_function(transcripts: Iterable[Script] | Callable[[str], Script]) -> Callable[[str], Script]:
+    if callable(transcripts):
+        return transcripts
+    scripts = iter(transcripts)
+
+    def following(_prompt: str) -> Script:
+        try:
+            return next(scripts)
+        except StopIteration:
+            raise EngineError("The scripted engine has no transcript left.") from None
+
+    return following
