@@ -134,6 +134,11 @@ class Tokenizer(Protocol):
         """Valid token ids are 0 … vocabulary_size - 1."""
         ...
 
+    @property
+    def opening(self) -> Sequence[int]:
+        """What a prompt begins with that no chat template writes: the BOS token of a model that wants one."""
+        ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

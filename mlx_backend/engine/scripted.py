@@ -1,8 +1,8 @@
 """An engine that replays transcripts: for tests, and for people without a model.
 
 It runs on the same scheduler as the real one and knows no MLX. A transcript is what a model would have
-written, markers spelt out; it is cut into tokens (a marker is one, other text goes in pieces of three bytes, so
-that characters of other scripts are sometimes cut in two) and dealt one token a step.
+written, markers spelt out. It is cut into tokens (a marker is one, other text goes in pieces of three bytes,
+so that characters of other scripts are sometimes cut in two) and dealt one token a step.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ type Script = str | Transcript
 
 
 class ScriptedTokenizer:
-    """A vocabulary of all strings of one to three bytes, and then the markers. The same text, the same ids."""
+    """A vocabulary of all strings of one to three bytes, and then the markers."""
 
     PIECE = 3
     _SIZES = (256, 256**2, 256**3)
@@ -112,6 +112,11 @@ class ScriptedTokenizer:
     def vocabulary_size(self) -> int:
         """Valid token ids are 0 … vocabulary_size - 1."""
         return sum(self._SIZES) + len(self._special)
+
+    @property
+    def opening(self) -> Sequence[int]:
+        """A scripted prompt needs no BOS token."""
+        return ()
 
     def render(
         self,
@@ -164,7 +169,7 @@ class ScriptedTokenizer:
         raise EngineRefused(f"Token id {token} is not in the vocabulary.")
 
     def _encode_plain(self, text: str) -> list[int]:
-        data = text.encode("utf-8", "surrogatepass")
+        data = text.encode("utf-8", "replace")  # JSON can hold half a surrogate pair
         pieces = [data[at : at + self.PIECE] for at in range(0, len(data), self.PIECE)]
         return [sum(self._SIZES[: len(piece) - 1]) + int.from_bytes(piece) for piece in pieces]
 

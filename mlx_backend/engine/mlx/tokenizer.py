@@ -1,0 +1,165 @@
+"""The model's tokenizer, safe to use from any thread.
+
+Knows how text becomes tokens and back; nothing of the model or of any dialect. The tokenizers underneath keep
+settings on themselves (whether markers in the text are read as control tokens is one), so two of them are
+made, set up once, and never changed again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokenizer
+from tokenizers import Tokenizer as Backend
+
+from ..base import EngineError, EngineRefused
+from .detokenizing import ByteStream, TokenBytes, WindowStream, spell_byte_level, spell_sentencepiece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    from .detokenizing import TextStream
+
+
+class MLXTokenizer:
+    """Implements the `Tokenizer` protocol over what mlx-lm loads."""
+
+    def __init__(self, wrapper: TokenizerWrapper, vocabulary_size: int) -> None:
+        backend = getattr(wrapper, "backend_tokenizer", None)
+        if not isinstance(backend, Backend):
+            raise EngineError(
+                "The model's tokenizer has no fast form. Convert it to a tokenizer.json (transformers: "
+                "AutoTokenizer.from_pretrained(…).save_pretrained(…)) and put that into the model's folder."
+            )
+        template = wrapper.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        self._wrapper = wrapper
+        self._chat_template: str | None = template
+        self._vocabulary_size = vocabulary_size
+        self._special = _control_tokens(backend, wrapper, template or "")
+        self._with_control, self._without_control = _two_of(backend, self._special)
+        self._stream = self._text_streams()
+        bos = wrapper.bos_token_id
+        opening = self._with_control.encode("", add_special_tokens=True).ids
+        self._opening = (bos,) if bos is not None and opening[:1] == [bos] else ()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the model's chat template; None if it has none."""
+        return self._chat_template
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        """Every control token: id -> its text."""
+        return self._special
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Valid token ids are 0 … vocabulary_size - 1."""
+        return self._vocabulary_size
+
+    @property
+    def opening(self) -> Sequence[int]:
+        """What a prompt begins with that no chat template writes: the BOS token of a model that wants one."""
+        return self._opening
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """Render the chat template to text. A template's own refusal is raised as EngineRefused."""
+        if not self._wrapper.has_chat_template:
+            raise EngineRefused(
+                "This model has no chat template; it can only continue text (POST /v1/completions)."
+            )
+        try:
+            text: str = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **template_kwargs,
+            )
+        except Exception as error:  # a template is somebody else's program
+            words = str(error) or type(error).__name__
+            raise EngineRefused(f"The model's chat template refused the conversation: {words}") from error
+        return text
+
+    def encode(self, text: str, *, control_tokens: bool) -> list[int]:
+        """Tokenise. With control_tokens False a marker spelt in the text becomes ordinary text tokens."""
+        text = text.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair
+        if control_tokens:
+            return self._ids(self._with_control, text)
+        tokens = self._ids(self._without_control, text)
+        if self._special.keys().isdisjoint(tokens):
+            return tokens
+        return [plain for token in tokens for plain in self._spelt_out(token)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special tokens included."""
+        text: str = self._with_control.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    def text_stream(self) -> TextStream:
+        """Begin the text of one generation."""
+        return self._stream()
+
+    def _ids(self, backend: Backend, text: str) -> list[int]:
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _spelt_out(self, token: int) -> list[int]:
+        """Write a control token as text, for vocabularies that also have its spelling among their words."""
+        if token not in self._special:
+            return [token]
+        return [
+            plain for letter in self._special[token] for plain in self._ids(self._without_control, letter)
+        ]
+
+    def _text_streams(self) -> Callable[[], TextStream]:
+        match self._wrapper.detokenizer:
+            case BPEStreamingDetokenizer():
+                bytes_of = TokenBytes(self._with_control, spell_byte_level)
+            case SPMStreamingDetokenizer():
+                bytes_of = TokenBytes(self._with_control, spell_sentencepiece)
+            case _:
+                return lambda: WindowStream(self._special, self.decode)
+        return lambda: ByteStream(self._special, bytes_of)
+
+
+def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str) -> dict[int, str]:
+    """Find every token that steers the model rather than speaks.
+
+    Those are the ones marked special and the end tokens, but also added tokens that the chat template writes
+    or that open and close reasoning and tool calls: many models leave `<think>` unmarked. Other added tokens
+    (runs of blanks, HTML tags) are text.
+    """
+    markers = {wrapper.think_start, wrapper.think_end, wrapper.tool_call_start, wrapper.tool_call_end}
+    return {
+        token: added.content
+        for token, added in sorted(backend.get_added_tokens_decoder().items())
+        if added.special
+        or token in wrapper.eos_token_ids
+        or added.content in markers
+        or (added.content.strip() and added.content in template)
+    }
+
+
+def _two_of(backend: Backend, special: Mapping[int, str]) -> tuple[Backend, Backend]:
+    """Make one tokenizer that reads markers as control tokens and one to which they are text."""
+    form = json.loads(backend.to_str())
+    form["truncation"] = form["padding"] = None
+    for added in form["added_tokens"]:
+        added["special"] = added["id"] in special
+    text = json.dumps(form)
+    with_control, without_control = Backend.from_str(text), Backend.from_str(text)
+    without_control.encode_special_tokens = True
+    return with_control, without_control
