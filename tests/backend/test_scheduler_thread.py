@@ -1,0 +1,326 @@
+"""The engine thread: who is admitted when, who is told what, and that nobody is ever left waiting."""
+
+import gc
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mlx_backend.engine.base import (
+    EngineBusy,
+    EngineError,
+    EngineItem,
+    EngineRefused,
+    EngineStopped,
+    Finished,
+    Generation,
+    GenerationRequest,
+    Progress,
+    TokenDelta,
+)
+from mlx_backend.engine.scheduler import Ended, ModelFacts, Outcome, Scheduler
+from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer, Transcript
+
+SOON = 20  # seconds after which a test that waits for another thread gives up
+LONG = "all work and no play makes " * 20
+
+
+def request(prompt: str = "hello", max_tokens: int = 1000) -> GenerationRequest:
+    tokens = ScriptedTokenizer().encode(prompt, control_tokens=True)
+    return GenerationRequest(prompt=tokens, max_tokens=max_tokens)
+
+
+def text_of(items: Iterable[EngineItem]) -> str:
+    return "".join(item.text for item in items if isinstance(item, TokenDelta))
+
+
+def take(generation: Generation, count: int) -> list[EngineItem]:
+    items = [generation.next(SOON) for _ in range(count)]
+    assert None not in items, "the engine did not deliver in time"
+    return [item for item in items if item is not None]
+
+
+@contextmanager
+def engine_of(*transcripts: str | Transcript, **options: int) -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(transcripts, **options) as engine:  # type: ignore[arg-type]
+        yield engine
+
+
+# -- admission ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_comes_while_another_decodes_has_its_token_one_step_later() -> None:
+    with engine_of(LONG, "b" * 30, gated=True) as engine:
+        first = engine.generate(request())
+        engine.advance(2)
+        take(first, 2)
+        second = engine.generate(request())
+        engine.advance(1)
+        assert isinstance(take(second, 1)[0], TokenDelta)
+        take(first, 1)
+        assert first.next(0) is None, "the first stream moved on by one token in that step, no more"
+
+
+def test_more_requests_than_may_run_wait_in_line_in_their_order() -> None:
+    with engine_of("aaa", "bbb", "ccc", max_concurrent=1) as engine:
+        generations = [engine.generate(request()) for _ in range(3)]
+        assert [text_of(generation) for generation in generations] == ["aaa", "bbb", "ccc"]
+
+
+def test_a_full_line_is_refused_with_a_time_to_come_back() -> None:
+    with engine_of(LONG, LONG, LONG, gated=True, max_concurrent=1, max_waiting=1) as engine:
+        running = engine.generate(request())
+        waiting = engine.generate(request())
+        with pytest.raises(EngineBusy, match="2 requests are running or waiting") as refusal:
+            engine.generate(request())
+        assert refusal.value.retry_after >= 1
+        running.close()
+        engine.advance(1)
+        take(waiting, 1)  # the place is free now
+        engine.generate(request()).close()
+
+
+def test_a_place_is_free_before_its_end_can_be_heard() -> None:
+    with ScriptedEngine(lambda prompt: "x", max_concurrent=1, max_waiting=0) as engine:
+        for _ in range(200):
+            assert text_of(engine.generate(request())) == "x"
+
+
+# -- leaving ------------------------------------------------------------------------------------------------
+
+
+def test_closing_a_generation_ends_it_at_once_and_leaves_the_others_alone() -> None:
+    with engine_of(LONG, "unharmed", gated=True) as engine:
+        left, stays = engine.generate(request()), engine.generate(request())
+        engine.advance(1)
+        take(left, 1)
+        left.close()
+        left.close()
+        assert engine.requests[0].cancelled.wait(SOON)
+        with pytest.raises(StopIteration):
+            left.next()
+        engine.advance(10)
+        assert text_of(stays) == "unharmed"
+        assert engine.cancelled == [engine.requests[0]]
+
+
+def test_leaving_the_loop_over_a_generation_cancels_it() -> None:
+    with engine_of(LONG) as engine:
+        for _ in engine.generate(request()):
+            break
+        assert engine.requests[0].over.wait(SOON)
+
+
+def test_a_forgotten_generation_does_not_run_on() -> None:
+    with engine_of(LONG, gated=True) as engine:
+        generation = engine.generate(request())
+        engine.advance(1)
+        take(generation, 1)
+        del generation
+        gc.collect()
+        assert engine.requests[0].cancelled.wait(SOON)
+
+
+def test_one_thread_can_close_what_another_waits_for() -> None:
+    with engine_of(LONG, gated=True) as engine:
+        generation = engine.generate(request())
+        read: list[EngineItem] = []
+        reader = threading.Thread(target=lambda: read.extend(generation))
+        reader.start()
+        generation.close()
+        reader.join(SOON)
+        assert not reader.is_alive()
+        assert read == []
+
+
+def test_leaving_the_line_before_ones_turn_costs_the_engine_nothing() -> None:
+    with engine_of("aaa", "bbb", gated=True, max_concurrent=1) as engine:
+        running, waiting, last = (engine.generate(request()) for _ in range(3))
+        waiting.close()
+        engine.advance(10)
+        assert text_of(running) == "aaa"
+        assert text_of(last) == "bbb"
+        assert len(engine.requests) == 2
+
+
+def test_a_generation_that_has_ended_ignores_being_closed() -> None:
+    with engine_of("done") as engine:
+        generation = engine.generate(request())
+        items = list(generation)
+        generation.close()
+        assert isinstance(items[-1], Finished)
+        assert list(generation) == []
+        assert engine.cancelled == []
+
+
+# -- telling ------------------------------------------------------------------------------------------------
+
+
+def test_a_generation_tells_its_progress_its_tokens_and_then_what_it_cost() -> None:
+    with engine_of(Transcript(text="東京 yes<|return|>", prefill=2)) as engine:
+        prompt = request("0123456789")
+        *items, last = engine.generate(prompt)
+    total = len(prompt.prompt)
+    assert items[:2] == [Progress(total // 2, total), Progress(total, total)]
+    assert [item.text for item in items[2:] if isinstance(item, TokenDelta)] == [
+        "東",
+        "京",
+        " ye",
+        "s",
+        "<|return|>",
+    ]
+    assert isinstance(last, Finished)
+    assert (last.reason, last.prompt_tokens, last.completion_tokens) == ("stop", total, 5)
+    assert min(last.queue_seconds, last.prefill_seconds, last.decode_seconds) >= 0
+
+
+def test_a_generation_stops_at_its_limit() -> None:
+    with engine_of(LONG) as engine:
+        *tokens, last = engine.generate(request(max_tokens=3))
+    assert len(tokens) == 3
+    assert isinstance(last, Finished)
+    assert last.reason == "length"
+
+
+def test_asking_with_a_timeout_says_none_while_there_is_nothing() -> None:
+    with engine_of(LONG, gated=True) as engine:
+        generation = engine.generate(request())
+        assert generation.next(0) is None
+        assert generation.next(0.001) is None
+        engine.advance(1)
+        assert isinstance(generation.next(SOON), TokenDelta)
+
+
+# -- failing ------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_request_fails_alone_and_after_what_it_said() -> None:
+    broken = Transcript(text="half an ans", failure=EngineError("the wire burnt through"))
+    with engine_of(broken, "unharmed", gated=True) as engine:
+        failing, other = engine.generate(request()), engine.generate(request())
+        engine.advance(20)
+        items: list[EngineItem] = []
+        with pytest.raises(EngineError, match="the wire burnt through"):
+            items.extend(failing)  # extend keeps what came before the error
+        assert text_of(items) == "half an ans"
+        assert text_of(other) == "unharmed"
+        assert engine.healthy()
+
+
+def test_a_request_that_cannot_be_started_fails_alone() -> None:
+    def script(prompt: str) -> str:
+        if prompt == "bad":
+            raise ZeroDivisionError("no such thing")
+        return "fine"
+
+    with ScriptedEngine(script) as engine:
+        bad, good = engine.generate(request("bad")), engine.generate(request("good"))
+        with pytest.raises(EngineError, match="could not be started: no such thing"):
+            list(bad)
+        assert text_of(good) == "fine"
+
+
+def test_when_the_engine_dies_everybody_is_told_and_nobody_waits() -> None:
+    crash = Transcript(text="x", failure=MemoryError("no memory left"))
+    with engine_of(LONG, crash, max_concurrent=2, gated=True) as engine:
+        generations = [engine.generate(request()) for _ in range(4)]
+        engine.advance(3)
+        for generation in generations:
+            with pytest.raises(EngineStopped, match="has died: MemoryError: no memory left"):
+                list(generation)
+        assert not engine.healthy()
+        with pytest.raises(EngineStopped, match="no memory left"):
+            engine.generate(request())
+
+
+def test_stopping_tells_everybody_and_can_be_done_twice_by_anybody() -> None:
+    with engine_of(LONG, LONG, gated=True, max_concurrent=1) as engine:
+        generations = [engine.generate(request()) for _ in range(2)]
+        stoppers = [threading.Thread(target=engine.stop) for _ in range(2)]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            stopper.join(SOON)
+            assert not stopper.is_alive()
+        engine.stop()
+        for generation in generations:
+            with pytest.raises(EngineStopped, match="has been stopped"):
+                list(generation)
+        assert not engine.healthy()
+        with pytest.raises(EngineStopped):
+            engine.generate(request())
+
+
+# -- the thread itself --------------------------------------------------------------------------------------
+
+
+class RecordingBatch:
+    """Ends every request with its first step, and writes down what is called on which thread."""
+
+    def __init__(self, load_error: EngineError | None = None) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self._load_error = load_error
+        self._keys: list[int] = []
+
+    def _note(self, name: str) -> None:
+        self.calls.append((name, threading.get_ident()))
+
+    def load(self) -> ModelFacts:
+        self._note("load")
+        if self._load_error is not None:
+            raise self._load_error
+        return ModelFacts(model_id="recording", context_length=10, tokenizer=ScriptedTokenizer())
+
+    def insert(self, key: int, request: GenerationRequest) -> None:
+        self._note("insert")
+        self._keys.append(key)
+
+    def ready(self) -> bool:
+        return True
+
+    def step(self) -> Iterable[tuple[int, Outcome]]:
+        self._note("step")
+        ended, self._keys = self._keys, []
+        return [(key, Ended("stop")) for key in ended]
+
+    def remove(self, key: int) -> None:
+        self._note("remove")
+
+    def unload(self) -> None:
+        self._note("unload")
+        raise RuntimeError("even this must not keep anybody waiting")
+
+
+def test_loading_stepping_and_unloading_happen_on_one_thread_that_is_not_ours() -> None:
+    batch = RecordingBatch()
+    scheduler = Scheduler(batch)
+    assert not scheduler.healthy()
+    assert scheduler.start().model_id == "recording"
+    assert scheduler.healthy()
+    list(scheduler.submit(request()))
+    scheduler.stop()
+    assert [name for name, _ in batch.calls] == ["load", "insert", "step", "unload"]
+    assert len({thread for _, thread in batch.calls}) == 1
+    assert threading.get_ident() not in {thread for _, thread in batch.calls}
+
+
+def test_an_idle_thread_sleeps() -> None:
+    batch = RecordingBatch()
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    for _ in range(5):
+        scheduler.wake()
+    scheduler.stop()
+    assert [name for name, _ in batch.calls] == ["load", "unload"]
+
+
+def test_a_failed_load_is_raised_to_whoever_started_it_and_leaves_no_thread() -> None:
+    batch = RecordingBatch(load_error=EngineRefused("there is no such model"))
+    scheduler = Scheduler(batch)
+    with pytest.raises(EngineRefused, match="there is no such model"):
+        scheduler.start()
+    assert not scheduler.healthy()
+    assert [name for name, _ in batch.calls] == ["load", "unload"]
+    with pytest.raises(EngineStopped, match="there is no such model"):
+        scheduler.submit(request())
