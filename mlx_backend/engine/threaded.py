@@ -74,9 +74,6 @@ class ThreadedEngine:
             raise EngineRefused(f"max_tokens must be at least 1, not {request.max_tokens}.")
         self._check_ids("The prompt", request.prompt)
         self._check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
-        for position in request.checkpoints:
-            if not 0 < position < length:
-                raise EngineRefused(f"Checkpoint {position} is not inside the prompt of {length} tokens.")
         _check_sampling(request.sampling)
         return replace(request, max_tokens=min(request.max_tokens, room))
 

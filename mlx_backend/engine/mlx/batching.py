@@ -96,9 +96,8 @@ class MLXBatch:
         prompt = list(request.prompt)
         cached, layers = self._prefixes.longest(prompt)
         last = len(prompt) - 1  # the generator reads the last token by itself: always a boundary
-        checkpoints = (
-            {at for at in (*request.checkpoints, last) if at > cached} if self._prefixes.enabled else set()
-        )
+        wanted = (*request.checkpoints, last) if self._prefixes.enabled else ()
+        checkpoints = {at for at in wanted if cached < at < len(prompt)}
         cuts = [cached, *sorted(checkpoints), len(prompt)]
         choice = self._chooser(request.sampling, len(prompt))
         [uid] = self._generator.insert_segments(

@@ -1,0 +1,121 @@
+"""Loading: what a model is called, how much it holds, and what a person is told when it cannot be loaded."""
+
+import json
+import logging
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from engine_models import write_model
+
+from mlx_backend.engine.base import EngineError, GenerationRequest, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.loading import load_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "small-oss")
+
+
+def error_of(model: str | Path) -> str:
+    with pytest.raises(EngineError) as caught:
+        load_engine(model)
+    return str(caught.value)
+
+
+def test_a_model_is_called_like_its_folder_unless_it_is_named(folder: Path) -> None:
+    with load_engine(str(folder)) as engine:
+        assert (engine.model_id, engine.context_length) == ("small-oss", 1024)
+        assert engine.tokenizer.vocabulary_size == 512
+    with load_engine(folder, model_id="mine", context_length=100) as engine:
+        assert (engine.model_id, engine.context_length) == ("mine", 100)
+
+
+def test_end_tokens_come_from_the_generation_config_too(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
+    assert load_model(folder).end_tokens == {1, 7}
+
+
+def test_a_longer_context_than_the_model_has_is_refused(folder: Path) -> None:
+    with pytest.raises(EngineError, match="context of 4096 tokens is not possible: this model's is 1024"):
+        load_engine(folder, context_length=4096)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    text = error_of(tmp_path / "nowhere")
+    assert "There is no folder" in text
+    assert "nowhere" in text
+    assert "Hugging Face repository" in text
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "~/nowhere", "nowhere", "a/b/c", ""])
+def test_what_can_be_no_repository_is_not_looked_for_in_the_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "config.json" in error_of(name) if name == "" else "There is no folder" in error_of(name)
+
+
+def test_without_a_network_an_unknown_repository_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The address is on this machine and nobody listens there.
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    text = error_of("nobody/no-such-model")
+    assert "nobody/no-such-model" in text
+    assert "Check the network, or name a folder" in text
+    assert "\n" not in text
+
+
+def test_a_file_is_not_a_folder(folder: Path) -> None:
+    assert "is a file; name the folder" in error_of(folder / "config.json")
+
+
+def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+    assert "there is no config.json" in error_of(tmp_path)
+
+
+def test_a_config_that_is_no_json_is_said_to_be_unreadable(folder: Path) -> None:
+    (folder / "config.json").write_text("{oops")
+    assert "config.json of 'small-oss' cannot be read" in error_of(folder)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]"])
+def test_a_config_of_something_else_is_no_language_model(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    assert "names no model_type" in error_of(folder)
+
+
+def test_an_unsupported_architecture_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "hal9000"}))
+    assert "hal9000 not supported" in error_of(folder)
+
+
+def test_missing_weights_are_said_to_be_missing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "No safetensors found" in error_of(folder)
+
+
+def test_half_a_download_is_said_to_be_broken(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    text = error_of(folder)
+    assert "'small-oss' could not be loaded" in text
+    assert "\n" not in text
+
+
+def test_a_missing_tokenizer_is_said_to_be_missing(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert "'small-oss' could not be loaded" in error_of(folder)
+
+
+def test_half_precision_runs_on_a_cpu_in_float32_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if mx.default_device() != mx.Device(mx.cpu):
+        pytest.skip("this machine's MLX runs on a GPU, where half precision is kept")
+    half = write_model(tmp_path / "half", dtype="bfloat16")
+    with caplog.at_level(logging.INFO), load_engine(half) as engine:
+        items = list(engine.generate(GenerationRequest(prompt=[9, 10], max_tokens=3)))
+    assert sum(isinstance(item, TokenDelta) for item in items) == 3
+    assert "half is in half precision; on this CPU it runs in float32." in caplog.text

@@ -1,0 +1,342 @@
+"""The real engine: the same tokens alone, in a crowd and from a warm cache; and no request harms another."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from engine_models import write_model
+
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.engine.base import (
+    Engine,
+    EngineError,
+    EngineRefused,
+    EngineStopped,
+    Finished,
+    GenerationRequest,
+    Progress,
+    Sampling,
+    TokenDelta,
+)
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.mlx.sampling import Choice, Chooser, Guard, greedy, unchanged
+from mlx_backend.engine.threaded import ThreadedEngine
+
+SOON = 60
+QUESTIONS = [
+    "What is the capital of France?",
+    "What is 3 plus 4?",
+    "Count to 12.",
+    "Say hello.",
+    "Repeat: apple river stone.",
+    "What sound does a cow make?",
+]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Engine]:
+    with load_engine(MODEL_PATH) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that talks nonsense and never stops, so that its streams have any length one likes."""
+    return write_model(tmp_path_factory.mktemp("random"), eos_token_id=[])
+
+
+@pytest.fixture(scope="module")
+def rambler(random_model: Path) -> Iterator[Engine]:
+    with load_engine(random_model, cache_bytes=0) as engine:
+        yield engine
+
+
+def asking(engine: Engine, question: str, **options: object) -> GenerationRequest:
+    text = engine.tokenizer.render([{"role": "user", "content": question}], None, reasoning_effort="low")
+    tokens = engine.tokenizer.encode(text, control_tokens=True)
+    return GenerationRequest(prompt=tokens, **({"max_tokens": 200} | options))  # type: ignore[arg-type]
+
+
+def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
+    return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
+
+
+def all_at_once(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[int]]:
+    generations = [engine.generate(request) for request in requests]
+    return [[item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations]
+
+
+# -- the same tokens, however they are made -----------------------------------------------------------------
+
+
+def test_the_engine_says_what_mlx_lm_says(demo: Engine) -> None:
+    model, tokenizer = mlx_lm.load(str(MODEL_PATH))
+    for question in QUESTIONS[:3]:
+        request = asking(demo, question)
+        plain = [
+            response.token
+            for response in mlx_lm.stream_generate(model, tokenizer, list(request.prompt), max_tokens=200)
+        ]
+        assert tokens_of(demo, request) == plain
+
+
+def test_requests_in_a_batch_say_what_each_would_say_alone(demo: Engine) -> None:
+    requests = [asking(demo, question) for question in QUESTIONS]
+    alone = [tokens_of(demo, request) for request in requests]
+    assert all_at_once(demo, requests) == alone
+
+
+def test_an_answer_ends_with_its_end_token_and_the_text_of_its_marker(demo: Engine) -> None:
+    *_, last_token, finished = demo.generate(asking(demo, QUESTIONS[0]))
+    assert isinstance(last_token, TokenDelta)
+    assert last_token.text == "<|return|>" == demo.tokenizer.special_tokens[last_token.token]
+    assert isinstance(finished, Finished)
+    assert finished.reason == "stop"
+
+
+def test_the_text_of_a_stream_is_the_text_of_its_tokens(demo: Engine) -> None:
+    items = [item for item in demo.generate(asking(demo, QUESTIONS[2])) if isinstance(item, TokenDelta)]
+    assert "".join(item.text for item in items) == demo.tokenizer.decode([item.token for item in items])
+
+
+def test_a_seed_gives_the_same_text_alone_and_among_others(rambler: Engine) -> None:
+    def seeded(seed: int | None) -> GenerationRequest:
+        sampling = Sampling(temperature=1.0, top_p=0.95, top_k=50, min_p=0.01, seed=seed)
+        return asking(rambler, "one two", max_tokens=30, sampling=sampling)
+
+    alone = tokens_of(rambler, seeded(7))
+    assert tokens_of(rambler, seeded(7)) == alone
+    others = [seeded(8), seeded(None), asking(rambler, "three four five", max_tokens=30)]
+    first, *rest = all_at_once(rambler, [seeded(7), *others])
+    assert first == alone
+    assert alone not in rest
+
+
+def test_without_a_seed_no_two_answers_are_the_same(rambler: Engine) -> None:
+    request = asking(rambler, "one two", max_tokens=30, sampling=Sampling(temperature=1.0))
+    answers = [*all_at_once(rambler, [request, request]), tokens_of(rambler, request)]
+    assert len({tuple(answer) for answer in answers}) == 3
+
+
+def test_a_bias_can_force_a_token_and_a_penalty_can_forbid_repeating_it(rambler: Engine) -> None:
+    word = rambler.tokenizer.encode("fox", control_tokens=False)[0]
+    forced = Sampling(logit_bias=((word, 100.0),))
+    assert set(tokens_of(rambler, asking(rambler, "x", max_tokens=5, sampling=forced))) == {word}
+    fresh = Sampling(frequency_penalty=1000.0)
+    said = tokens_of(rambler, asking(rambler, "x", max_tokens=40, sampling=fresh))
+    texts = [token for token in said if token not in rambler.tokenizer.special_tokens]
+    assert len(set(texts)) == len(texts), "every text token was said once"
+
+
+# -- reuse --------------------------------------------------------------------------------------------------
+
+
+def chat(engine: Engine, turns: Sequence[str]) -> list[tuple[list[int], int, int]]:
+    """Hold a conversation; of every turn, the tokens said, the tokens cached and the tokens of the prompt."""
+    messages: list[dict[str, str]] = []
+    said = []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn})
+        history = engine.tokenizer.render(messages, None, add_generation_prompt=False)
+        prompt = engine.tokenizer.encode(engine.tokenizer.render(messages, None), control_tokens=True)
+        checkpoint = len(engine.tokenizer.encode(history, control_tokens=True))
+        *items, last = engine.generate(
+            GenerationRequest(prompt=prompt, max_tokens=200, checkpoints=(10, checkpoint))
+        )
+        assert isinstance(last, Finished)
+        tokens = [item.token for item in items if isinstance(item, TokenDelta)]
+        said.append((tokens, last.cached_tokens, last.prompt_tokens))
+        answer = engine.tokenizer.decode(tokens).rpartition("<|message|>")[2].removesuffix("<|return|>")
+        messages.append({"role": "assistant", "content": answer})
+    return said
+
+
+def test_a_conversation_from_cached_prefixes_is_word_for_word_the_one_from_none() -> None:
+    turns = ["My name is Ada.", "What is the capital of France?", "What is my name?"]
+    with load_engine(MODEL_PATH) as warm, load_engine(MODEL_PATH, cache_bytes=0) as cold:
+        once, again, fresh = chat(warm, turns), chat(warm, turns), chat(cold, turns)
+    assert [turn[0] for turn in once] == [turn[0] for turn in again] == [turn[0] for turn in fresh]
+    assert [turn[1] for turn in fresh] == [0, 0, 0]
+    first, second, third = once
+    assert first[1] == 0
+    assert second[1] >= first[2] - 2, "all of the first prompt but the head of the answer"
+    assert third[1] >= second[2] - 2
+    for _, cached, length in again:
+        assert cached == length - 1, "a prompt that is asked again is read again only in its last token"
+
+
+def test_prefixes_are_reused_across_a_sliding_window_and_from_checkpoints_alone(random_model: Path) -> None:
+    with (
+        load_engine(random_model, prefill_chunk=16) as warm,
+        load_engine(random_model, cache_bytes=0) as cold,
+    ):
+        ids = warm.tokenizer.encode("the quick brown fox jumps over the lazy dog " * 12, control_tokens=True)
+        assert len(ids) > 80  # the window is 32
+        tails = [warm.tokenizer.encode(tail, control_tokens=True) for tail in ("one", "two three", "four")]
+        requests = [
+            GenerationRequest(prompt=ids + tail, max_tokens=40, checkpoints=(20, len(ids))) for tail in tails
+        ]
+        plain = [tokens_of(cold, request) for request in requests]
+        assert tokens_of(warm, requests[0]) == plain[0]
+        assert all_at_once(warm, requests) == plain
+        *_, last = warm.generate(requests[1])
+        assert isinstance(last, Finished)
+        assert last.cached_tokens == len(requests[1].prompt) - 1
+        elsewhere = GenerationRequest(prompt=ids[:20] + ids[:20], max_tokens=40)
+        progress, *_ = items = list(warm.generate(elsewhere))
+        assert isinstance(progress, Progress)
+        assert progress.cached == 20
+        assert [item.token for item in items if isinstance(item, TokenDelta)] == tokens_of(cold, elsewhere)
+
+
+# -- requests and their neighbours --------------------------------------------------------------------------
+
+
+def test_a_request_that_comes_in_mid_stream_is_answered_in_mid_stream(rambler: Engine) -> None:
+    long = rambler.generate(asking(rambler, "one", max_tokens=900))
+    while not isinstance(long.next(SOON), TokenDelta):
+        pass
+    short = asking(rambler, "two three", max_tokens=5)
+    assert len(tokens_of(rambler, short)) == 5
+    *_, last = long
+    assert isinstance(last, Finished)
+    assert last.reason == "length"
+
+
+def test_cancelling_one_of_three_leaves_the_other_two_as_they_were(rambler: Engine) -> None:
+    requests = [asking(rambler, "fox " * count, max_tokens=60) for count in (1, 5, 9)]
+    expected = [tokens_of(rambler, request) for request in requests]
+    first, second, third = (rambler.generate(request) for request in requests)
+    while not isinstance(second.next(SOON), TokenDelta):
+        pass
+    second.close()
+    assert [item.token for item in first if isinstance(item, TokenDelta)] == expected[0]
+    assert [item.token for item in third if isinstance(item, TokenDelta)] == expected[2]
+
+
+class Saboteur(Chooser):
+    """Breaks what a request with this seed is given: its processor (on some call) or its sampler."""
+
+    def __call__(self, sampling: Sampling, prompt_length: int) -> Choice:
+        choice = super().__call__(sampling, prompt_length)
+        calls = iter(range(1, 100))
+
+        def broken(*_: mx.array) -> mx.array:
+            if next(calls) >= 1000 - (sampling.seed or 0):
+                raise ZeroDivisionError("sabotage")
+            return _[-1]
+
+        match sampling.seed:
+            case 999 | 996:  # at the step from prompt to decoding, or in mid-decode
+                return Choice(choice.sampler, (Guard(broken, unchanged),))
+            case 666:
+                return Choice(Guard(lambda logprobs: mx.reshape(logprobs, (3,)), greedy))
+        return choice
+
+
+@pytest.mark.parametrize("seed", [999, 996, 666])
+def test_a_request_whose_callables_raise_fails_alone(random_model: Path, rambler: Engine, seed: int) -> None:
+    batch = MLXBatch(
+        random_model,
+        model_id=None,
+        context_length=None,
+        max_concurrent=8,
+        prefill_chunk=16,
+        cache_bytes=0,
+        chooser=Saboteur,
+    )
+    innocents = [asking(rambler, "fox " * count, max_tokens=30) for count in (1, 3)]
+    expected = [tokens_of(rambler, request) for request in innocents]
+    guilty = asking(rambler, "dog", max_tokens=30, sampling=Sampling(temperature=1, seed=seed))
+    with ThreadedEngine(batch) as engine:
+        before, sabotaged, after = (engine.generate(each) for each in (innocents[0], guilty, innocents[1]))
+        with pytest.raises(EngineError, match=r"Choosing the next token failed: .*(sabotage|reshape)"):
+            list(sabotaged)
+        assert [item.token for item in before if isinstance(item, TokenDelta)] == expected[0]
+        assert [item.token for item in after if isinstance(item, TokenDelta)] == expected[1]
+        assert engine.healthy()
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prompt": [5000]}, "token id 5000; the model's ids are 0 to 511"),
+        ({"prompt": [1, 512]}, "token id 512"),
+        ({"prompt": [-1]}, "token id -1"),
+        ({"prompt": []}, "prompt is empty"),
+        ({"prompt": [1] * 1024}, "1024 tokens; the model's context holds 1024"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"sampling": Sampling(logit_bias=((600, 1.0),))}, "logit_bias holds token id 600"),
+        ({"sampling": Sampling(logit_bias=((6, 1e9),))}, "logit_bias must be between -100 and 100"),
+        ({"sampling": Sampling(temperature=-1)}, "temperature must be a number from 0 up, not -1"),
+        ({"sampling": Sampling(temperature=float("nan"))}, "temperature must be"),
+        ({"sampling": Sampling(temperature=float("inf"))}, "temperature must be"),
+        ({"sampling": Sampling(top_p=7)}, "top_p must be between 0 and 1, not 7"),
+        ({"sampling": Sampling(top_k=-1)}, "top_k must be 0"),
+        ({"sampling": Sampling(min_p=2)}, "min_p must be between 0 and 1"),
+        ({"sampling": Sampling(repetition_penalty=0)}, "repetition_penalty must be a number above 0"),
+        ({"sampling": Sampling(presence_penalty=float("inf"))}, "presence_penalty must be a number"),
+    ],
+)
+def test_what_could_harm_the_engine_is_refused_by_name(
+    rambler: Engine, change: dict[str, object], words: str
+) -> None:
+    fields = {"prompt": [1, 2, 3, 4], "max_tokens": 5} | change
+    with pytest.raises(EngineRefused, match=words):
+        rambler.generate(GenerationRequest(**fields))  # type: ignore[arg-type]
+    assert rambler.healthy()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1e-300),
+        Sampling(temperature=1e300),
+        Sampling(temperature=1, top_p=0),
+        Sampling(temperature=1, top_p=1e-9),
+        Sampling(temperature=1, top_k=1),
+        Sampling(temperature=1, top_k=10**6),
+        Sampling(temperature=1, min_p=1),
+        Sampling(temperature=1, seed=-1),
+        Sampling(temperature=1, seed=2**80),
+        Sampling(repetition_penalty=1e30),
+        Sampling(presence_penalty=-1e30, frequency_penalty=1e30),
+        Sampling(logit_bias=((3, -100.0), (3, 100.0))),
+    ],
+)
+def test_odd_but_lawful_sampling_still_answers(rambler: Engine, sampling: Sampling) -> None:
+    tokens = tokens_of(rambler, asking(rambler, "x", max_tokens=4, sampling=sampling))
+    assert len(tokens) == 4
+    assert all(0 <= token < 512 for token in tokens)
+
+
+def test_an_answer_is_clipped_to_the_context(rambler: Engine) -> None:
+    *_, last = rambler.generate(GenerationRequest(prompt=[9] * 1000, max_tokens=10**9))
+    assert isinstance(last, Finished)
+    assert (last.reason, last.completion_tokens) == ("length", 24)
+    *_, last = rambler.generate(GenerationRequest(prompt=[9] * 1023, max_tokens=10))
+    assert isinstance(last, Finished)
+    assert last.completion_tokens == 1
+
+
+# -- the end ------------------------------------------------------------------------------------------------
+
+
+def test_stopping_in_mid_stream_tells_every_stream_and_leaves_no_thread(random_model: Path) -> None:
+    before = threading.active_count()
+    engine = load_engine(random_model)
+    generations = [engine.generate(asking(engine, "fox", max_tokens=900)) for _ in range(3)]
+    generations[0].next(SOON)
+    engine.stop()
+    engine.stop()
+    for generation in generations:
+        with pytest.raises(EngineStopped):
+            list(generation)
+    assert threading.active_count() == before

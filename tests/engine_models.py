@@ -1,0 +1,123 @@
+"""Models made for tests: a gpt_oss with random weights, and small tokenizers of every kind we read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+MARKERS = [
+    "<|endoftext|>",
+    "<|return|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|call|>",
+]
+WORDS = ["the quick brown fox jumps over the lazy dog", "one two three four five six seven eight"] * 4
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('Unknown role: ' + message.role) }}{% endif %}"
+    "<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+def byte_level(*, bos: bool = False) -> Tokenizer:
+    """Byte-level BPE, as of gpt-oss, Llama 3 and Qwen; the ids of MARKERS are 0, 1, 2 …"""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=MARKERS, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(WORDS, trainer)
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|start|> $A", special_tokens=[("<|start|>", 2)]
+        )
+    return tokenizer
+
+
+def sentencepiece() -> Tokenizer:
+    """BPE over pieces with byte fallback, as of Llama 2 and Gemma."""
+    vocabulary = {name: at for at, name in enumerate(MARKERS)}
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
+    for name in [*(f"<0x{byte:02X}>" for byte in range(256)), *letters, "th", "the", "▁the"]:
+        vocabulary[name] = len(vocabulary)
+    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in MARKERS])
+    return tokenizer
+
+
+def words_and_markers() -> Tokenizer:
+    """A Unigram vocabulary that lists the markers among its words: a text may spell them by accident."""
+    pieces = [*MARKERS, *"▁abcdefghijklmnopqrstuvwxyz<|>", "▁the"]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in MARKERS])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, **settings: Any) -> None:
+    """Put a tokenizer where a model has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|return|>"} | settings
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def write_model(folder: Path, *, dtype: str = "float32", **changes: Any) -> Path:
+    """Write a gpt_oss of two layers with random weights; the same ones every time."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import gpt_oss
+
+    write_tokenizer(folder, byte_level())
+    config = {
+        "model_type": "gpt_oss",
+        "vocab_size": 512,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_theta": 10_000,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 1024,
+        "eos_token_id": [MARKERS.index(name) for name in ("<|return|>", "<|call|>", "<|endoftext|>")],
+    } | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    model = gpt_oss.Model(gpt_oss.ModelArgs.from_dict(config))
+    keys = iter(mx.random.split(mx.random.key(3), 100))
+    weights = {
+        name: (mx.random.normal(shape.shape, key=next(keys)) * 0.2).astype(getattr(mx, dtype))
+        for name, shape in tree_flatten(model.parameters())
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
