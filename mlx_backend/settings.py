@@ -1,0 +1,51 @@
+"""What the person who starts the server may choose: one frozen object, passed down, never changed.
+
+Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlx_backend.conversation.effort import Effort
+
+
+class ReasoningFormat(StrEnum):
+    """Where the reasoning goes in a reply."""
+
+    SEPARATE = "separate"  # a field of its own
+    THINK = "think"  # <think>…</think> at the start of the content
+    DETAILS = "details"  # <details type="reasoning">…</details> at the start of the content
+    HIDDEN = "hidden"  # nowhere; it is still generated and counted
+    RAW = "raw"  # the model's own text, markers and all, as content
+
+
+class ReasoningField(StrEnum):
+    """The name of that field of its own."""
+
+    REASONING_CONTENT = "reasoning_content"
+    REASONING = "reasoning"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The server's own defaults and limits. A request may choose effort, format and max_tokens for itself."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
+    reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT
+    temperature: float = 1.0
+    max_tokens: int | None = None  # None: as many as the context still holds
+    max_concurrent: int = 16
+    max_queue: int = 128
+    max_body_bytes: int = 8 * 1024 * 1024
+    cors_origins: tuple[str, ...] = ()
+    keepalive_seconds: float = 5.0
+    shutdown_seconds: float = 3.0
