@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # Where configurations write how many positions a model was made for.
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,22 @@ def load_model(model: str | Path) -> LoadedModel:
     """Load a folder or a Hugging Face repository. Must run on the thread that will use the model."""
     folder, name = _find(str(model))
     config = _read_config(folder, name)
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
     try:
         network, wrapper = mlx_lm.load(str(folder), lazy=True)
         if mx.default_device() == mx.Device(mx.cpu):
             _to_float32(network, name)
         mx.eval(network.parameters())
     except Exception as error:
-        raise EngineError(f"The model {name!r} could not be loaded: {_first_line(error)}") from error
+        reason = _first_line(error)
+        if "not supported" in reason:
+            advice = "A newer mlx-lm may know this architecture."
+        else:
+            advice = (
+                "If its files are incomplete, fetch them again; if it is no MLX model, see `mlx_lm.convert`."
+            )
+        raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
     inner = config.get("text_config", config)
     vocabulary_size = inner.get("vocab_size") or len(wrapper)
     return LoadedModel(
@@ -106,8 +116,8 @@ def _download(repository: str) -> Path:
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         raise EngineError(
-            f"There is no folder {repository!r}, and it could not be fetched from Hugging Face: "
-            f"{_first_line(error)} Check the network, or name a folder that holds the model."
+            f"There is no folder {repository!r}, and it could not be fetched from Hugging Face "
+            f"({_first_line(error)}). Check the network, or name a folder that holds the model."
         ) from error
 
 
@@ -142,4 +152,4 @@ def _to_float32(network: Any, name: str) -> None:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0].rstrip(" .:?") if lines else type(error).__name__
