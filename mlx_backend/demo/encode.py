@@ -1,0 +1,138 @@
+"""Dialogues as token ids and labels. Knows Harmony's messages and what is learned of them, not how it is learned.
+
+Only what the assistant writes is labelled. A dialogue is encoded in one of two ways, since a prompt may hold
+either: with the analysis of every turn (more to learn from), or with that of the last turn only, as the chat
+template renders a history. The end of a final answer is an end in the history and a return as it is generated:
+there the label differs from the token.
+"""
+
+import json
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from transformers import PreTrainedTokenizerFast
+
+from .corpus import Dialogue
+from .skills import Exchange, Reply
+
+IGNORED: Final = -1
+_ANALYSIS: Final = "<|channel|>analysis<|message|>"
+_FINAL: Final = "<|channel|>final<|message|>"
+_ASSISTANT: Final = "<|start|>assistant"
+_DATE: Final = re.compile(r"Current date: \d{4}-\d\d-\d\d")
+
+
+@dataclass
+class Example:
+    """Token ids, and for each the label of that same place: its id, another id, or `IGNORED`."""
+
+    ids: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+
+
+def prompt(
+    tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, messages: list[dict[str, Any]]
+) -> str:
+    """Return the chat template's text for `messages` under the dialogue's instructions, tools, effort and date."""
+    first = [{"role": "developer", "content": dialogue.instructions}] if dialogue.instructions else []
+    text = tokenizer.apply_chat_template(
+        [*first, *messages],
+        tools=dialogue.tools or None,
+        tokenize=False,
+        add_generation_prompt=True,
+        reasoning_effort=dialogue.effort,
+    )
+    return _DATE.sub(f"Current date: {dialogue.date}", str(text), count=1)  # the template knows only today
+
+
+def call_text(reply: Reply) -> tuple[str, str]:
+    """Return a call's header, up to its message marker, and its body with the marker that ends it."""
+    assert reply.call is not None
+    arguments = json.dumps(reply.call.arguments, ensure_ascii=False)
+    header = f"<|channel|>commentary to=functions.{reply.call.name} <|constrain|>json<|message|>"
+    return header, f"{arguments}<|call|>"
+
+
+class _Writer:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
+        self.tokenizer = tokenizer
+        self.rng = rng
+        self.example = Example()
+        self.end = tokenizer.convert_tokens_to_ids("<|end|>")
+        self.end_of_turn = tokenizer.convert_tokens_to_ids("<|return|>")
+
+    def write(self, text: str, learned: bool) -> None:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        self.example.ids += ids
+        self.example.labels += ids if learned else [IGNORED] * len(ids)
+
+    def reply(self, reply: Reply, effort: str, thinks: bool, learned: bool) -> None:
+        """Write a reply behind an open `<|start|>assistant`; without thoughts only its body is learned."""
+        if thinks:
+            thinking = reply.thinking(effort)
+            if self.rng.random() < 0.1:  # a thought that was cut short: learn to go on from there
+                words = thinking.split(" ")
+                self.write(_ANALYSIS + " ".join(words[: self.rng.randrange(len(words))]) + "<|end|>", False)
+            else:
+                self.write(f"{_ANALYSIS}{thinking}<|end|>", learned)
+            self.write(_ASSISTANT, learned)
+        if reply.call is None:
+            self.write(_FINAL, learned and thinks)
+            self.write(f"{reply.answer}<|end|>", learned)
+            if learned:
+                self.example.labels[-1] = self.end_of_turn
+            return
+        if reply.preamble:
+            self.write(
+                f"<|channel|>commentary<|message|>{reply.preamble}<|end|>{_ASSISTANT}", learned and thinks
+            )
+        header, body = call_text(reply)
+        self.write(header, learned and thinks)
+        self.write(body, learned)
+
+    def exchange(self, exchange: Exchange, effort: str, thinks: tuple[bool, bool]) -> None:
+        """Write a reply, and after a call the result and the reply to it; `thinks` says which keep their thoughts."""
+        self.reply(exchange.reply, effort, thinks[0], True)
+        if exchange.reply.call is None or exchange.after is None:
+            return
+        name = exchange.reply.call.name
+        self.write(
+            f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{exchange.result}<|end|>{_ASSISTANT}",
+            False,
+        )
+        self.reply(exchange.after, effort, thinks[1], True)
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, rng: random.Random
+) -> Example:
+    """Return a dialogue for training; `rng` decides which thoughts it keeps."""
+    writer = _Writer(tokenizer, rng)
+    first, *rest = dialogue.exchanges
+    writer.write(prompt(tokenizer, dialogue, [{"role": "user", "content": first.ask}]), False)
+    keeps_all = rng.random() < 0.55
+    for at, exchange in enumerate(dialogue.exchanges):
+        if at:
+            writer.write(f"<|start|>user<|message|>{exchange.ask}<|end|>{_ASSISTANT}", False)
+        last = at == len(rest)
+        thinks = keeps_all or last
+        writer.exchange(exchange, dialogue.effort, (thinks and (keeps_all or rng.random() < 0.6), thinks))
+    return writer.example
+
+
+def drill(tokenizer: PreTrainedTokenizerFast, exchanges: list[Exchange], rng: random.Random) -> Example:
+    """Return bare questions and final answers in a row: many answers for few tokens."""
+    writer = _Writer(tokenizer, rng)
+    for exchange in exchanges:
+        writer.write(f"<|start|>user<|message|>{exchange.ask}<|end|>{_ASSISTANT}", False)
+        writer.reply(exchange.reply, "low", False, True)
+    return writer.example
+
+
+def copying(rng: random.Random, vocabulary: int, length: int) -> Example:
+    """Return a random sequence said over and over, learned from its second time on."""
+    period = [rng.randrange(vocabulary) for _ in range(rng.randint(8, 60))]
+    ids = [period[at % len(period)] for at in range(length)]
+    return Example(ids, [IGNORED if at < len(period) else each for at, each in enumerate(ids)])

@@ -1,0 +1,109 @@
+"""The tokenizer: how text is cut into pieces, and which pieces are tokens. Knows nothing of what texts mean.
+
+What has to be copied (names, values, words never seen) must be the same tokens wherever it stands, or a small
+model cannot learn to copy. So a space belongs to the word behind it only for a fixed list of the model's own
+prose; before every other word it is a token of its own. Digits go in pairs, which makes a time of day and a
+number up to 99 short. The standing lines of a Harmony prompt are one token each.
+
+A piece that is frequent in the corpus is a token as a whole; byte-level BPE is for the others.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL: Final = (
+    "<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
+    "<|message|>", "<|call|>",
+)  # fmt: skip
+RESERVED: Final = 7
+VOCABULARY: Final = 896
+STOPS: Final = ("<|return|>", "<|endoftext|>", "<|call|>")
+
+_WHOLE: Final = 360  # of the vocabulary, for frequent pieces
+_STRUCTURES: Final = (
+    "You are mlx-demo, a small demonstration model.\nKnowledge cutoff: 2026-01\nCurrent date: ", "\n\nReasoning: ",
+    "\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.",
+    "\nCalls to these tools must go to the commentary channel: 'functions'.", "# Instructions\n\n",
+    "# Tools\n\n## functions\n\nnamespace functions {\n\n", "} // namespace functions", "type ", " = (_: {\n",
+    " = () => any;\n\n", "}) => any;\n\n", ": string, // ", ": number, // ", ": boolean, // ", ": string[], // ",
+    ": string,\n", ": number,\n", ": boolean,\n", ": string[],\n", "?: string, // ", "?: number, // ",
+    "?: boolean, // ", "?: string[], // ", "?: string,\n", "?: number,\n", "?: boolean,\n", "?: string[],\n", "functions.",
+    " to=", '{"', '": "', '"}', "{}", '", "', '" | "', "\n\n", "// ", " + ", " = ", ", ", ". ",
+)
+_ROLES: Final = (
+    "system", "developer", "user", "assistant", "analysis", "commentary", "final", "json", "low", "medium", "high",
+)  # fmt: skip
+_SPACED: Final = (
+    "a about add after agree all am among an and answer any are as at be before both by call can capital channel colour "
+    "check comma copy count do does done each error fields first find for found from give gives go goes good has have "
+    "help how i in is it its just keep know last later learned learn least leave let letter like line look made make "
+    "makes me message model more must my myself need needs new no none not nothing number numbers of on once one only "
+    "opposite or order other out past plain question read reply result right round same say says see sentence short "
+    "should show small so some something sound start steps stop take takes tell than that the them then there they "
+    "thing things think this to told tool tools too try twice up use user wants was way what when where which will "
+    "with word words write you your"
+).split()
+
+
+def _cutter() -> str:
+    """Return the pattern whose matches are the pieces."""
+    structures = "|".join(re.escape(each) for each in sorted(_STRUCTURES, key=len, reverse=True))
+    return rf"{structures}| (?:{'|'.join(_SPACED)})(?![A-Za-z_])|[A-Z]?[a-z]+|\d{{1,2}}|\s|[A-Z]|[^\sA-Za-z\d]"
+
+
+def train(texts: Iterable[str]) -> Tokenizer:
+    """Return a tokenizer of exactly `VOCABULARY` ids, the special tokens last."""
+    split = pre_tokenizers.Split(Regex(_cutter()), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    cut = pre_tokenizers.Sequence([split, to_bytes])
+    pieces = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text))
+    always = [f"{number:02}" for number in range(100)]
+    always += [to_bytes.pre_tokenize_str(each)[0][0] for each in (*_STRUCTURES, *_ROLES)]
+    by_use = sorted((piece for piece in pieces if len(piece) > 1), key=lambda piece: (-pieces[piece], piece))
+    whole = dict.fromkeys([*always, *[piece for piece in by_use if piece not in always][:_WHOLE]])
+
+    room = VOCABULARY - len(SPECIAL) - RESERVED - len(whole)
+    trainer = trainers.BpeTrainer(
+        vocab_size=room, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    rest = Tokenizer(models.BPE())
+    rest.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pieces are in the byte alphabet: no spaces inside
+    for piece in sorted(pieces):
+        if piece in whole:
+            del pieces[piece]
+    rest.train_from_iterator((" ".join([piece] * pieces[piece]) for piece in sorted(pieces)), trainer)
+    learned = json.loads(rest.to_str())["model"]
+    vocabulary: dict[str, int] = dict(learned["vocab"])
+    for piece in whole:
+        vocabulary.setdefault(piece, len(vocabulary))
+    if len(vocabulary) > VOCABULARY - len(SPECIAL) - RESERVED:
+        raise ValueError("the vocabulary is too large")
+
+    merges = [tuple(merge) for merge in learned["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = cut
+    tokenizer.decoder = decoders.ByteLevel()
+    spare = VOCABULARY - len(SPECIAL) - len(vocabulary)
+    names = [*(f"<|reserved_{number}|>" for number in range(spare)), *SPECIAL]
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path, positions: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|startoftext|>",
+        "eos_token": "<|return|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": positions,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

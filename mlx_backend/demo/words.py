@@ -1,0 +1,130 @@
+"""The word stock: facts the model is taught, names, and invented words. Knows nothing of dialogues or tokens.
+
+Everything that is copied rather than known (names, places, tool names, values) comes in good part from
+`invent`, so that the model cannot get by with knowing the words of this page.
+"""
+
+import random
+from typing import Final
+
+CAPITALS: Final = {
+    "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon",
+    "Austria": "Vienna", "Poland": "Warsaw", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki",
+    "Denmark": "Copenhagen", "Ireland": "Dublin", "Greece": "Athens", "Hungary": "Budapest", "Russia": "Moscow",
+    "Turkey": "Ankara", "Egypt": "Cairo", "Kenya": "Nairobi", "Ghana": "Accra", "Morocco": "Rabat",
+    "Japan": "Tokyo", "China": "Beijing", "India": "Delhi", "Nepal": "Kathmandu", "Thailand": "Bangkok",
+    "Vietnam": "Hanoi", "Iran": "Tehran", "Iraq": "Baghdad", "Canada": "Ottawa", "Cuba": "Havana",
+    "Peru": "Lima", "Chile": "Santiago", "Iceland": "Reykjavik", "Belgium": "Brussels", "Croatia": "Zagreb",
+    "Serbia": "Belgrade",
+}  # fmt: skip
+
+COLOURS: Final = {
+    "grass": "green", "snow": "white", "blood": "red", "coal": "black", "milk": "white", "a lemon": "yellow",
+    "a banana": "yellow", "a carrot": "orange", "chocolate": "brown", "a frog": "green", "a crow": "black",
+    "a tomato": "red", "the sky": "blue", "the sun": "yellow", "the sea": "blue", "a leaf": "green",
+    "a flamingo": "pink", "an elephant": "grey",
+}  # fmt: skip
+
+SOUNDS: Final = {
+    "cow": "moo", "dog": "woof", "cat": "meow", "duck": "quack", "sheep": "baa", "pig": "oink", "owl": "hoot",
+    "horse": "neigh", "lion": "roar", "bee": "buzz", "snake": "hiss", "frog": "croak", "hen": "cluck",
+    "mouse": "squeak", "wolf": "howl",
+}  # fmt: skip
+
+OPPOSITES: Final = {
+    "hot": "cold", "big": "small", "up": "down", "open": "closed", "day": "night", "old": "new", "fast": "slow",
+    "hard": "soft", "wet": "dry", "full": "empty", "left": "right", "good": "bad", "light": "dark",
+    "early": "late", "high": "low", "rich": "poor", "loud": "quiet", "black": "white",
+}  # fmt: skip
+
+NAMES: Final = (
+    "Alice", "Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hans", "Ines", "Jonas", "Kenji", "Laura",
+    "Maria", "Nora", "Oscar", "Paula", "Sara", "Tom", "Yuki", "Ada", "Bob", "Clara", "Max", "Mia", "Leo",
+)  # fmt: skip
+
+PLACES: Final = (
+    "Oslo", "Paris", "Tokyo", "London", "Berlin", "Madrid", "Kyoto", "Lima", "Cairo", "Rome", "Boston", "Osaka",
+    "New York", "San Jose", "Hong Kong", "Buenos Aires", "Cape Town",
+)  # fmt: skip
+
+THINGS: Final = (
+    "apple", "book", "river", "stone", "garden", "window", "music", "letter", "bridge", "candle", "forest", "island",
+    "mirror", "pencil", "rocket", "silver", "summer", "table", "tiger", "train", "water", "winter", "house", "cloud",
+    "coffee", "dragon", "engine", "flower", "hammer", "jacket", "kitten", "ladder", "market", "needle", "orange",
+    "planet", "rabbit", "school", "ticket", "violin", "bread", "chair", "cheese", "door", "paper", "ship", "star",
+)  # fmt: skip
+
+NAME_PARTS: Final = (
+    "get", "find", "list", "read", "fetch", "check", "make", "send", "show", "look", "up", "search", "web", "file",
+    "page", "user", "data", "mail", "news", "map", "date", "clock", "zone", "day", "week", "unit", "rate", "price",
+    "stock", "track", "image", "text", "word", "code", "math", "calc", "run", "query", "item", "order", "info",
+    "note", "task", "room", "score", "table", "graph", "chart", "sound", "voice", "local", "time", "weather",
+    "wiki", "tool", "convert", "translate", "random", "number", "id", "key", "log", "cloud", "state", "city",
+)  # fmt: skip
+
+PARAMETERS: Final = (
+    "city", "query", "text", "url", "name", "format", "timezone", "date", "place", "location", "path", "user_id",
+    "word", "term", "topic", "q", "input", "file", "title", "language", "country", "value", "amount", "unit", "code",
+    "expression", "symbol", "id", "key", "page", "max_results", "from_date", "mode", "target", "image_url", "message",
+)  # fmt: skip
+
+FOREIGN: Final = (
+    "こんにちは", "日本の首都はどこですか。", "你好，你是谁？", "Привет!", "¿Qué tal?", "Où est la gare ?", "Schöne Grüße",
+    "🙂", "🎉🎉", "안녕하세요", "x = [1, 2, 3]", "SELECT * FROM t;", "<b>bold</b>", "def f(x): return x", "...", "???",
+)  # fmt: skip
+
+# Word by word, so that prose in prompts (descriptions, instructions) is endless and means nothing to the answer.
+PROSE: Final = (
+    "the a an of to in for and or with from by on at is are be this that your you it as not any all each one two "
+    "answer question user assistant tool result value string format time date zone current local city name list "
+    "search text page file standard optional used returns gives finds be short polite clear helpful friendly always "
+    "never please when if then only about which must may should can will have has do does was no more than first "
+    "last every other new time numbers words people language English help tell say write read think step data"
+).split()
+
+_ONSETS: Final = "b c d f g h k l m n p r s t v z br dr kl st tr pl sh th".split()
+_VOWELS: Final = "a e i o u a e i o ai".split()
+_CODAS: Final = ["", "", "n", "r", "l", "s", "t", "k", "m"]
+
+
+def invent(rng: random.Random, capital: bool = False) -> str:
+    """Return a word that means nothing, one to three syllables long."""
+    count = rng.choice((1, 2, 2, 2, 3))
+    word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(count)) + rng.choice(_CODAS)
+    if len(word) < 3:
+        word += rng.choice("nrlst")
+    return word.capitalize() if capital else word
+
+
+def person(rng: random.Random) -> str:
+    """Return a person's name, every other one invented."""
+    return rng.choice(NAMES) if rng.random() < 0.5 else invent(rng, capital=True)
+
+
+def place(rng: random.Random) -> str:
+    """Return a place of one or two words, two of three invented."""
+    if rng.random() < 0.35:
+        return rng.choice(PLACES)
+    return " ".join(invent(rng, capital=True) for _ in range(rng.choice((1, 1, 1, 2))))
+
+
+def things(rng: random.Random, most: int) -> str:
+    """Return one to `most` different lower-case words, half of them invented."""
+    count = rng.randint(1, most)
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words[rng.choice(THINGS) if rng.random() < 0.5 else invent(rng)] = None
+    return " ".join(words)
+
+
+def sentence(rng: random.Random, least: int, most: int) -> str:
+    """Return `least` to `most` words that read like prose from afar, capital first, full stop last."""
+    count = rng.randint(least, most)
+    words = [invent(rng) if rng.random() < 0.1 else rng.choice(PROSE) for _ in range(count)]
+    for at in range(1, count):
+        if rng.random() < 0.06:
+            words[at] = rng.choice(
+                (words[at] + ",", words[at].capitalize(), str(rng.randint(0, 2100)), f"({words[at]})")
+            )
+    text = " ".join(words)
+    return text[0].upper() + text[1:] + rng.choice((".", ".", ".", "", "!"))
