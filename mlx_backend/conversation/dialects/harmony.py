@@ -1,0 +1,456 @@
+"""Harmony, the format of gpt-oss: messages on channels, with or without a recipient.
+
+Theory of operation
+-------------------
+A turn is a row of messages, and a message is a header and a body:
+
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>BODY<|call|>
+
+The prompt ends with `<|start|>assistant`, so a turn begins inside a header. The reader is always in one
+place:
+
+    OPENING   the turn's beginning: a header without its `<|start|>`, or an answer without any header
+    HEADER    behind `<|start|>`, `<|channel|>` or `<|constrain|>`: text is gathered until it is clear
+    BODY      text is put out at once, on the channel or as the call that the header named
+    BETWEEN   behind `<|end|>`: noise, a header whose first markers were forgotten, or text without one
+    STRIPPED  `analysis…`: a server upstream may have removed the markers, as `assistantfinal` would tell
+
+Models break headers in every way, so a header is read once as a whole and anything can be read
+(`harmony_header.py`). These moves repair all the rest:
+
+- `<|start|>` and `<|channel|>` open a new header wherever they stand; an open body ends there, complete.
+- `<|message|>` opens the body. Where it was forgotten the body begins as soon as that is plain: at a brace
+  behind a complete header, after more prose than a header holds, or at the end marker (what is left of the
+  header is the body).
+- `<|call|>`, `<|return|>` and `<|endoftext|>` end the turn; what follows is a run-on. So does a message of
+  another role once the assistant has spoken; before that it is skipped, as an echo of the prompt.
+- Noise between messages and junk headers without a body are put aside. They are shown only if the turn ends
+  with nothing else to show: an answer is never lost because its header was broken.
+
+Where token ids are known, a marker spelt in a body is text. In a header it still counts: models copy
+markers into names, and a header holds no text of its own. Hold-back is bounded: see the three limits below.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from ..events import Channel
+from ..scanner import NO_MARKERS, MarkerSet
+from .base import Continuation, Dialect, Piece, Reader
+from .harmony_header import Header, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from ..events import EndedBy
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN, END_OF_TEXT = "<|end|>", "<|call|>", "<|return|>", "<|endoftext|>"
+
+HARMONY_TOKENS: Mapping[int, str] = {
+    199998: "<|startoftext|>",
+    199999: END_OF_TEXT,
+    200002: RETURN,
+    200003: CONSTRAIN,
+    200005: CHANNEL,
+    200006: START,
+    200007: END,
+    200008: MESSAGE,
+    200012: CALL,
+}
+"""The control tokens of o200k_harmony, the vocabulary of gpt-oss."""
+
+HEADER_LIMIT = 256  # characters; the longest sound header (a name of 128) has some 190
+PROSE_LIMIT = 64  # characters behind a complete header: more than a content type and noise
+STRIPPED_LIMIT = 65_536  # characters of reasoning that may wait for `assistantfinal`
+
+_MARKERS = MarkerSet(HARMONY_TOKENS.values())
+_CHANNEL_WORDS = tuple(Channel)
+_TO = "to="
+_STRIPPED_TURN = re.compile(r"assistant(?=final|commentary\s{1,2}to=|\s{1,2}to=)")
+_STRIPPED_MESSAGE = re.compile(r"assistant(?=analysis|commentary)")
+_STRIPPED_HOLD = len("assistantcommentary  to=")
+_PROSE_AFTER_A_WORD = frozenset(" \t,.:;!?)-'’/")
+_LONGEST_TYPO = 3  # letters glued to a channel's word: `finalx`
+
+
+class _Place(Enum):
+    OPENING = auto()
+    HEADER = auto()
+    BODY = auto()
+    BETWEEN = auto()
+    STRIPPED = auto()
+
+
+class HarmonyReader(Reader):
+    """Reads one Harmony turn."""
+
+    __slots__ = ("_by_spelling", "_gathered", "_place", "_put_aside", "_resumes", "_searched", "_tools")
+
+    def __init__(
+        self,
+        *,
+        tools: Collection[str] | None = None,
+        opens_in: Channel | None = None,
+        special_tokens: Mapping[int, str] = HARMONY_TOKENS,
+    ) -> None:
+        super().__init__()
+        self._tools = tools
+        self._by_spelling = _MARKERS.without(special_tokens.values()) if special_tokens else _MARKERS
+        self._gathered = ""  # text that is not understood yet, markers spelt out
+        self._searched = 0  # how far STRIPPED text has been looked through
+        self._put_aside = ""
+        self._resumes: Channel | None = None  # channel of a body that the header being read has interrupted
+        self.markers = self.spelt = _MARKERS
+        self._place = _Place.OPENING
+        if opens_in is not None:
+            self._begin(opens_in)
+
+    # text
+
+    def text(self, text: str) -> None:
+        """Put a body's text out; gather any other until it can be told what it is."""
+        if self._place is _Place.BODY:
+            self._emit(text)
+        elif self._place is _Place.STRIPPED:
+            self._gathered += text
+            self._look_for_stripped_markers()
+        else:
+            self._gather(text)
+
+    def _gather(self, text: str) -> None:
+        """Gather character by character, so that no decision depends on how the text was cut."""
+        for at, character in enumerate(text):
+            self._gathered += character
+            if self._place is _Place.HEADER:
+                if character in "{[" or len(self._gathered) > PROSE_LIMIT:
+                    self._look_for_body()
+            elif self._place is _Place.OPENING:
+                self._look_at_opening()
+            else:
+                self._look_between()
+            if self._place in (_Place.BODY, _Place.STRIPPED):
+                if text[at + 1 :]:
+                    self.text(text[at + 1 :])
+                return
+
+    def _look_at_opening(self) -> None:
+        text = self._gathered
+        match _begins_header(text, opening=True):
+            case "header":
+                self._place = _Place.HEADER
+                self._look_for_body()
+            case "stripped":
+                self._place = _Place.STRIPPED
+            case "answer":  # `assistantfinal` with its markers stripped, and nothing before it
+                self._begin(Channel.FINAL)
+                self._emit(text[text.index(Channel.FINAL) + len(Channel.FINAL) :])
+            case "text":
+                self._show(text)
+            case _ if len(text) > HEADER_LIMIT:
+                self._show(text)
+
+    def _look_between(self) -> None:
+        text = self._gathered
+        if text.lstrip()[:1] in ("{", "["):
+            self._show(text)
+        elif _begins_header(text, opening=False) == "header":
+            self._place = _Place.HEADER
+            self._look_for_body()
+        elif len(text) > HEADER_LIMIT:
+            self._show(text)
+
+    def _look_for_body(self) -> None:
+        """See whether the header being gathered has run over into a body without a `<|message|>`."""
+        header = read_header(self._gathered, self._tools)
+        known = header.channel is not None or header.recipient is not None
+        if header.foreign:
+            if len(self._gathered) > HEADER_LIMIT:
+                self._open_header(header)
+        elif header.rest[:1] in ("{", "[") or (
+            known and header.recipient is None and not header.constrained and len(header.rest) > PROSE_LIMIT
+        ):
+            self._open_header(header)
+            self._emit(header.rest)
+        elif len(self._gathered) > HEADER_LIMIT:
+            self._open_overlong(header)
+
+    def _open_overlong(self, header: Header) -> None:
+        """Give up on a header that never ends: a thought spilled into it, or text that quotes a marker."""
+        if header.recipient is not None or (header.constrained and header.channel is not Channel.FINAL):
+            self._begin(Channel.ANALYSIS)
+        else:
+            self._begin(header.channel or self._resumes or Channel.FINAL)
+        self._emit(header.rest)
+
+    def _look_for_stripped_markers(self) -> None:
+        text = self._gathered
+        if found := _STRIPPED_TURN.search(text, self._searched):
+            for at, message in enumerate(_STRIPPED_MESSAGE.split(text[: found.start()])):
+                channel = _channel_word(message.lstrip().removeprefix("assistant") if at == 0 else message)
+                self._begin(channel)
+                self._emit(message[message.index(channel) + len(channel) :])
+            self._leave_body(_Place.HEADER)
+            behind = text[found.end() :]
+            if behind.startswith(Channel.FINAL):
+                self._begin(Channel.FINAL)
+                behind = behind.removeprefix(Channel.FINAL)
+            if behind:
+                self.text(behind)
+        elif len(text) > STRIPPED_LIMIT:
+            self._show(text)
+        else:
+            self._searched = max(0, len(text) - _STRIPPED_HOLD)
+
+    # markers
+
+    def marker(self, marker: str) -> None:
+        """Open or close a header or a body. Markers that mean nothing in a turn are dropped."""
+        match marker:
+            case "<|start|>" | "<|channel|>":
+                self._open_new_header(marker)
+            case "<|constrain|>" if self._place is not _Place.BODY:
+                self._place = _Place.HEADER
+                self._gathered += marker
+            case "<|message|>" if self._place is not _Place.BODY:
+                self._open_header(read_header(self._gathered, self._tools))
+            case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
+                self._end_message(marker)
+                if marker == END:
+                    self._leave_body(_Place.BETWEEN)
+                else:
+                    self._end_turn()
+
+    def _open_new_header(self, marker: str) -> None:
+        if self._place is _Place.BODY:
+            self._leave_body(_Place.HEADER, interrupted=True)
+        elif self._place is _Place.BETWEEN:
+            self._put_aside = self._gathered
+            self._gathered = ""
+        elif self._place in (_Place.HEADER, _Place.STRIPPED):
+            header = read_header(self._gathered, self._tools)
+            if _is_prose(header.rest) and header.recipient is None and not header.foreign:
+                self._open_rest(header, END)
+                self._leave_body(_Place.HEADER)
+        if marker == START:
+            self._gathered = ""
+        self._place = _Place.HEADER
+        self._gathered += marker
+        if len(self._gathered) > HEADER_LIMIT:  # a header of nothing but markers and noise
+            self._gathered = marker
+
+    def _open_header(self, header: Header) -> None:
+        """Open the body that a header announces."""
+        if header.foreign:
+            if self._said:
+                self._end_turn()
+            else:
+                self._enter_body()
+        elif header.recipient is not None and (self._tools is None or self._tools):
+            self._enter_body()
+            self._open_call(header.recipient)
+        else:
+            self._begin(header.channel or Channel.FINAL)
+
+    def _end_message(self, marker: str) -> None:
+        match self._place:
+            case _Place.HEADER:
+                self._open_rest(read_header(self._gathered, self._tools), marker)
+            case _Place.STRIPPED if marker == END:
+                self._open_rest(read_header(self._gathered, self._tools), marker)
+            case _Place.OPENING | _Place.STRIPPED:
+                if self._gathered:
+                    self._show(self._gathered)
+            case _Place.BETWEEN:
+                self._show_if_text(marker)
+
+    def _open_rest(self, header: Header, marker: str) -> None:
+        """Make a message of a header whose body never began."""
+        rest = header.rest
+        if header.foreign:
+            self._open_header(header)
+        elif header.recipient is not None and (not rest or marker == CALL or rest[0] in "{["):
+            self._open_header(header)
+            self._emit(rest)
+        elif header.recipient is not None or (header.constrained and header.channel is not Channel.FINAL):
+            if rest:  # a thought spilled into the header of a call that was never made
+                self._begin(Channel.ANALYSIS)
+                self._emit(rest)
+        elif header.channel is None and self._resumes is not None and _is_prose(rest):
+            self._begin(self._resumes)  # text that quotes a marker
+            self._emit(rest)
+        elif header.channel is None or _is_junk(header):
+            self._put_aside = rest
+        else:
+            self._open_header(header)
+            self._emit(rest)
+
+    def _show_if_text(self, marker: str) -> None:
+        """Show what stands between two messages if it says something, else put it aside."""
+        text = self._gathered.strip()
+        if _has_letters(text.removeprefix("assistant")):
+            self._show(text)
+        elif text:
+            self._put_aside = text
+
+    # bodies
+
+    def _show(self, text: str) -> None:
+        self._begin(Channel.FINAL)
+        self._emit(text)
+
+    def _begin(self, channel: Channel) -> None:
+        self._enter_body()
+        self._open(channel)
+        self._resumes = channel
+
+    def _enter_body(self) -> None:
+        if self._place is _Place.BODY:
+            self._leave_body(_Place.HEADER)
+        self._place = _Place.BODY
+        self._gathered = self._put_aside = ""
+        self._resumes = None
+        self.spelt = self._by_spelling if self._by_spelling.markers else NO_MARKERS
+
+    def _leave_body(self, place: _Place, *, complete: bool = True, interrupted: bool = False) -> None:
+        if self._in_call:
+            self._close_call(complete=complete)
+        self.delta = None
+        self.spelt = _MARKERS
+        self._place = place
+        self._gathered = ""
+        if not interrupted:
+            self._resumes = None
+
+    def _end_turn(self) -> None:
+        self._leave_body(_Place.BETWEEN)
+        self._recall()
+        self.ended = True
+
+    def _recall(self) -> None:
+        """Show what was put aside if nothing followed it and the turn has said nothing."""
+        if self._put_aside.strip() and not self._said:
+            self._show(self._put_aside)
+            self._leave_body(_Place.BETWEEN)
+
+    def close(self, ended_by: EndedBy) -> None:
+        """Read the end. A cut header is never shown, a cut call is not complete."""
+        if ended_by == "stop":
+            self._end_message(RETURN)
+            self._leave_body(_Place.BETWEEN)
+            self._recall()
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        match self._place:
+            case _Place.HEADER:
+                header = read_header(self._gathered, self._tools)
+                if _is_prose(header.rest) and header.recipient is None:
+                    self._open_rest(header, END)
+            case _Place.OPENING | _Place.STRIPPED:
+                if self._gathered:
+                    self._show(self._gathered)
+            case _Place.BETWEEN:
+                if _is_prose(self._gathered):
+                    self._show(self._gathered.strip())
+        self._leave_body(_Place.BETWEEN, complete=False)
+
+
+def _begins_header(text: str, *, opening: bool) -> str | None:
+    """Tell whether text without markers begins a header: "header", or "text"; None while it may be either.
+
+    At the opening of a turn only `to=` proves a header, because an answer may begin with any word. Between
+    messages the channel's word is enough. "stripped" and "answer" are the openings of turns whose markers
+    were removed.
+    """
+    words = text.lstrip() if opening else text.lstrip(" \t\r\n0123456789.,:;-–—?!*#|<>")
+    spoken = words
+    while spoken.startswith("assistant"):
+        spoken = spoken.removeprefix("assistant").lstrip()
+    if "assistant".startswith(spoken) or _TO.startswith(spoken):
+        return None
+    if spoken.startswith(_TO):
+        return "header"
+    for channel in _CHANNEL_WORDS:
+        if channel.startswith(spoken):
+            return None
+        if not spoken.startswith(channel):
+            continue
+        behind = spoken.removeprefix(channel)
+        if not opening:
+            return "header"
+        if not behind.strip() or _TO.startswith(behind.lstrip()):
+            return None
+        if behind.lstrip().startswith(_TO):
+            return "header"
+        if channel is Channel.ANALYSIS and behind[0] not in _PROSE_AFTER_A_WORD:
+            return "stripped"
+        if channel is Channel.FINAL and spoken is not words:
+            return "answer"
+    return "text"
+
+
+def _channel_word(text: str) -> Channel:
+    return next(channel for channel in _CHANNEL_WORDS if text.lstrip().startswith(channel))
+
+
+def _has_letters(text: str) -> bool:
+    return any(map(str.isalpha, text))
+
+
+def _is_prose(text: str) -> bool:
+    """More than one word: nothing that a header holds by mistake."""
+    return len(text.split()) > 1 and _has_letters(text)
+
+
+def _is_junk(header: Header) -> bool:
+    """Whether a header's rest is noise rather than a body: no word in it, or a typo of the channel's word."""
+    rest = header.rest
+    if header.channel is Channel.FINAL:
+        return not any(map(str.isalnum, rest)) or (
+            header.glued and rest.isalpha() and len(rest) <= _LONGEST_TYPO
+        )
+    for word in _CHANNEL_WORDS:
+        rest = rest.replace(word, "")
+    return not _has_letters(rest)
+
+
+def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+    """Write a begun answer behind `<|start|>assistant`, or behind the body that the prompt has opened."""
+    pieces: list[Piece] = []
+    if reasoning:
+        pieces += [*_header(Channel.ANALYSIS, opened), Piece(reasoning)]
+        opened = Channel.ANALYSIS
+    if content:
+        if opened is not None and opened is not Channel.FINAL:
+            pieces += [Piece(END, marker=True), Piece(START, marker=True), Piece("assistant")]
+            opened = None
+        pieces += [*_header(Channel.FINAL, opened), Piece(content)]
+        opened = Channel.FINAL
+    return Continuation(tuple(pieces), opened)
+
+
+def _header(channel: Channel, opened: Channel | None) -> list[Piece]:
+    if opened is channel:
+        return []
+    return [Piece(CHANNEL, marker=True), Piece(channel.value), Piece(MESSAGE, marker=True)]
+
+
+_OPENED = re.compile(
+    r"<\|channel\|>([^<]*)<\|message\|>(?:(?!<\|(?:end|call|return|start)\|>).)*\Z", re.DOTALL
+)
+
+
+def opens_in(prompt_tail: str) -> Channel | None:
+    """Return the channel whose body the prompt has opened and not closed, if any."""
+    opened = _OPENED.search(prompt_tail)
+    return read_header("<|channel|>" + opened[1], None).channel if opened else None
+
+
+HARMONY = Dialect(
+    name="harmony", reader=HarmonyReader, continuation=continuation, opens_in=opens_in, tokens=HARMONY_TOKENS
+)

@@ -1,0 +1,182 @@
+"""What a Harmony header says, however badly it is written.
+
+A header is everything in front of a message's body, its markers spelt out:
+
+    assistant to=functions.f<|channel|>commentary <|constrain|>json
+
+Models misspell, repeat, glue and forget each of these parts, so nothing is required and the order is free:
+the last channel word that can be made out wins, the recipient is what follows `to=` anywhere and is matched
+against the names of the request's tools. What stands behind all of that and is not a content type is the
+`rest`: noise, or the body of a message whose `<|message|>` was forgotten. Which of the two, the reader
+decides.
+
+Knows one header's text and the tools; nothing of streams or events.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..events import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+_MARKER = re.compile(r"<\|(start|channel|constrain|message|end|call|return)\|>")
+_ROLE = re.compile(r"\s*(?:assistant\s*)*")
+_WORD = re.compile(r"[^\W\d_]+")
+_RECIPIENT = re.compile(r"to\s*=\s*[\"'`]?")
+_NAMESPACE = re.compile(r"(?:functions?\.)+")
+_NAME = re.compile(r"[^\s<>{}\[\]\"'`(),;=]*")
+_CONTENT_TYPE = re.compile(r"(?:json|code|text|python|plain|markdown|yaml|xml)(?![\w.-])", re.IGNORECASE)
+_ANY_CONTENT_TYPE = re.compile(r"\w+(?=\s*(?:$|[{\[]))")
+_FOREIGN_ROLE = re.compile(r"\s*(?:user|system|developer|tool)(?![\w.])")
+_TOOL_ROLE = re.compile(r"\s*functions\.")
+_THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|cot\b)", re.IGNORECASE)
+
+_NO_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
+_GLUED = frozenset({"json", "code", "text", "commentary", "analysis", "final"})
+_SHORTEST_WORD = 4  # letters of a cut-off channel word ("comment" is a token of its own)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header, read. `recipient` is a tool's name; `foreign` says that the speaker is not the assistant.
+
+    `rest` is what is left behind everything understood, `glued` whether it hangs on to the channel's word,
+    and `constrained` whether it stands behind `<|constrain|>`, where no prose belongs.
+    """
+
+    channel: Channel | None
+    recipient: str | None
+    foreign: bool
+    rest: str
+    glued: bool = False
+    constrained: bool = False
+
+
+def read_header(text: str, tools: Collection[str] | None) -> Header:
+    """Read a header. Anything can be read: a text that says nothing is all rest."""
+    channel: Channel | None = None
+    thinking = foreign = glued = False
+    recipients: list[str] = []
+    rest = kind = ""
+    for kind, segment in _segments(text):
+        words, addressee, rest = _take_recipient(segment, tools, recipients)
+        glued = False
+        if kind == "start":
+            role = words[_ROLE.match(words).end() :]  # type: ignore[union-attr]
+            found, behind = _channel_at(role)
+            thinking = thinking or bool(_THINKING.match(role))
+            if _FOREIGN_ROLE.match(role) or (_TOOL_ROLE.match(role) and addressee):
+                foreign = True
+            elif _TOOL_ROLE.match(role):
+                _, addressee, behind = _take_recipient("to=" + role, tools, recipients)
+        elif kind == "channel":
+            found, behind = _channel_at(words)
+            thinking = thinking or bool(_THINKING.match(words))
+        else:
+            found, behind = None, words
+        channel = found or channel
+        if not addressee:
+            rest = behind
+            glued = found is not None and bool(_WORD.match(behind))
+        rest = rest.lstrip()
+        if kind == "constrain" or recipients:
+            rest = _without(_ANY_CONTENT_TYPE, rest)
+        if content_type := _CONTENT_TYPE.match(rest):
+            behind = rest[content_type.end() :].lstrip()
+            if not behind or behind[0] in "{[" or recipients:
+                rest = behind
+    if channel is None and thinking:
+        channel = Channel.ANALYSIS
+    return Header(channel, _choose(recipients, tools), foreign, rest, glued, kind == "constrain")
+
+
+def _segments(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what stands between markers, each with the marker before it; a turn opens behind `<|start|>`."""
+    kind, at = "start", 0
+    for marker in _MARKER.finditer(text):
+        if at or marker.start():
+            yield kind, text[at : marker.start()]
+        kind, at = marker[1], marker.end()
+    yield kind, text[at:]
+
+
+def _take_recipient(
+    segment: str, tools: Collection[str] | None, recipients: list[str]
+) -> tuple[str, bool, str]:
+    """Take every `to=NAME` out; return the words before it, if there was one, and what follows the last."""
+    words, addressed, rest = segment, False, segment
+    while found := _RECIPIENT.search(rest):
+        if not addressed:
+            words = rest[: found.start()]
+        addressed = True
+        name, rest = _tool_name(rest[found.end() :], tools)
+        if name is not None:
+            recipients.append(name)
+    return words, addressed, rest
+
+
+def _tool_name(text: str, tools: Collection[str] | None) -> tuple[str | None, str]:
+    """Read a recipient's name at the beginning of `text`; return it (None: it is no tool) and what follows.
+
+    A known name may hold blanks, and may have a content type or a channel glued to its end.
+    """
+    namespace = _NAMESPACE.match(text)
+    bare = text[namespace.end() :] if namespace else text
+    known = sorted(tools or (), key=len, reverse=True)
+    for candidate in (text, bare):
+        for name in known:
+            if candidate.startswith(name) and not _continues(candidate[len(name) :]):
+                return name, candidate[len(name) :].lstrip("\"'`")
+    word = _NAME.match(bare)[0]  # type: ignore[index]
+    rest = bare[len(word) :].lstrip("\"'`")
+    word = word.rstrip(".:")
+    if not namespace and word.lower() in _NO_TOOLS:
+        return None, rest
+    for name in known:
+        if word.startswith(name) and word[len(name) :].lower() in _GLUED:
+            return name, rest
+    for name in known:
+        if _folded(name) in (_folded(word), _folded(word.rpartition(".")[2])):
+            return name, rest
+    return word or None, rest
+
+
+def _continues(text: str) -> bool:
+    return bool(text) and (text[0].isalnum() or text[0] in "_-" or (text[0] == "." and text[1:2].isalnum()))
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def _choose(recipients: list[str], tools: Collection[str] | None) -> str | None:
+    """The last recipient counts, a tool of the request before any other."""
+    known = [name for name in recipients if name in (tools or ())]
+    return next(reversed(known or recipients), None)
+
+
+def _channel_at(words: str) -> tuple[Channel | None, str]:
+    """Read the channel's word at the beginning, behind any noise without letters; return it and what follows.
+
+    A longer word counts by its beginning, and so does a shorter one: `finalx`, `comment`.
+    """
+    word = _WORD.search(words)
+    if word is None:
+        return None, words
+    lowered = word[0].lower()
+    for channel in Channel:
+        if lowered.startswith(channel):
+            return channel, words[word.start() + len(channel) :]
+        if len(lowered) >= _SHORTEST_WORD and channel.startswith(lowered):
+            return channel, words[word.end() :]
+    return None, words
+
+
+def _without(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.match(text)
+    return text[found.end() :].lstrip() if found else text

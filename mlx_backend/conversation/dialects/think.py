@@ -1,0 +1,303 @@
+"""Think: reasoning in a block at the beginning of the answer, tool calls as JSON in `<tool_call>` blocks.
+
+Theory of operation
+-------------------
+    <think>
+    REASONING
+    </think>
+
+    ANSWER <tool_call>{"name": "f", "arguments": {…}}</tool_call> …
+
+Qwen, DeepSeek, GLM and many others write this, some with another word than `think`. The reader is in one
+place:
+
+    OPENING    nothing but white space yet: a block may begin, and only here; behind a block another one may
+    REASONING  until the marker that closes the block; where the prompt has opened it, a turn begins here
+    ANSWER     text is put out at once; `<tool_call>` begins a call
+    CALL       one JSON object is gathered until `</tool_call>`: its name may stand behind its arguments
+
+A `<think>` anywhere else is text, and so is a lone `</think>`: only the prompt knows whether what stands
+before it was reasoning (`opens_in`). Line breaks at the edges of a block are layout and not part of any
+text. A call that is no JSON is not lost: with a name in it, it is a call with the arguments as they are;
+without one it is shown as it was written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum, auto
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..events import Channel, ReasoningDelta
+from ..scanner import MarkerSet
+from .base import Continuation, Dialect, Piece, Reader
+from .plain import END_MARKERS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from ..events import EndedBy
+
+OPENERS: Mapping[str, str] = {
+    **{
+        f"<{word}>": f"</{word}>"
+        for word in ("think", "thinking", "thought", "Thought", "reason", "reasoning")
+    },
+    "<seed:think>": "</seed:think>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "◁think▷": "◁/think▷",
+    "[THINK]": "[/THINK]",
+}
+"""Every way to open a block of reasoning, with the marker that closes it."""
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+
+_CLOSERS = frozenset(OPENERS.values())
+_MARKERS = frozenset({*OPENERS, *_CLOSERS, TOOL_CALL, TOOL_CALL_END})
+_SPELT_ENDS = frozenset(
+    {"<|im_end|>", "<|endoftext|>", "<|eot_id|>"}
+)  # where there are no ids; `</s>` is HTML too
+_LAYOUT = "\r\n"
+_MOST_LAYOUT = 16  # line breaks held at the end of reasoning; more of them are text
+_NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
+
+
+class _Place(Enum):
+    OPENING = auto()
+    REASONING = auto()
+    ANSWER = auto()
+    CALL = auto()
+
+
+@lru_cache(maxsize=64)
+def _marker_set(markers: frozenset[str], watched: str) -> MarkerSet:
+    return MarkerSet(markers, watched=watched)
+
+
+class ThinkReader(Reader):
+    """Reads one turn of a thinking model."""
+
+    __slots__ = ("_calls_tools", "_control", "_gathered", "_layout", "_place", "_trims")
+
+    def __init__(
+        self,
+        *,
+        tools: Collection[str] | None = None,
+        opens_in: Channel | None = None,
+        special_tokens: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._calls_tools = tools is None or bool(tools)
+        self._control = frozenset((special_tokens or {}).values())
+        self._gathered: list[str] = []  # the pieces of a call
+        self._layout = ""  # white space that is not shown if a marker follows
+        self._trims = False  # the next line breaks are layout
+        match opens_in:
+            case None:
+                self._enter_opening()
+            case Channel.ANALYSIS:
+                self._enter_reasoning([*_CLOSERS, *OPENERS])
+            case _:
+                self._enter_answer()
+
+    def _expect(self, place: _Place, markers: Iterable[str], *, watched: str = "") -> None:
+        self._place = place
+        expected = frozenset(markers)
+        self.markers = _marker_set(expected | _SPELT_ENDS, watched)
+        self.spelt = _marker_set(expected - self._control, watched)
+
+    def _enter_opening(self) -> None:
+        self.delta = None
+        self._expect(_Place.OPENING, [*OPENERS, *self._call_marker()])
+
+    def _enter_reasoning(self, markers: Iterable[str]) -> None:
+        self._trims = True
+        self.delta = None  # until there is more than layout
+        self._expect(_Place.REASONING, markers, watched=_LAYOUT)
+
+    def _enter_answer(self) -> None:
+        self._expect(_Place.ANSWER, self._call_marker())
+        self._open(Channel.FINAL)
+
+    def _call_marker(self) -> tuple[str, ...]:
+        return (TOOL_CALL,) if self._calls_tools else ()
+
+    # text
+
+    def text(self, text: str) -> None:
+        """Put text out, less the layout around blocks; gather a call's."""
+        match self._place:
+            case _Place.REASONING:
+                self._reason(text)
+            case _Place.CALL:
+                self._gathered.append(text)
+            case _Place.OPENING:
+                self._look_at_opening(text)
+            case _Place.ANSWER:
+                self._answer(text)
+
+    def _look_at_opening(self, text: str) -> None:
+        if self._trims:  # behind a block: its layout goes, other white space stays
+            text = text if self._layout else text.lstrip(_LAYOUT)
+        self._layout += text
+        if self._layout.strip() or len(self._layout) > _MOST_LAYOUT:
+            text, self._layout = self._layout, ""
+            self._trims = False
+            self._enter_answer()
+            self._emit(text)
+
+    def _reason(self, text: str) -> None:
+        if self._trims:
+            text = text.lstrip(_LAYOUT)
+            if not text:
+                return
+            self._trims = False
+            self._expect(_Place.REASONING, _CLOSERS & self.markers.markers, watched=_LAYOUT)
+        text = self._layout + text
+        shown = text.rstrip(_LAYOUT)
+        if len(text) - len(shown) > _MOST_LAYOUT:
+            shown = text
+        self._layout = text[len(shown) :]
+        self.delta = None if self._layout else ReasoningDelta
+        if shown:
+            self.events.append(ReasoningDelta(shown))
+
+    def _answer(self, text: str) -> None:
+        if self._trims:
+            text = text.lstrip(_LAYOUT)
+            self._trims = not text
+            if not self._trims:
+                self._open(Channel.FINAL)
+        self._emit(text)
+
+    # markers
+
+    def marker(self, marker: str) -> None:
+        """Open or close a block. What does neither here is text; other control tokens are dropped."""
+        if self._opens_or_closes(marker):
+            return
+        if marker in END_MARKERS:
+            self.close("stop")
+            self.ended = True
+        elif marker in _MARKERS:
+            self.text(marker)
+
+    def _opens_or_closes(self, marker: str) -> bool:
+        if marker not in self.markers.markers:
+            return False
+        match self._place:
+            case _Place.OPENING | _Place.REASONING if marker in OPENERS:
+                self._layout = ""
+                self._enter_reasoning({OPENERS[marker]})
+            case _Place.REASONING if marker in _CLOSERS:
+                self._layout = ""
+                self._trims = True
+                self._enter_opening()
+            case _Place.OPENING | _Place.ANSWER if marker == TOOL_CALL:
+                self._layout = ""
+                self._gathered = []
+                self.delta = None
+                self._expect(_Place.CALL, {TOOL_CALL_END})
+            case _Place.CALL if marker == TOOL_CALL_END:
+                self._end_call(closed=True)
+            case _:
+                return False
+        return True
+
+    # calls
+
+    def _end_call(self, *, closed: bool) -> None:
+        written = "".join(self._gathered)
+        self._gathered = []
+        name, arguments = _read_call(written)
+        if name:
+            self._call(name, arguments, complete=True)
+        else:
+            self._enter_answer()
+            self._trims = False
+            self._emit(f"{TOOL_CALL}{written}{TOOL_CALL_END if closed else ''}")
+        if name:
+            self._enter_answer()
+            self._trims = True
+            self.delta = None
+
+    def _call(self, name: str, arguments: str, *, complete: bool) -> None:
+        self._open_call(name)
+        self._emit(arguments)
+        self._close_call(complete=complete)
+
+    # the end
+
+    def close(self, ended_by: EndedBy) -> None:
+        """Read the end: an open block is closed, a cut call is not complete."""
+        if self._place is _Place.CALL:
+            if ended_by == "stop":
+                self._end_call(closed=False)
+            else:
+                name, arguments = _read_call("".join(self._gathered))
+                if name:
+                    self._call(name, arguments, complete=False)
+        elif self._place is _Place.OPENING and self._layout and not self._trims:
+            self._enter_answer()
+            self._emit(self._layout)
+        self._layout = ""
+        self.delta = None
+
+
+def _read_call(written: str) -> tuple[str, str]:
+    """Return a call's name ("" if there is none to be found) and its arguments as text."""
+    try:
+        call = json.loads(written)
+    except (ValueError, RecursionError):
+        return _read_broken_call(written)
+    if not isinstance(call, dict):
+        return "", ""
+    name = call.get("name")
+    arguments = call.get("arguments", call.get("parameters", {}))
+    if not isinstance(name, str):
+        return "", ""
+    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _read_broken_call(written: str) -> tuple[str, str]:
+    named = _NAME.search(written)
+    if not named:
+        return "", ""
+    try:
+        name = json.loads(named[1])
+    except ValueError:
+        return "", ""
+    arguments = _ARGUMENTS.search(written)
+    return name, written[arguments.end() :].strip() if arguments else ""
+
+
+def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+    """Write a begun answer behind the generation prompt, or behind the block that the prompt has opened."""
+    pieces: list[Piece] = []
+    if reasoning:
+        if opened is not Channel.ANALYSIS:
+            pieces += [Piece("<think>", marker=True), Piece("\n")]
+        pieces.append(Piece(reasoning))
+        opened = Channel.ANALYSIS
+    if content:
+        if opened is Channel.ANALYSIS:
+            pieces += [Piece("\n"), Piece("</think>", marker=True), Piece("\n\n")]
+        pieces.append(Piece(content))
+        opened = Channel.FINAL
+    return Continuation(tuple(pieces), opened)
+
+
+def opens_in(prompt_tail: str) -> Channel | None:
+    """Return ANALYSIS if the prompt ends with an opened block, FINAL if it ends with a closed one."""
+    text = prompt_tail.rstrip()
+    if text.endswith(tuple(OPENERS)):
+        return Channel.ANALYSIS
+    if text.endswith(tuple(_CLOSERS)):
+        return Channel.FINAL
+    return None
+
+
+THINK = Dialect(name="think", reader=ThinkReader, continuation=continuation, opens_in=opens_in, tokens={})

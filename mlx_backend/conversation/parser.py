@@ -1,0 +1,166 @@
+"""ChannelParser: a model's output in, events out, as early as they are certain.
+
+Tells markers from text, by token id where there are ids and by spelling where there are none, and hands both
+to a dialect's reader (`dialects/`), which knows what they mean. Nothing raises, whatever the model wrote, and
+the events do not depend on how the output was cut into pieces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .dialects import DIALECTS
+from .events import (
+    ContentDelta,
+    Message,
+    ReasoningDelta,
+    StreamEnd,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from .events import Channel, EndedBy, Event, FinishReason
+
+
+class ChannelParser:
+    """Reads one assistant turn.
+
+    `tools` are the names of the request's tools: a recipient is matched against them. None means they are
+    not known, and any recipient is a call; an empty collection means there are none, and a message with a
+    recipient is shown on its channel. `opens_in` is the channel the prompt has already opened.
+    `special_tokens` are the tokenizer's control tokens, id -> text; by default the ids the dialect is known
+    for.
+    """
+
+    __slots__ = ("_closed", "_held", "_reader", "_special_tokens")
+
+    def __init__(
+        self,
+        dialect: str = "harmony",
+        *,
+        tools: Collection[str] | None = None,
+        opens_in: Channel | None = None,
+        special_tokens: Mapping[int, str] | None = None,
+    ) -> None:
+        grammar = DIALECTS[dialect]
+        self._special_tokens = grammar.tokens if special_tokens is None else special_tokens
+        self._reader = grammar.reader(tools=tools, opens_in=opens_in, special_tokens=self._special_tokens)
+        self._held = ""  # the end of the text so far: it may still become a marker
+        self._closed = False
+
+    @property
+    def ended(self) -> bool:
+        """The turn is over: an end marker was read, and whatever follows is ignored. Generation may stop."""
+        return self._reader.ended
+
+    def feed(self, text: str, token: int | None = None) -> list[Event]:
+        """Read a piece of output: any piece of text, or one token's text together with its id."""
+        reader = self._reader
+        if token is None:
+            markers = reader.markers
+        elif token not in self._special_tokens:
+            markers = reader.spelt
+        else:
+            return self._feed_control(self._special_tokens[token])
+        delta = reader.delta
+        if delta is not None and not self._held and not markers.touches(text):
+            return [delta(text)] if text else []
+        if self._closed or not text:
+            return []
+        self._feed_text(self._held + text, by_ids=token is not None)
+        return self._events()
+
+    def close(self, ended_by: EndedBy = "stop") -> list[Event]:
+        """Read the end of the output. The last event is the StreamEnd; a second call returns nothing."""
+        if self._closed:
+            return []
+        self._closed = True
+        self._flush()
+        if not self._reader.ended:
+            self._reader.close(ended_by)
+        self._reader.finish(ended_by)
+        self._reader.delta = None
+        return self._events()
+
+    def _feed_control(self, marker: str) -> list[Event]:
+        if self._closed:
+            return []
+        self._flush()
+        if not self._reader.ended:
+            self._reader.marker(marker)
+        return self._events()
+
+    def _feed_text(self, text: str, *, by_ids: bool) -> None:
+        """Cut text at markers. Reading a piece may change what is one; the rest is then looked at afresh."""
+        reader = self._reader
+        while text and not reader.ended:
+            markers = reader.spelt if by_ids else reader.markers
+            before, marker, after = markers.cut(text)
+            if before:
+                reader.text(before)
+                if (reader.spelt if by_ids else reader.markers) is not markers:
+                    text = marker + after
+                    continue
+            if not marker:
+                self._held = after
+                return
+            reader.marker(marker)
+            text = after
+        self._held = ""
+
+    def _flush(self) -> None:
+        held, self._held = self._held, ""
+        if held and not self._reader.ended:
+            self._reader.text(held)
+
+    def _events(self) -> list[Event]:
+        events, self._reader.events = self._reader.events, []
+        return events
+
+
+def fold(events: Iterable[Event]) -> Message:
+    """Join events to the message they mean. A list without its StreamEnd is a turn so far."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    names: list[str] = []
+    arguments: list[list[str]] = []
+    complete: list[bool] = []
+    finish: FinishReason = "stop"
+    for event in events:
+        match event:
+            case ReasoningDelta(text):
+                reasoning.append(text)
+            case ContentDelta(text):
+                content.append(text)
+            case ToolCallStart(_, name):
+                names.append(name)
+                arguments.append([])
+                complete.append(False)
+            case ToolCallDelta(index, text):
+                arguments[index].append(text)
+            case ToolCallEnd(index, whole):
+                complete[index] = whole
+            case StreamEnd(reason):
+                finish = reason
+    calls = tuple(
+        ToolCall(name, "".join(parts), whole)
+        for name, parts, whole in zip(names, arguments, complete, strict=True)
+    )
+    return Message("".join(reasoning), "".join(content), calls, finish)
+
+
+def read(
+    text: str,
+    dialect: str = "harmony",
+    *,
+    tools: Collection[str] | None = None,
+    ended_by: EndedBy = "stop",
+) -> Message:
+    """Read a whole turn at once: the fold of its stream."""
+    parser = ChannelParser(dialect, tools=tools)
+    return fold([*parser.feed(text), *parser.close(ended_by)])
