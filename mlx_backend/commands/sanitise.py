@@ -1,0 +1,93 @@
+"""`mlx-backend sanitise`: show what a model's chat template would get for a posted history.
+
+Reads a chat request (`messages`, perhaps `tools` and effort fields) as JSON on standard input, or one a line with
+`--jsonl`, and prints the messages and template arguments. A line that cannot be used gets an error object of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..conversation.effort import EffortError, resolve, template_kwargs
+from ..conversation.history import HistoryError, sanitise
+from ..conversation.template import GPT_OSS, TemplateTraits, for_template
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the command and its options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "sanitise",
+        help="show what the chat template would get for a posted history",
+        description="Read a chat request as JSON on standard input; print the messages a chat template would get.",
+    )
+    parser.add_argument(
+        "--jsonl", action="store_true", help="read one request a line, print one result a line"
+    )
+    parser.add_argument(
+        "--template", type=Path, metavar="FILE", help="the chat template meant (default: gpt-oss's)"
+    )
+    parser.add_argument("--canonical", action="store_true", help="print OpenAI's form, before any template")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer every request on standard input; return 1 if any could not be used."""
+    traits = GPT_OSS
+    if arguments.template is not None:
+        try:
+            traits = TemplateTraits.of(arguments.template.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            print(f"mlx-backend sanitise: cannot read {arguments.template}: {error}", file=sys.stderr)
+            return 2
+    text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    requests = [line for line in text.splitlines() if line.strip()] if arguments.jsonl else [text]
+    failed = False
+    for request in requests:
+        result = answer(request, traits, canonical=arguments.canonical)
+        failed = failed or "error" in result
+        printed = json.dumps(result, ensure_ascii=False, indent=None if arguments.jsonl else 2)
+        sys.stdout.buffer.write(printed.encode("utf-8", "backslashreplace") + b"\n")
+    sys.stdout.buffer.flush()
+    return 1 if failed else 0
+
+
+def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dict[str, Any]:
+    """Return the result object for one request's JSON text; `error` says what was wrong with it."""
+    identity: dict[str, Any] = {}
+    try:
+        request = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return {"error": f"this is not JSON: {error}"}
+    if isinstance(request, list):
+        request = {"messages": request}
+    if not isinstance(request, Mapping):
+        return {"error": f"a request is an object with `messages`, not {type(request).__name__}"}
+    if "id" in request:
+        identity = {"id": request["id"]}
+    tools = request.get("tools")
+    if not isinstance(tools, list):
+        tools = []
+    try:
+        messages = sanitise(
+            request.get("messages", []), tools=[tool for tool in tools if isinstance(tool, Mapping)]
+        )
+        resolution = resolve(request, messages)
+    except (HistoryError, EffortError) as error:
+        return {**identity, "error": str(error), "param": error.param}
+    messages = [
+        message for message in resolution.messages if message["role"] != "system" or message["content"]
+    ]
+    if canonical:
+        return {**identity, "messages": messages, "effort": resolution.effort.value}
+    return {
+        **identity,
+        "messages": for_template(messages, traits),
+        "template_kwargs": template_kwargs(resolution.effort, traits),
+    }

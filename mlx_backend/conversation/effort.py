@@ -1,0 +1,255 @@
+"""Reasoning effort: every spelling to one of six levels, every source to one answer.
+
+Pure functions: effort belongs to one request, nothing of it is kept. Who reads an effort from where is decided
+here and nowhere else; what a model's template makes of it is `template_kwargs`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .template import TemplateTraits
+
+
+class Effort(StrEnum):
+    """How much a model is to reason before it answers."""
+
+    NONE = "none"
+    MINIMAL = "minimal"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    XHIGH = "xhigh"
+
+
+WORDS: Mapping[Effort, tuple[str, ...]] = {
+    Effort.NONE: ("none", "off", "no", "false", "disabled", "disable", "無", "无", "なし", "オフ"),
+    Effort.MINIMAL: ("minimal", "minimum", "min", "最小"),
+    Effort.LOW: ("low", "light", "低", "低い"),
+    Effort.MEDIUM: (
+        *("medium", "middle", "mid", "moderate", "normal", "default", "auto"),
+        *("on", "true", "yes", "enabled", "enable", "中", "中程度", "標準"),
+    ),
+    Effort.HIGH: ("high", "高", "高い"),
+    Effort.XHIGH: (
+        "xhigh",
+        "x-high",
+        "extra high",
+        "very high",
+        "max",
+        "maximum",
+        "maximal",
+        "ultra",
+        "最大",
+    ),
+}
+"""The words people and clients send; compared without case, `_` and `-` count as blanks."""
+
+_EFFORT_OF = {word.replace("-", " "): effort for effort, words in WORDS.items() for word in words}
+_ACCEPTED = ", ".join(effort.value for effort in Effort)
+
+# Upper bounds of the ratios at which gateways cut a token budget: minimal .1, low .2, medium .5, high .8, xhigh .95.
+_RATIOS = ((0.15, Effort.MINIMAL), (0.35, Effort.LOW), (0.65, Effort.MEDIUM), (0.875, Effort.HIGH))
+# Tokens; the budgets clients use for low, medium and high are about 1k, 8k and 16k or more.
+_BUDGETS = ((512, Effort.MINIMAL), (2_048, Effort.LOW), (8_192, Effort.MEDIUM), (32_768, Effort.HIGH))
+
+
+class EffortError(ValueError):
+    """A field holds something that is no effort. `param` names the field."""
+
+    def __init__(self, value: object, param: str = "reasoning_effort") -> None:
+        self.param = param
+        shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
+        super().__init__(f"{param}: {shown} is not a reasoning effort; use one of {_ACCEPTED}")
+
+
+def parse(value: object, param: str = "reasoning_effort") -> Effort:
+    """Read an effort from a word in any case, a boolean or a number; raise EffortError for anything else.
+
+    Numbers: 0 is none; 1, 2, 3 are low, medium, high; a fraction is a share of the largest budget; 16 and more is a
+    budget of reasoning tokens.
+    """
+    match value:
+        case Effort():
+            return value
+        case bool():
+            return Effort.MEDIUM if value else Effort.NONE
+        case int() | float():
+            effort = _from_number(value)
+        case str():
+            word = " ".join(value.casefold().replace("_", " ").replace("-", " ").split())
+            effort = _EFFORT_OF.get(word)
+            if effort is None and re.fullmatch(r"\d+(?:\.\d+)?", word):
+                effort = _from_number(float(word))
+        case _:
+            effort = None
+    if effort is None:
+        raise EffortError(value, param)
+    return effort
+
+
+def _from_number(number: float) -> Effort | None:
+    if not math.isfinite(number) or number < 0:
+        return None
+    if number in (0, 1, 2, 3):
+        return (Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH)[int(number)]
+    if 0 < number < 1:
+        return next((effort for bound, effort in _RATIOS if number <= bound), Effort.XHIGH)
+    if number >= 16:
+        return next((effort for bound, effort in _BUDGETS if number <= bound), Effort.XHIGH)
+    return None
+
+
+_LINE = re.compile(
+    r"^[ \t]*(?:reasoning|reasoning[ _]effort)[ \t]*[:：][ \t]*(\S[^\n]*?)[ \t]*$", re.I | re.M
+)
+
+
+def take_lines(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Effort]]:
+    """Take lines `Reasoning: X` out of system and developer messages; return the messages and the efforts found.
+
+    A line whose word is no effort is ordinary text and stays. The messages given are not changed.
+    """
+    found: list[Effort] = []
+
+    def take(text: str) -> str:
+        taken: list[tuple[int, int]] = []
+        for match in _LINE.finditer(text):
+            effort = _EFFORT_OF.get(" ".join(match[1].rstrip(".").casefold().replace("-", " ").split()))
+            if effort is not None:
+                found.append(effort)
+                taken.append(match.span())
+        if not taken:
+            return text
+        for start, end in reversed(taken):
+            text = text[:start].rstrip(" \t") + "\0" + text[end:]
+        # The line goes with its line break; paragraphs keep one empty line between them.
+        text = re.sub(r"\n*\0\n*", _joint, text)
+        return text.strip("\n")
+
+    rewritten: list[dict[str, Any]] = []
+    for message in messages:
+        copy = dict(message)
+        if message.get("role") in ("system", "developer"):
+            match message.get("content"):
+                case str() as text:
+                    copy["content"] = take(text)
+                case list() as parts:
+                    copy["content"] = [
+                        {**part, "text": take(part["text"])}
+                        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+                        else part
+                        for part in parts
+                    ]
+        rewritten.append(copy)
+    return rewritten, found
+
+
+def _joint(match: re.Match[str]) -> str:
+    """What stands where a line was: as much space as the wider side had, at most one empty line."""
+    before, _, after = match.group().partition("\0")
+    return "\n" * min(2, max(before.count("\n"), after.count("\n")))
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The effort of one request, and every source that spoke (strongest first)."""
+
+    effort: Effort
+    source: str
+    sources: tuple[tuple[str, Effort], ...]
+    messages: list[dict[str, Any]]
+
+
+def resolve(
+    request: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    model_default: Effort | None = None,
+    server_default: Effort | None = None,
+) -> Resolution:
+    """Decide one request's effort. Null and empty fields are absent; a bad field raises EffortError."""
+    rewritten, lines = take_lines(messages)
+    sources: list[tuple[str, Effort]] = [("system prompt", effort) for effort in reversed(lines)]
+    stated, switched_on = _fields(request)
+    defaults = [
+        (name, effort)
+        for name, effort in (("model default", model_default), ("server default", server_default))
+        if effort is not None
+    ]
+    sources += stated
+    if defaults and defaults[0][1] is not Effort.NONE:
+        sources += defaults + switched_on  # a mere "on" does not say how much; the defaults do
+    else:
+        sources += switched_on + defaults
+    sources.append(("default", Effort.MEDIUM))
+    source, effort = sources[0]
+    return Resolution(effort, source, tuple(sources), rewritten)
+
+
+type _Sources = list[tuple[str, Effort]]
+
+
+def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
+    """Return the fields that state an effort, and those that only switch reasoning on; strongest first."""
+    found: _Sources = []
+    switched_on: _Sources = []
+
+    def look(name: str, value: object, *, switch: bool = False) -> None:
+        if value is None or value == "":
+            return
+        effort = parse(value, name)
+        (switched_on if switch and value is True else found).append((name, effort))
+
+    look("reasoning_effort", request.get("reasoning_effort"))
+    reasoning = request.get("reasoning")
+    if isinstance(reasoning, Mapping):
+        look("reasoning.effort", reasoning.get("effort"))
+        if "effort" not in reasoning or reasoning["effort"] in (None, ""):
+            look("reasoning.max_tokens", reasoning.get("max_tokens"))
+            look("reasoning.enabled", reasoning.get("enabled"), switch=True)
+    else:
+        look("reasoning", reasoning, switch=True)
+    kwargs = request.get("chat_template_kwargs")
+    if isinstance(kwargs, Mapping):
+        look("chat_template_kwargs.reasoning_effort", kwargs.get("reasoning_effort"))
+        for switch in ("enable_thinking", "thinking"):
+            look(f"chat_template_kwargs.{switch}", kwargs.get(switch), switch=True)
+    look("think", request.get("think"), switch=True)
+    look("enable_thinking", request.get("enable_thinking"), switch=True)
+    thinking = request.get("thinking")
+    if isinstance(thinking, Mapping):
+        if thinking.get("type") == "disabled":
+            found.append(("thinking.type", Effort.NONE))
+        else:
+            look("thinking.budget_tokens", thinking.get("budget_tokens"))
+    else:
+        look("thinking", thinking, switch=True)
+    return found, switched_on
+
+
+_GPT_OSS = {
+    Effort.NONE: "low",  # gpt-oss cannot be told not to reason; low is the least it knows
+    Effort.MINIMAL: "low",
+    Effort.LOW: "low",
+    Effort.MEDIUM: "medium",
+    Effort.HIGH: "high",
+    Effort.XHIGH: "high",
+}
+
+
+def template_kwargs(effort: Effort, traits: TemplateTraits) -> dict[str, Any]:
+    """Return what the model's chat template is to be told: a word, a switch, or nothing."""
+    match traits.effort:
+        case "reasoning_effort":
+            return {"reasoning_effort": _GPT_OSS[effort]}
+        case "enable_thinking":
+            return {"enable_thinking": effort is not Effort.NONE}
+        case _:
+            return {}

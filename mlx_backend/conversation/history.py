@@ -1,0 +1,325 @@
+"""Make a client's history safe to render again: one canonical form of everything clients send.
+
+The canonical form is OpenAI's: one leading system message, texts as strings, `tool_calls` with string arguments and
+unique ids, each tool result behind its call. Reasoning stays, as `reasoning_content`, only where the next step
+needs it: in a tool loop that has not ended in an answer, and on a last assistant message that is to be continued.
+Knows no template; `template.py` goes on from here. Nothing is changed in place, and only what cannot be a
+conversation at all is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .echo import Echo, read_echo
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles a message may have; `function` is the old name of `tool`."""
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_REASONING_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning.text", "reasoning.summary")
+
+
+class HistoryError(ValueError):
+    """What was sent is no conversation. `param` names the place."""
+
+    def __init__(self, param: str, problem: str) -> None:
+        self.param = param
+        super().__init__(f"{param}: {problem}")
+
+
+def sanitise(
+    messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Bring a history to its canonical form. Raises HistoryError; changes nothing in place.
+
+    `tools` are the request's tools (OpenAI's objects): raw calls in echoed text are matched against their names.
+    """
+    _check(messages)
+    history = _History(tool_names(tools))
+    for message in messages:
+        history.add(message)
+    return history.finish()
+
+
+def _check(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise HistoryError("messages", f"must be a list of messages, not {type(messages).__name__}")
+    if not messages:
+        raise HistoryError("messages", "is empty; send at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise HistoryError(f"messages[{index}]", f"must be an object, not {type(message).__name__}")
+        role = message.get("role")
+        if role not in ROLES:
+            known = ", ".join(ROLES)
+            raise HistoryError(f"messages[{index}].role", f"{role!r} is not a role; use one of {known}")
+
+
+class _History:
+    """The canonical history being built, message by message."""
+
+    def __init__(self, tools: Sequence[str] | None) -> None:
+        self.tools = tools
+        self.system: list[str] = []
+        self.turns: list[dict[str, Any]] = []
+        self.waiting: dict[str, str] = {}  # id -> name of calls without a result
+        self.renamed: dict[str, str] = {}  # a client's id -> ours, where it was used twice
+        self.ids: set[str] = set()
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        match message["role"]:
+            case "system" | "developer":
+                text = text_of(message.get("content"))
+                if text.strip() and text not in self.system:
+                    self.system.append(text)
+            case "user":
+                self.turns.append({"role": "user", "content": _user_content(message.get("content"))})
+            case "assistant":
+                self._add_assistant(message)
+            case _:
+                self._add_result(
+                    text_of(message.get("content")),
+                    _identifier(message.get("tool_call_id")),
+                    tool_name(message.get("name")),
+                )
+
+    # -- assistant -------------------------------------------------------------------------------
+
+    def _add_assistant(self, message: Mapping[str, Any]) -> None:
+        stretches = read_echo(text_of(message.get("content")) or text_of(message.get("refusal")), self.tools)
+        stated = _stated_reasoning(message)
+        calls = list(_posted_calls(message))
+        for index, stretch in enumerate(stretches):
+            last = index == len(stretches) - 1
+            reasoning = _once([stated if index == 0 else "", stretch.reasoning])
+            echoed = [("", call.name, call.arguments) for call in stretch.tool_calls]
+            self._add_turn(reasoning, stretch.content, (calls or echoed) if last else echoed)
+            if stretch.display is not None:
+                self._add_display(stretch)
+
+    def _add_turn(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
+        turn: dict[str, Any] = {"role": "assistant", "content": content}
+        if reasoning:
+            turn["reasoning_content"] = reasoning
+        if calls:
+            self.waiting = {}
+            turn["tool_calls"] = [self._call(*call) for call in calls]
+        if content or reasoning or calls:
+            self.turns.append(turn)
+
+    def _call(self, identifier: str, name: str, arguments: str) -> dict[str, Any]:
+        unique = identifier
+        count = len(self.ids)
+        while not unique or unique in self.ids:
+            count += 1
+            unique = f"call_{count}"
+        if identifier:
+            self.renamed[identifier] = unique
+        self.ids.add(unique)
+        name = tool_name(name) or "tool"
+        self.waiting[unique] = name
+        return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def _add_display(self, stretch: Echo) -> None:
+        """A call that was displayed inside an answer: the call and its result, as they happened."""
+        assert stretch.display is not None
+        call = stretch.display.call
+        previous = self.turns[-1] if self.turns else None
+        if stretch.content or stretch.reasoning:
+            assert previous is not None
+            previous["tool_calls"] = [self._call(stretch.display.id, call.name, call.arguments)]
+        else:
+            self._add_turn("", "", [(stretch.display.id, call.name, call.arguments)])
+        self._add_result(stretch.display.result, stretch.display.id, call.name)
+
+    # -- tool results ----------------------------------------------------------------------------
+
+    def _add_result(self, content: str, identifier: str, name: str) -> None:
+        """Put a result behind its call: by id, else by name, else the first call that waits for one."""
+        ours = self.renamed.get(identifier, identifier)
+        if ours not in self.ids:
+            named = [waiting for waiting, called in self.waiting.items() if called == name]
+            ours = (named or list(self.waiting) or [""])[0]
+        if not ours:
+            # A result without a call (the client cut the history): the call it answers is put back before it.
+            self._add_turn("", "", [(identifier, name, "{}")])
+            ours = next(reversed(self.waiting))
+        self.waiting.pop(ours, None)
+        place, called = self._behind_call(ours)
+        self.turns.insert(
+            place, {"role": "tool", "tool_call_id": ours, "name": called or name, "content": content}
+        )
+
+    def _behind_call(self, identifier: str) -> tuple[int, str]:
+        """Where the result of a call belongs (behind the results that are there), and the call's name."""
+        for index in range(len(self.turns) - 1, -1, -1):
+            for call in self.turns[index].get("tool_calls", ()):
+                if call["id"] == identifier:
+                    place = index + 1
+                    while place < len(self.turns) and self.turns[place]["role"] == "tool":
+                        place += 1
+                    return place, call["function"]["name"]
+        return len(self.turns), ""
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Apply the keep-or-drop rule to reasoning and put the system message first."""
+        turns = self.turns
+        last = len(turns) - 1
+        answered = -1
+        for index, turn in enumerate(turns):
+            if turn["role"] == "assistant" and "tool_calls" not in turn and index != last:
+                answered = index
+        kept: list[dict[str, Any]] = []
+        for index, turn in enumerate(turns):
+            if index <= answered:
+                turn.pop("reasoning_content", None)
+            if turn["role"] == "assistant" and not _has_substance(turn):
+                continue
+            kept.append(turn)
+        system = [{"role": "system", "content": "\n\n".join(self.system)}] if self.system else []
+        return [*system, *kept]
+
+
+def _has_substance(turn: Mapping[str, Any]) -> bool:
+    return bool(turn["content"] or turn.get("reasoning_content") or turn.get("tool_calls"))
+
+
+# -- texts, names, calls: every shape a client may use ---------------------------------------------
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: a string, a list of parts, null, or anything else as JSON."""
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list() | tuple():
+            return "\n".join(text for text in map(_part_text, content) if text)
+        case Mapping() if isinstance(content.get("text"), str):
+            return _part_text(content)
+        case _:
+            return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _part_text(part: Any) -> str:
+    match part:
+        case None:
+            return ""
+        case str():
+            return part
+        case {"type": str(kind)} if kind in _REASONING_PARTS:
+            return ""  # it is reasoning, and read as such
+        case {"text": str(text)}:
+            return text
+        case {"refusal": str(text)}:
+            return text
+        case _:
+            return json.dumps(part, ensure_ascii=False, default=str)
+
+
+def _user_content(content: Any) -> Any:
+    """A user's content: text, or the list of parts as it is when one of them is no text."""
+    if isinstance(content, list):
+        media = [
+            part
+            for part in content
+            if isinstance(part, Mapping)
+            and part.get("type", "text") not in _TEXT_PARTS
+            and "text" not in part
+        ]
+        if media:
+            return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    return text_of(content)
+
+
+def _stated_reasoning(message: Mapping[str, Any]) -> str:
+    """The reasoning a message states in a field of its own, whatever the field is called."""
+    found = [_reasoning_text(message.get(field)) for field in _REASONING_FIELDS]
+    details = message.get("reasoning_details")
+    if isinstance(details, list):
+        found.append("".join(_reasoning_text(detail) for detail in details))
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = (p for p in content if isinstance(p, Mapping) and p.get("type") in _REASONING_PARTS)
+        found.append("\n\n".join(_reasoning_text(part) for part in parts))
+    return _once(found)
+
+
+def _reasoning_text(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case (
+            {"text": str(text)} | {"thinking": str(text)} | {"reasoning": str(text)} | {"content": str(text)}
+        ):
+            return text
+        case {"summary": str(text)}:
+            return text
+        case list():
+            return "".join(map(_reasoning_text, value))
+        case _:
+            return ""
+
+
+def _once(texts: Iterable[str]) -> str:
+    """Join texts, each only once: clients send the same reasoning under several names."""
+    kept: list[str] = []
+    for text in texts:
+        stripped = text.strip()
+        if stripped and not any(stripped in other for other in kept):
+            kept.append(stripped)
+    return "\n\n".join(kept)
+
+
+def _posted_calls(message: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """Yield (id, name, arguments) of a message's calls: today's shape, a flat one, or the old `function_call`."""
+    posted = message.get("tool_calls")
+    entries: list[Any] = list(posted) if isinstance(posted, list) else []
+    if isinstance(message.get("function_call"), Mapping):
+        entries.append({"function": message["function_call"]})
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            continue
+        function = entry.get("function")
+        if not isinstance(function, Mapping):
+            function = entry
+        name = tool_name(function.get("name"))
+        if name or function.get("arguments"):
+            yield _identifier(entry.get("id")), name, _arguments(function.get("arguments"))
+
+
+def _identifier(value: Any) -> str:
+    return str(value) if isinstance(value, str | int) and value != "" else ""
+
+
+def _arguments(arguments: Any) -> str:
+    """Arguments as the JSON text they are on the wire; text that is no JSON stays as the model wrote it."""
+    if arguments is None or arguments == "":
+        return "{}"
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]] | None) -> list[str] | None:
+    """The names of a request's tools, in any of the shapes they are sent in; None if there are none."""
+    names = []
+    for tool in tools or ():
+        function = tool.get("function")
+        name = (function if isinstance(function, Mapping) else tool).get("name")
+        if isinstance(name, str):
+            names.append(name)
+    return names or None
+
+
+def tool_name(name: Any) -> str:
+    """A tool's bare name: without `functions.`, without what a model glued behind it."""
+    if not isinstance(name, str):
+        return ""
+    return re.split(r"<\|", name.strip().removeprefix("functions."))[0].strip()

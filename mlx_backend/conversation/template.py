@@ -1,0 +1,207 @@
+"""From the canonical history to the messages a model's own chat template renders without loss.
+
+Templates differ in what they read and what they refuse. `TemplateTraits` names the differences that matter, read
+off the template's source; `for_template` rewrites a sanitised history accordingly. Knows no Jinja: a template is
+text to look at here, never run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+type Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateTraits:
+    """What a chat template reads, as far as a history depends on it."""
+
+    reasoning_key: str | None = None
+    """The message key it renders reasoning from."""
+    effort: Literal["reasoning_effort", "enable_thinking"] | None = None
+    """The keyword argument it reads the effort from."""
+    one_call_per_message: bool = False
+    """It renders only `tool_calls[0]` (gpt-oss)."""
+    quotes_tool_results: bool = False
+    """It prints a tool's result through `tojson`: a string comes out quoted (gpt-oss)."""
+    system_role: bool = True
+    """It takes a system message."""
+    alternates: bool = False
+    """It insists on user and assistant taking turns."""
+
+    @classmethod
+    def of(cls, chat_template: str | None) -> TemplateTraits:
+        """Read the traits off a template's source."""
+        source = chat_template or ""
+        reads = re.compile(
+            r"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])(thinking|reasoning_content|reasoning)\b"""
+        )
+        keys = set(reads.findall(source))
+        refuses_system = re.search(r"raise_exception\([^)]*[Ss]ystem role", source) is not None
+        return cls(
+            reasoning_key=next(
+                (k for k in ("thinking", "reasoning_content", "reasoning") if k in keys), None
+            ),
+            effort="reasoning_effort"
+            if "reasoning_effort" in source
+            else "enable_thinking"
+            if "enable_thinking" in source
+            else None,
+            one_call_per_message="tool_calls[0]" in source,
+            quotes_tool_results=re.search(r"message\.content\s*\|\s*tojson", source) is not None,
+            system_role=not refuses_system,
+            alternates=re.search(r"raise_exception\([^)]*alternat", source) is not None,
+        )
+
+
+GPT_OSS = TemplateTraits(
+    reasoning_key="thinking",
+    effort="reasoning_effort",
+    one_call_per_message=True,
+    quotes_tool_results=True,
+)
+"""The traits of gpt-oss's template."""
+
+
+def for_template(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> Messages:
+    """Rewrite a sanitised history for a template. The messages given are not changed."""
+    rewritten: Messages = []
+    open_from = _open_loop(messages)
+    position = 0
+    while position < len(messages):
+        message = messages[position]
+        position += 1
+        if message["role"] != "assistant" or not message.get("tool_calls"):
+            rewritten.append(_plain(message, traits))
+            continue
+        results: list[Mapping[str, Any]] = []
+        while position < len(messages) and messages[position]["role"] == "tool":
+            results.append(messages[position])
+            position += 1
+        rewritten += _calls(message, results, traits, in_open_loop=position - len(results) > open_from)
+    if not traits.system_role:
+        rewritten = _system_into_user(rewritten)
+    if traits.alternates:
+        rewritten = _merge_neighbours(rewritten)
+    return rewritten
+
+
+def _open_loop(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the index of the last answered turn's end: calls behind it belong to an open tool loop."""
+    last = len(messages) - 1
+    finals = [
+        index
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant" and not message.get("tool_calls") and index != last
+    ]
+    return finals[-1] + 1 if finals else 0
+
+
+def _plain(message: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    copy = {key: value for key, value in message.items() if key not in ("reasoning_content", "tool_calls")}
+    reasoning = message.get("reasoning_content")
+    if reasoning and traits.reasoning_key:
+        copy[traits.reasoning_key] = reasoning
+    if message["role"] == "tool":
+        copy["content"] = _result(message["content"], traits)
+    return copy
+
+
+def _calls(
+    message: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    traits: TemplateTraits,
+    *,
+    in_open_loop: bool,
+) -> Messages:
+    """An assistant message with calls, and the results behind it."""
+    content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+    calls = [_call(call) for call in message["tool_calls"]]
+    rendered_results = [_plain(result, traits) for result in results]
+    if not traits.one_call_per_message:
+        whole: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls}
+        if reasoning and traits.reasoning_key:
+            whole[traits.reasoning_key] = reasoning
+        return [whole, *rendered_results]
+    before: Messages = []
+    if content and in_open_loop:
+        # This template has no preamble: beside a call it prints text as analysis, and never two texts. A message
+        # of its own would make it drop the loop's earlier analysis, so the preamble joins the reasoning.
+        reasoning = f"{reasoning}\n\n{content}" if reasoning else content
+    elif content:
+        # Behind an answered turn it prints no text beside a call at all: there the preamble stands alone.
+        before = [{"role": "assistant", "content": content}]
+    rewritten = before
+    for index, call in enumerate(calls):
+        single: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if index == 0 and reasoning and traits.reasoning_key:
+            single[traits.reasoning_key] = reasoning
+        last = index == len(calls) - 1
+        known = {call["id"] for call in calls[: index + 1]}
+        mine = [r for r in rendered_results if r.get("tool_call_id") == call["id"]]
+        rest = [r for r in rendered_results if last and r.get("tool_call_id") not in known]
+        rewritten += [single, *mine, *rest]
+    return rewritten
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as an object: templates print them with `tojson`."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        arguments = function["arguments"]  # what the model wrote, as a string: no template fails on it
+    return {
+        "id": call["id"],
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _result(content: Any, traits: TemplateTraits) -> Any:
+    """A tool's result; where the template would quote a string, JSON text that prints the same goes as data."""
+    if traits.quotes_tool_results and isinstance(content, str) and content[:1] in ("{", "["):
+        try:
+            data = json.loads(content)
+        except ValueError:
+            return content
+        if json.dumps(data, ensure_ascii=False) == content:
+            return data
+    return content
+
+
+def _system_into_user(messages: Messages) -> Messages:
+    if not messages or messages[0]["role"] != "system":
+        return messages
+    system, rest = messages[0], messages[1:]
+    for index, message in enumerate(rest):
+        if message["role"] == "user" and isinstance(message["content"], str):
+            joined = {**message, "content": f"{system['content']}\n\n{message['content']}"}
+            return [*rest[:index], joined, *rest[index + 1 :]]
+    return [{"role": "user", "content": system["content"]}, *rest]
+
+
+def _merge_neighbours(messages: Messages) -> Messages:
+    """Join messages of the same role that follow each other; a turn that is missing stays missing."""
+    merged: Messages = []
+    for message in messages:
+        previous = merged[-1] if merged else None
+        if (
+            previous is not None
+            and previous["role"] == message["role"]
+            and message["role"] in ("user", "assistant")
+            and not previous.get("tool_calls")
+            and isinstance(previous["content"], str)
+            and isinstance(message["content"], str)
+        ):
+            texts = [text for text in (previous["content"], message["content"]) if text]
+            merged[-1] = {**previous, **message, "content": "\n\n".join(texts)}
+        else:
+            merged.append(message)
+    return merged
