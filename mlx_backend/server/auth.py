@@ -1,0 +1,29 @@
+"""Who may ask: one key for everybody, compared in constant time, never repeated to anybody."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING
+
+from mlx_backend.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from werkzeug import Request
+
+
+def check(request: Request, key: str | None) -> None:
+    """Raise a 401 unless the request carries the key as `Authorization: Bearer …` or `x-api-key`."""
+    if key is None:
+        return
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        given = request.headers.get("x-api-key", "")
+    # WSGI hands header bytes over as Latin-1; the key was typed, so its bytes are UTF-8.
+    if hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode()):
+        return
+    raise ApiError(
+        401,
+        "The API key is wrong." if given else "An API key is needed: send it as 'Authorization: Bearer KEY'.",
+        code="invalid_api_key",
+        headers=(("WWW-Authenticate", "Bearer"),),
+    )

@@ -1,0 +1,382 @@
+"""The requests we accept: strict where a mistake would change the answer, lenient towards clients' habits.
+
+    honoured       a field of the models below; a wrong type or value is a 400 with its path
+    refused        UNSUPPORTED: it would change the answer and we do not do it, so it is a 400 by its name,
+                   except with the value that asks for nothing
+    ignored        everything else; named in the log and in a reply header
+
+`null` means absent everywhere. Knows pydantic and the service's request types; knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from mlx_backend.engine.base import Sampling
+from mlx_backend.server.errors import refuse
+from mlx_backend.service import ChatRequest, CompletionRequest
+from mlx_backend.settings import ReasoningFormat, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})
+
+
+def _is(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value is None or any(value == one and type(value) is type(one) for one in values)
+
+
+_STRUCTURED = "answers are not held to a grammar or schema yet"
+
+# field -> (the values that ask for nothing, what to say to all others)
+UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (_is(1), "one choice a request is what this server gives: send several requests"),
+    "best_of": (_is(1), "this server generates one candidate"),
+    "response_format": (_is({"type": "text"}), _STRUCTURED),
+    "structured_outputs": (_nothing, _STRUCTURED),
+    "guided_json": (_nothing, _STRUCTURED),
+    "guided_regex": (_nothing, _STRUCTURED),
+    "guided_choice": (_nothing, _STRUCTURED),
+    "guided_grammar": (_nothing, _STRUCTURED),
+    "json_schema": (_nothing, _STRUCTURED),
+    "grammar": (_nothing, _STRUCTURED),
+    "format": (_nothing, _STRUCTURED),
+    "tool_choice": (_is("auto", "none"), "only 'auto' and 'none' are supported: a call cannot be forced yet"),
+    "functions": (_nothing, "the old form of tools: send 'tools' instead"),
+    "function_call": (_is("auto", "none"), "the old form of tool_choice: send 'tool_choice' instead"),
+    "logprobs": (_is(False), "log probabilities are not reported yet"),
+    "top_logprobs": (_is(0), "log probabilities are not reported yet"),
+    "prompt_logprobs": (_is(0, False), "log probabilities are not reported yet"),
+    "modalities": (_is(["text"], []), "this model writes text only"),
+    "audio": (_nothing, "this model writes text only"),
+    "web_search_options": (_is(), "this server does not search the web"),
+    "use_beam_search": (_is(False), "beam search is not supported"),
+    "echo": (_is(False), "the prompt is not repeated in the reply"),
+    "suffix": (_is(""), "text cannot be inserted before a suffix"),
+}
+
+# What a template gets from us; a request's chat_template_kwargs may not replace it.
+_RESERVED_KWARGS = frozenset(
+    [
+        *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
+        *(
+            "add_generation_prompt",
+            "continue_final_message",
+            "tokenize",
+            "padding",
+            "truncation",
+            "max_length",
+        ),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    ]
+)
+
+_FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
+
+
+def _stop(value: Any) -> Any:
+    texts = [value] if isinstance(value, str) else value
+    if texts is None:
+        return ()
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise PydanticCustomError("stop", "must be a string or a list of strings")
+    return tuple(text for text in texts if text)
+
+
+def _logit_bias(value: Any) -> Any:
+    if value in (None, ""):
+        return ()
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "must be an object: token id -> bias")
+    pairs = []
+    for token, bias in value.items():
+        if not re.fullmatch(r"[0-9]{1,9}", token):
+            raise PydanticCustomError(
+                "logit_bias", "has the key {key}, which is no token id", {"key": repr(token)}
+            )
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise PydanticCustomError("logit_bias", "must map to numbers from -100 to 100")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)
+
+
+def _format(value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return ReasoningFormat(_FORMAT_ALIASES.get(value, value))
+    except (ValueError, TypeError):
+        words = ", ".join(ReasoningFormat)
+        raise PydanticCustomError("reasoning_format", "must be one of {words}", {"words": words}) from None
+
+
+def _template_kwargs(value: Any) -> Any:
+    if isinstance(value, dict) and (reserved := sorted(_RESERVED_KWARGS & value.keys())):
+        raise PydanticCustomError(
+            "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
+        )
+    return {} if value is None else value
+
+
+class _Lenient(BaseModel):
+    """Types are not guessed ("7" is no number, true is no 1); unknown fields are kept, to be named."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, arbitrary_types_allowed=True)
+
+
+class StreamOptions(_Lenient):
+    """What to add to a stream."""
+
+    include_usage: bool | None = None
+
+
+class Function(_Lenient):
+    """A tool, as the model is told about it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Lenient):
+    """One entry of `tools`; the flat form of the Responses API is read as well."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nested(cls, tool: Any) -> Any:
+        flat = isinstance(tool, dict) and "name" in tool and "function" not in tool
+        return {"function": {key: tool[key] for key in tool if key != "type"}, **tool} if flat else tool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the nested form, with nothing in it that a template does not read."""
+        told = {"description": self.function.description, "parameters": self.function.parameters}
+        given = {key: value for key, value in told.items() if value is not None}
+        return {"type": "function", "function": {"name": self.function.name, **given}}
+
+
+class _Body(_Lenient):
+    """What both kinds of request share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
+
+    @classmethod
+    def read(cls, body: Any) -> Self:
+        """Validate a decoded body; raise the 400 that names what is wrong with it."""
+        if not isinstance(body, dict):
+            raise refuse(f"The body must be a JSON object, not {_kind(body)}.")
+        for name, (asks_for_nothing, reason) in UNSUPPORTED.items():
+            if name in body and not asks_for_nothing(body[name]):
+                raise refuse(
+                    f"{name} = {_shown(body[name])} is not supported: {reason}.", name, "unsupported_value"
+                )
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            _refuse(error)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that were sent, mean something somewhere, and mean nothing here."""
+        extra = self.model_extra or {}
+        return [name for name, value in extra.items() if value is not None and name not in _READ_ELSEWHERE]
+
+    def sampling(self, settings: Settings) -> Sampling:
+        """Choose the next token as this request asks, or as the server does by default."""
+        penalty = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
+        return Sampling(
+            temperature=_or(self.temperature, settings.temperature),
+            top_p=_or(self.top_p, 1.0),
+            top_k=max(_or(self.top_k, 0), 0),
+            min_p=_or(self.min_p, 0.0),
+            seed=None if self.seed in (None, -1) else self.seed % 2**63,
+            repetition_penalty=_or(penalty, 1.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias=self.logit_bias,
+        )
+
+
+# Not ignored either: effort is looked up in the request as it was written, and the others are refused.
+_READ_ELSEWHERE = frozenset(["reasoning_effort", "reasoning", "think", "thinking", "enable_thinking", *UNSUPPORTED])
+
+
+class ChatBody(_Body):
+    """POST /v1/chat/completions."""
+
+    messages: list[Any]
+    max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: Annotated[ReasoningFormat | None, BeforeValidator(_format)] = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_kwargs)] = {}
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def shown_reasoning(self, settings: Settings) -> ReasoningFormat:
+        """Where this reply's reasoning goes."""
+        reasoning = (self.model_extra or {}).get("reasoning")
+        excluded = isinstance(reasoning, dict) and reasoning.get("exclude") is True
+        if excluded or self.include_reasoning is False:
+            return ReasoningFormat.HIDDEN
+        return self.reasoning_format or settings.reasoning_format
+
+    def request(self, body: Mapping[str, Any], settings: Settings) -> ChatRequest:
+        """Say it in the service's words. `body` is the same request as it was written."""
+        _refuse_what_is_not_text(self.messages)
+        tools = [] if self.tool_choice == "none" else (self.tools or [])
+        return ChatRequest(
+            messages=self.messages,
+            tools=[tool.as_dict() for tool in tools],
+            fields=body,
+            template_kwargs=self.chat_template_kwargs,
+            sampling=self.sampling(settings),
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            stop=self.stop,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            continue_last=self.continue_final_message is not False,
+            raw=self.shown_reasoning(settings) is ReasoningFormat.RAW,
+        )
+
+
+class CompletionBody(_Body):
+    """POST /v1/completions: the text goes to the model as it is, and comes back as it is.
+
+    No chat template, no channels: a Harmony model's markers are control tokens in the prompt and stand in the
+    reply. Only the token that ends the reply is left out.
+    """
+
+    prompt: Any
+
+    def request(self, settings: Settings) -> CompletionRequest:
+        """Say it in the service's words."""
+        return CompletionRequest(
+            prompt=_one_prompt(self.prompt),
+            sampling=self.sampling(settings),
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+        )
+
+
+def parse_json(data: bytes) -> Any:
+    """Decode a body; raise the 400 that says where it is wrong."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise refuse(f"The body is not UTF-8: byte {error.start} cannot be decoded.") from None
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise refuse(f"The body is not JSON: {error.msg} at {where}.") from None
+    except RecursionError:
+        raise refuse("The body is nested too deeply.") from None
+    except ValueError as error:  # NaN, or a number of thousands of digits
+        raise refuse(f"The body is not JSON: {error}.") from None
+    # Half a surrogate pair is what is left when a client cuts a text in the middle of an emoji.
+    return _mended(value) if re.search(r"\\u[dD][89a-fA-F]", text) else value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _mended(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case list():
+            return [_mended(item) for item in value]
+        case dict():
+            return {_mended(key): _mended(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _refuse_what_is_not_text(messages: Sequence[Any]) -> None:
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type", "text") if isinstance(part, dict) else "text"
+            if kind not in _TEXT_PARTS:
+                raise refuse(
+                    f"messages[{i}].content[{j}] is of type {_shown(kind)}; this model reads text only.",
+                    f"messages[{i}].content[{j}]",
+                    "unsupported_content",
+                )
+
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_content")
+
+
+def _one_prompt(prompt: Any) -> str | tuple[int, ...]:
+    match prompt:
+        case [str() | list() as only]:
+            return _one_prompt(only)
+        case [str() | list(), *_]:
+            raise refuse(f"prompt: a list of {len(prompt)} prompts is not supported; send one.", "prompt")
+        case str() if prompt:
+            return prompt
+        case [*tokens] if tokens and all(type(token) is int for token in tokens):
+            return tuple(tokens)
+        case _ if _nothing(prompt):
+            raise refuse("prompt: must not be empty.", "prompt")
+        case _:
+            raise refuse(f"prompt: must be a string or a list of token ids, not {_shown(prompt)}.", "prompt")
+
+
+def _refuse(error: ValidationError) -> NoReturn:
+    first = error.errors(include_url=False)[0]
+    where = ""
+    for step in first["loc"]:
+        where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)
+    if first["type"] == "missing":
+        raise refuse(f"{where} is missing.", where)
+    message = first["msg"]
+    message = message[:1].lower() + message[1:]
+    raise refuse(f"{where}: {message}; got {_shown(first['input'])}.", where)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _or[T](value: T | None, default: T) -> T:
+    return default if value is None else value

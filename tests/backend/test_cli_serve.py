@@ -1,0 +1,141 @@
+"""`mlx-backend` as a person starts it: what it says, what it answers, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mlx_backend import __version__
+from mlx_backend.demo import MODEL_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND = [sys.executable, "-m", "mlx_backend"]
+QUIET = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=QUIET, timeout=120)
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The process, its address, and what it printed up to there."""
+    process = subprocess.Popen(
+        [*COMMAND, "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=QUIET,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("Listening on "):
+                yield process, line.split()[-1], said
+                return
+        raise AssertionError(f"it ended before it listened: {said}{process.communicate()[1]}")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: signal.Signals) -> None:
+    with started("serve") as (process, url, said):
+        assert "mlx-demo" in said
+        assert "a demonstration model, not an assistant" in said
+        assert "--model " in said
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions",
+            json.dumps(
+                {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+            ).encode(),
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            told = json.load(response)
+        assert told["model"] == "mlx-demo"
+        assert told["usage"]["completion_tokens"] > 0
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "host.docker.internal" in out
+        assert "--host 0.0.0.0" in out
+        assert "curl" in out
+        assert "effort=medium" in err
+        assert "Traceback" not in err
+
+
+def test_a_running_stream_is_told_when_the_server_stops() -> None:
+    with started("--max-tokens", "4000") as (process, url, _):
+        body = {"prompt": "<|start|>", "stream": True, "temperature": 2, "logit_bias": {}}
+        for token in (881, 882, 888):  # the demo model's end tokens: without them it writes on
+            body["logit_bias"][str(token)] = -100  # type: ignore[index]
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)  # told twice: at once
+            rest = response.read().decode()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "[DONE]" in rest or "error" in rest
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = ended("--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "is in use" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "mention"),
+    [
+        (["--host", "999.1.1.1"], 1, "999.1.1.1"),
+        (["--host", "203.0.113.7"], 1, "203.0.113.7"),
+        (["--port", "0", "--model", "/no/such/folder"], 1, "/no/such/folder"),
+        (["--port", "0", "--model", "nobody/nothing-here"], 1, "nobody/nothing-here"),
+        (["--port", "70000"], 2, "70000"),
+        (["--port", "http"], 2, "http"),
+        (["--reasoning-effort", "banana"], 2, "medium"),
+        (["--reasoning-format", "banana"], 2, "separate"),
+        (["--max-tokens", "0"], 2, "'0'"),
+        (["--cache-gb", "-1"], 2, "-1"),
+        (["--temperature", "nan"], 2, "nan"),
+        (["--no-such-option"], 2, "--no-such-option"),
+        (["chat"], 2, "chat"),
+    ],
+)
+def test_what_cannot_be_started_says_why(arguments: list[str], status: int, mention: str) -> None:
+    done = ended(*arguments)
+    assert done.returncode == status
+    assert mention in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version() -> None:
+    assert ended("--version").stdout == f"mlx-backend {__version__}\n"
+    assert "serve --help" in ended("--help").stdout
+    assert "--reasoning-effort" in ended("serve", "--help").stdout
+
+
+def test_a_folder_is_served_under_the_name_it_is_given() -> None:
+    with started("--model", str(MODEL_PATH), "--model-id", "mine", "--api-key", "sesame") as (_, url, said):
+        assert "demonstration" not in said
+        request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": "Bearer sesame"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert json.load(response)["data"][0]["id"] == "mine"

@@ -1,0 +1,230 @@
+"""What is refused, and how: OpenAI's error object, the field, the value, before a byte is streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from werkzeug.test import Client
+
+from mlx_backend.engine.base import EngineError
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.server.app import App
+from mlx_backend.service import Service
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
+USER = {"role": "user", "content": "hello"}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with ScriptedEngine(lambda _: ANSWER, model_id="someone/scripted", context_length=4096) as engine:
+        yield Client(App(Service(engine), Settings(max_body_bytes=100_000)))
+
+
+def refused(client: Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    response = client.post(path, **({"data": body} if isinstance(body, bytes) else {"json": body}))
+    assert response.status_code == status, response.get_data(as_text=True)
+    told = response.get_json()
+    assert told.keys() == {"error"}
+    error: dict[str, Any] = told["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    return error
+
+
+def part(kind: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": kind}]}]}
+
+
+# the fields beside messages | the field to blame | what the message must mention
+FIELDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"n": 2}, "n", "one choice"),
+    ({"n": "two"}, "n", "'two'"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "schema"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "schema"),
+    ({"tool_choice": "required"}, "tool_choice", "forced"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "forced"),
+    ({"functions": [{"name": "f"}]}, "functions", "tools"),
+    ({"logprobs": True}, "logprobs", "not reported"),
+    ({"top_logprobs": 3}, "top_logprobs", "not reported"),
+    ({"modalities": ["text", "audio"]}, "modalities", "text only"),
+    ({"audio": {"voice": "alloy"}}, "audio", "text only"),
+    ({"web_search_options": {}}, "web_search_options", "search"),
+    ({"temperature": 3}, "temperature", "less than or equal to 2"),
+    ({"temperature": -1}, "temperature", "-1"),
+    ({"temperature": "0.7"}, "temperature", "'0.7'"),
+    ({"temperature": True}, "temperature", "True"),
+    ({"top_p": 1.5}, "top_p", "1.5"),
+    ({"top_k": 1.5}, "top_k", "1.5"),
+    ({"max_tokens": 0}, "max_tokens", "greater than 0"),
+    ({"max_tokens": -5}, "max_tokens", "-5"),
+    ({"max_tokens": 1.5}, "max_tokens", "1.5"),
+    ({"max_tokens": "10"}, "max_tokens", "'10'"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than 0"),
+    ({"seed": "x"}, "seed", "'x'"),
+    ({"stop": 5}, "stop", "list of strings"),
+    ({"stop": ["a", 5]}, "stop", "list of strings"),
+    ({"stream": "yes"}, "stream", "'yes'"),
+    ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "'yes'"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
+    ({"logit_bias": {"1": 1000}}, "logit_bias", "100"),
+    ({"logit_bias": {"999999999": 1}}, "logit_bias", "999999999"),
+    ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'retrieval'"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
+    ({"tools": "f"}, "tools", "'f'"),
+    ({"reasoning_effort": "banana"}, "reasoning_effort", "medium"),
+    ({"reasoning_format": "banana"}, "reasoning_format", "separate"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs", "5"),
+    ({"messages": []}, "messages", ""),
+    ({"messages": None}, "messages", "None"),
+    ({"messages": "hello"}, "messages", "'hello'"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "wizard"),
+    (part("image_url"), "messages[0].content[1]", "text only"),
+    (part("input_audio"), "messages[0].content[1]", "text only"),
+    (part("video_url"), "messages[0].content[1]", "text only"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "mention"), FIELDS, ids=[str(row[0])[:60] for row in FIELDS])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_is_named(
+    client: Client, fields: dict[str, Any], param: str, mention: str, stream: bool
+) -> None:
+    error = refused(client, CHAT, {"messages": [USER], "stream": stream, **fields})
+    assert error["param"] == param
+    assert mention in error["message"]
+
+
+def test_messages_may_not_be_missing(client: Client) -> None:
+    assert refused(client, CHAT, {}) == {
+        "message": "messages is missing.",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "mention"),
+    [
+        (b"", "line 1, column 1"),
+        (b'{"messages": [}', "line 1, column 15"),
+        (b"[1, 2]", "a list"),
+        (b'"text"', "a string"),
+        (b"null", "null"),
+        (b'{"temperature": NaN}', "NaN"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b"\xff\xfe{", "byte 0"),
+        (b"[" * 50_000, "nested"),
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_refused(client: Client, body: bytes, mention: str) -> None:
+    assert mention in refused(client, CHAT, body)["message"]
+
+
+def test_a_body_over_the_limit_is_413(client: Client) -> None:
+    assert "100000 bytes" in refused(client, CHAT, b" " * 100_001, 413)["message"]
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "scripted/", "x" * 10_000])
+def test_an_unknown_model_is_404_and_the_error_names_the_one_that_is_served(
+    client: Client, name: str
+) -> None:
+    error = refused(client, CHAT, {"messages": [USER], "model": name}, 404)
+    assert error["code"] == "model_not_found"
+    assert error["param"] == "model"
+    assert "someone/scripted" in error["message"]
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("name", ["someone/scripted", "scripted", "default", "", None])
+def test_the_model_has_several_names(client: Client, name: str | None) -> None:
+    response = client.post(CHAT, json={"messages": [USER], "model": name})
+    assert response.status_code == 200
+    assert response.get_json()["model"] == "someone/scripted"
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: Client) -> None:
+    error = refused(client, CHAT, {"messages": [{"role": "user", "content": "word " * 4096}]})
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "messages"
+    assert "4096" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [1, True]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [10**9]}, "prompt"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "logprobs": 0}, "logprobs"),
+        ({"prompt": "a", "logprobs": 2}, "logprobs"),
+        ({"prompt": "word " * 4096}, "prompt"),
+    ],
+    ids=str,
+)
+def test_completions_refuse_by_name_too(client: Client, fields: dict[str, Any], param: str) -> None:
+    assert refused(client, "/v1/completions", fields)["param"] == param
+
+
+def test_unknown_addresses_and_methods_have_the_same_shape(client: Client) -> None:
+    assert "/v1/chat/completions" in refused(client, "/v1/nothing", {}, 404)["message"]
+    response = client.get(CHAT)
+    assert response.status_code == 405
+    assert response.headers["Allow"] == "POST"
+    assert response.get_json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_engine_that_fails_one_request_is_a_500_without_a_traceback() -> None:
+    def broken(prompt: str) -> str:
+        raise EngineError("out of memory")
+
+    with ScriptedEngine(broken) as engine:
+        client = Client(App(Service(engine), Settings()))
+        assert refused(client, CHAT, {"messages": [USER]}, 500)["message"] == "out of memory"
+        streamed = client.post(CHAT, json={"messages": [USER], "stream": True})
+        last = streamed.get_data(as_text=True).split("\n\n")[-2]
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "out of memory"
+
+
+def test_a_dead_engine_is_a_503(client: Client) -> None:
+    engine = ScriptedEngine([])
+    engine.stop()
+    dead = Client(App(Service(engine), Settings()))
+    assert refused(dead, CHAT, {"messages": [USER]}, 503)["code"] == "engine_stopped"
+    assert dead.get("/health").status_code == 503
+
+
+def test_what_nobody_expected_is_a_500_with_a_number_that_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Surprising(ScriptedEngine):
+        def generate(self, request: object) -> Any:
+            raise ZeroDivisionError("secret detail")
+
+    with Surprising([]) as engine:
+        error = refused(Client(App(Service(engine), Settings())), CHAT, {"messages": [USER]}, 500)
+    assert "secret" not in error["message"]
+    assert error["code"] == "internal"
+    number = error["message"].split(":")[0].removeprefix("Internal error ")
+    assert any(number in record.getMessage() for record in caplog.records)

@@ -1,0 +1,211 @@
+"""The service without HTTP: what a request becomes, and what a reply remembers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlx_backend.conversation.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    StreamEnd,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from mlx_backend.engine.base import Progress
+from mlx_backend.engine.scripted import ScriptedEngine, Transcript
+from mlx_backend.service import ChatRequest, CompletionRequest, Reply, RequestError, Service
+
+USER: dict[str, Any] = {"role": "user", "content": "hello"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+ANSWER = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Paris.<|return|>"
+)
+
+
+def call(argument: int) -> str:
+    return (
+        f"<|channel|>analysis<|message|>Round {argument}.<|end|>"
+        f"<|start|>assistant<|channel|>commentary to=functions.f json<|message|>{argument}<|call|>"
+    )
+
+
+def events_of(reply: Reply) -> list[Event]:
+    return [event for event in reply.events() if event is not None and not isinstance(event, Progress)]
+
+
+def text_of(events: list[Event], kind: type[ContentDelta] | type[ReasoningDelta]) -> str:
+    return "".join(event.text for event in events if isinstance(event, kind))
+
+
+def test_a_reply_is_events_up_to_one_end() -> None:
+    with ScriptedEngine([ANSWER]) as engine:
+        reply = Service(engine).chat(ChatRequest(messages=[USER]))
+        events = events_of(reply)
+        assert text_of(events, ReasoningDelta) == "Hm."
+        assert text_of(events, ContentDelta) == "Paris."
+        assert events[-1] == StreamEnd("stop")
+        assert reply.finish == "stop"
+
+
+def test_reasoning_tokens_are_those_whose_text_was_reasoning() -> None:
+    # The scripted vocabulary has three bytes to a token: "Hm." is one, "Paris." two, "日" one.
+    for thought, tokens in (("Hm.", 1), ("Hm. Hm.", 3), ("日本", 2), ("a日b本", 3), ("", 0)):
+        with ScriptedEngine([ANSWER.replace("Hm.", thought)]) as engine:
+            reply = Service(engine).chat(ChatRequest(messages=[USER]))
+            events_of(reply)
+            assert reply.usage.reasoning_tokens == tokens, thought
+
+
+def test_closing_a_reply_cancels_it() -> None:
+    with ScriptedEngine([ANSWER], gated=True) as engine:
+        reply = Service(engine).chat(ChatRequest(messages=[USER]))
+        engine.advance()
+        events = reply.events(patience=0.01)
+        next(events)
+        reply.close()
+        assert [event for event in events if event is not None] == []
+        assert reply.finish is None
+        assert not engine.requests or engine.requests[0].cancelled.wait(10)
+
+
+def test_leaving_the_iterator_cancels_too() -> None:
+    with ScriptedEngine([ANSWER], gated=True) as engine:
+        events = Service(engine).chat(ChatRequest(messages=[USER])).events()
+        engine.advance(30)
+        for event in events:
+            if isinstance(event, ReasoningDelta):
+                break
+        events.close()  # type: ignore[attr-defined]
+        engine.advance(1)
+        assert engine.requests[0].over.wait(10)
+
+
+def test_patience_is_answered_with_none() -> None:
+    with ScriptedEngine([ANSWER], gated=True) as engine:
+        events = Service(engine).chat(ChatRequest(messages=[USER])).events(patience=0.001)
+        assert next(events) is None
+        engine.advance(100)
+        assert (
+            text_of([event for event in events if isinstance(event, ContentDelta)], ContentDelta) == "Paris."
+        )
+
+
+def test_prefill_is_reported() -> None:
+    with ScriptedEngine([Transcript(text=ANSWER, prefill=3)]) as engine:
+        reply = Service(engine).chat(ChatRequest(messages=[USER]))
+        progress = [event for event in reply.events() if isinstance(event, Progress)]
+        assert [step.total for step in progress] == [reply.usage.prompt_tokens] * 3
+
+
+def history(reply: Reply, thought: str | None = None) -> list[dict[str, Any]]:
+    """What a client sends after a call: often without the reasoning."""
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": reply.call_id(0), "type": "function", "function": {"name": "f", "arguments": "1"}}
+        ],
+    }
+    if thought is not None:
+        called["reasoning_content"] = thought
+    return [called, {"role": "tool", "tool_call_id": reply.call_id(0), "content": "result"}]
+
+
+def test_reasoning_lost_by_the_client_is_found_again_over_several_rounds() -> None:
+    with ScriptedEngine([call(1), call(2), ANSWER, ANSWER]) as engine:
+        service = Service(engine)
+
+        def ask(messages: list[dict[str, Any]]) -> Reply:
+            reply = service.chat(ChatRequest(messages=messages, tools=[TOOL]))
+            events_of(reply)
+            return reply
+
+        one = ask([USER])
+        two = ask([USER, *history(one)])
+        ask([USER, *history(one), *history(two)])
+        assert "Round 1." in engine.requests[1].prompt
+        assert "Round 1." in engine.requests[2].prompt
+        assert "Round 2." in engine.requests[2].prompt
+        # The turn has ended in an answer: its reasoning is gone.
+        ask([USER, *history(one), *history(two)])
+        assert "Round" not in engine.requests[3].prompt
+
+
+def test_what_the_client_kept_is_stronger_than_what_the_server_remembers() -> None:
+    with ScriptedEngine([call(1), ANSWER]) as engine:
+        service = Service(engine)
+        one = service.chat(ChatRequest(messages=[USER], tools=[TOOL]))
+        events_of(one)
+        second = [USER, *history(one, thought="Kept.")]
+        events_of(service.chat(ChatRequest(messages=second, tools=[TOOL])))
+        assert "Kept." in engine.requests[1].prompt
+        assert "Round 1." not in engine.requests[1].prompt
+
+
+def test_one_call_at_a_time_ends_the_turn_at_the_first() -> None:
+    two_calls = call(1).removesuffix("<|call|>") + "<|end|><|start|>assistant" + call(2)
+    with ScriptedEngine(lambda _: two_calls) as engine:
+        service = Service(engine)
+
+        def calls(*, parallel: bool) -> int:
+            request = ChatRequest(messages=[USER], tools=[TOOL], parallel_tool_calls=parallel)
+            events = events_of(service.chat(request))
+            assert events[-1] == StreamEnd("tool_calls")
+            assert sum(isinstance(event, ToolCallStart) for event in events) == sum(
+                isinstance(event, ToolCallEnd) for event in events
+            )
+            return sum(isinstance(event, ToolCallEnd) for event in events)
+
+        assert calls(parallel=True) == 2
+        assert calls(parallel=False) == 1
+
+
+def test_a_last_assistant_message_is_continued() -> None:
+    with ScriptedEngine(["is Paris.<|return|>"]) as engine:
+        messages = [USER, {"role": "assistant", "content": "The capital "}]
+        events = events_of(Service(engine).chat(ChatRequest(messages=messages)))
+        assert engine.requests[0].prompt.endswith("<|channel|>final<|message|>The capital ")
+        assert text_of(events, ContentDelta) == "is Paris."
+
+
+def test_unless_the_request_says_otherwise() -> None:
+    with ScriptedEngine([ANSWER]) as engine:
+        messages = [USER, {"role": "assistant", "content": "The capital "}]
+        events_of(Service(engine).chat(ChatRequest(messages=messages, continue_last=False)))
+        assert engine.requests[0].prompt.endswith("<|start|>assistant")
+
+
+def test_max_tokens_is_the_requests_or_the_servers_or_what_the_context_holds() -> None:
+    with ScriptedEngine(lambda _: ANSWER, context_length=1000) as engine:
+        for service, wanted in ((Service(engine), None), (Service(engine, max_tokens=50), None)):
+            events_of(service.chat(ChatRequest(messages=[USER], max_tokens=wanted)))
+        events_of(Service(engine, max_tokens=50).chat(ChatRequest(messages=[USER], max_tokens=7)))
+        events_of(Service(engine).chat(ChatRequest(messages=[USER], max_tokens=10**9)))
+        length = len(engine.requests[0].request.prompt)
+        assert [a.request.max_tokens for a in engine.requests] == [1000 - length, 50, 7, 1000 - length]
+
+
+def test_a_completion_checks_its_token_ids() -> None:
+    with ScriptedEngine([]) as engine:
+        with pytest.raises(RequestError, match=r"prompt\[1\]: -1") as raised:
+            Service(engine).complete(CompletionRequest(prompt=(5, -1)))
+        assert raised.value.param == "prompt"
+
+
+def test_a_control_token_that_the_limit_cut_is_shown_in_a_completion() -> None:
+    with ScriptedEngine(lambda _: "ab<|end|>") as engine:
+        service = Service(engine)
+        for limit, shown in ((2, "ab<|end|>"), (None, "ab")):
+            request = CompletionRequest(prompt="x", max_tokens=limit)
+            assert text_of(events_of(service.complete(request)), ContentDelta) == shown
+
+
+def test_a_model_without_a_template_can_only_complete() -> None:
+    with ScriptedEngine(["on"], chat_template=None) as engine:
+        with pytest.raises(RequestError, match="/v1/completions"):
+            Service(engine).chat(ChatRequest(messages=[USER]))
+        reply = Service(engine).complete(CompletionRequest(prompt="go "))
+        assert text_of(events_of(reply), ContentDelta) == "on"

@@ -1,0 +1,90 @@
+"""The real server on a free port, in a thread, around whatever engine a test brings."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.server.app import App
+from mlx_backend.server.serving import Server
+from mlx_backend.service import Service
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mlx_backend.engine.base import Engine
+
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    url: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def open(self, path: str, body: Any = None, **headers: str) -> Any:
+        """The open response; an HTTPError for a status that is one."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json", **headers}
+        )
+        return urllib.request.urlopen(request, timeout=60)
+
+    def call(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and decoded JSON, whatever the status."""
+        try:
+            with self.open(path, body, **headers) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def chat(self, messages: list[dict[str, Any]] = HELLO, **fields: Any) -> Any:
+        status, body = self.call("/v1/chat/completions", {"messages": messages, **fields})
+        assert status == 200, body
+        return body
+
+    def chunks(self, messages: list[dict[str, Any]] = HELLO, **fields: Any) -> list[dict[str, Any]]:
+        """Every JSON event of a stream that ends as it should."""
+        body = {"messages": messages, "stream": True, **fields}
+        with self.open("/v1/chat/completions", body) as response:
+            events = response.read().decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-2] if event[:1] != ":"]
+
+    def send(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
+        """A connection on which the request has been sent and nothing was read yet."""
+        data = json.dumps(body).encode()
+        connection = socket.create_connection(self.address, timeout=60)
+        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
+        return connection
+
+
+@contextmanager
+def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
+    """Serve the engine with these settings; stop both at the end."""
+    settings = Settings(port=0, **{"temperature": 0.0, **chosen})
+    app = App(Service(engine, effort=settings.reasoning_effort, max_tokens=settings.max_tokens), settings)
+    threads = settings.max_concurrent + settings.max_queue
+    server = Server(settings.host, settings.port, app, requests=threads, shutdown_seconds=5)
+    server.prepare()
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield RunningServer(server.url)
+    finally:
+        engine.stop()
+        server.stop()
+        thread.join()
