@@ -1,0 +1,257 @@
+"""`mlx-backend parse`: show what a model's raw output means. For bug reports, and for corpora of outputs.
+
+Raw text comes on standard input and one JSON message goes out:
+
+    $ printf '<|channel|>analysis<|message|>Easy.<|end|><|channel|>final<|message|>4' | mlx-backend parse
+    {"reasoning": "Easy.", "content": "4", "tool_calls": [], "finish": "stop"}
+
+With `--jsonl` every line is an object of its own: `raw_text`, or `tokens` (ids) with as many `token_texts`;
+and optionally `id`, `tools` (names, or OpenAI's tool objects) and `ended_by`. Its result is one line with
+the same `id`. A line that cannot be read gives `{"id": …, "error": …}` in its place, and exit status 1 in
+the end. A call that the token limit has cut is printed as far as it came; `"finish": "length"` says that it
+is not whole.
+
+Input and output are UTF-8 whatever the locale says. The text is read as it is, so mind the line break
+`echo` adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from mlx_backend.conversation.events import EndedBy, Message
+
+_ENDINGS: Mapping[str, EndedBy] = {
+    **dict.fromkeys(("stop", "eos", "end", "return", "call", "tool_calls"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_length"), "length"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """One output to be read: as pieces of text, each with its token id or None."""
+
+    pieces: Sequence[tuple[str, int | None]]
+    tools: Sequence[str] | None
+    ended_by: EndedBy
+
+
+class UnreadableLine(ValueError):
+    """A line of input that is no transcript; the text says why."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "parse",
+        help="show what a model's raw output means",
+        description="Read a model's raw output on standard input; print reasoning, content and tool calls.",
+    )
+    parser.add_argument("--dialect", default="harmony", help="harmony (the default), think or plain")
+    parser.add_argument("--tools", metavar="A,B", type=_names, help="the names of the request's tools")
+    parser.add_argument(
+        "--ended-by", choices=("stop", "length"), default="stop", help="what ended the output"
+    )
+    parser.add_argument("--chunk", metavar="N", type=_positive, help="feed N characters at a time")
+    parser.add_argument("--jsonl", action="store_true", help="read one JSON object a line")
+    parser.add_argument(
+        "--by",
+        choices=("text", "tokens"),
+        help="with --jsonl: read raw_text or the tokens (default: the tokens, where a line has them)",
+    )
+    parser.set_defaults(run=run, refuse=parser.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command on standard input and output."""
+    from mlx_backend.conversation.dialects import DIALECTS
+
+    if arguments.dialect not in DIALECTS:
+        arguments.refuse(f"--dialect: {arguments.dialect!r} is none of {', '.join(DIALECTS)}")
+    if arguments.by and not arguments.jsonl:
+        arguments.refuse("--by is for --jsonl: plain input has no tokens")
+    if arguments.by == "tokens" and arguments.chunk:
+        arguments.refuse("--chunk cuts text: it cannot go with --by tokens")
+    try:
+        if arguments.jsonl:
+            return _run_lines(sys.stdin.buffer, arguments, _write)
+        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        transcript = Transcript(
+            pieces=_cut(text, arguments.chunk), tools=arguments.tools, ended_by=arguments.ended_by
+        )
+        _write(_as_json(_read(transcript, arguments.dialect)))
+    except BrokenPipeError:  # whoever read us has seen enough; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def _run_lines(
+    lines: Iterable[bytes], arguments: argparse.Namespace, write: Callable[[dict[str, Any]], None]
+) -> int:
+    status = 0
+    for result in parse_lines(
+        lines,
+        dialect=arguments.dialect,
+        tools=arguments.tools,
+        ended_by=arguments.ended_by,
+        chunk=arguments.chunk,
+        by=arguments.by,
+    ):
+        status |= "error" in result
+        write(result)
+    return status
+
+
+def parse_lines(
+    lines: Iterable[bytes],
+    *,
+    dialect: str = "harmony",
+    tools: Sequence[str] | None = None,
+    ended_by: EndedBy = "stop",
+    chunk: int | None = None,
+    by: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Read JSON lines, blank ones aside; yield one result for each. What a line does not say is as given here."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        identity: dict[str, Any] = {}
+        try:
+            row = _row(line)
+            if "id" in row:
+                identity = {"id": row["id"]}
+            transcript = Transcript(
+                pieces=_pieces(row, chunk, by),
+                tools=_tools(row.get("tools")) or tools,
+                ended_by=_ended_by(row.get("ended_by"), ended_by),
+            )
+        except UnreadableLine as error:
+            yield {**identity, "error": {"message": str(error), "line": number}}
+        else:
+            yield identity | _as_json(_read(transcript, dialect))
+
+
+def _read(transcript: Transcript, dialect: str) -> Message:
+    from mlx_backend.conversation.parser import ChannelParser, fold
+
+    parser = ChannelParser(dialect, tools=transcript.tools)
+    events = [event for text, token in transcript.pieces for event in parser.feed(text, token)]
+    return fold([*events, *parser.close(transcript.ended_by)])
+
+
+def _as_json(message: Message) -> dict[str, Any]:
+    return {
+        "reasoning": message.reasoning,
+        "content": message.content,
+        "tool_calls": [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls],
+        "finish": message.finish,
+    }
+
+
+def _write(result: dict[str, Any]) -> None:
+    try:
+        line = json.dumps(result, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: JSON can write it, UTF-8 cannot
+        line = json.dumps(result).encode()
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _cut(text: str, chunk: int | None) -> list[tuple[str, None]]:
+    size = chunk or max(len(text), 1)
+    return [(text[at : at + size], None) for at in range(0, len(text), size)]
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UnreadableLine(f"not UTF-8: {error.reason} at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreadableLine(f"not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UnreadableLine(f"an object is wanted, not {_kind(row)}")
+    return row
+
+
+def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequence[tuple[str, int | None]]:
+    tokens, texts, raw_text = row.get("tokens"), row.get("token_texts"), row.get("raw_text")
+    if by == "tokens" and (tokens is None or texts is None):
+        raise UnreadableLine("--by tokens: the line needs both tokens and token_texts")
+    if by != "text" and chunk is None and tokens is not None and texts is not None:
+        if not _all(tokens, int):
+            raise UnreadableLine("tokens: a list of integers is wanted")
+        if not _all(texts, str):
+            raise UnreadableLine("token_texts: a list of strings is wanted")
+        if len(tokens) != len(texts):
+            raise UnreadableLine(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
+        return list(zip(texts, tokens, strict=True))
+    if not isinstance(raw_text, str):
+        missing = "is missing" if raw_text is None else f"must be a string, not {_kind(raw_text)}"
+        raise UnreadableLine(f"raw_text {missing}")
+    return _cut(raw_text, chunk)
+
+
+def _tools(tools: Any) -> list[str]:
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise UnreadableLine(f"tools: a list is wanted, not {_kind(tools)}")
+    return [_tool_name(tool, at) for at, tool in enumerate(tools)]
+
+
+def _tool_name(tool: Any, at: int) -> str:
+    match tool:
+        case str(name) | {"function": {"name": str(name)}} | {"name": str(name)}:
+            return name
+    raise UnreadableLine(f"tools[{at}]: a name is wanted, or an object with function.name")
+
+
+def _ended_by(value: Any, default: EndedBy) -> EndedBy:
+    if value is None:
+        return default
+    if isinstance(value, str) and value in _ENDINGS:
+        return _ENDINGS[value]
+    raise UnreadableLine('ended_by: "stop" (or "eos") or "length" (or "max_tokens") is wanted')
+
+
+def _all(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case dict():
+            return "an object"
+        case _:
+            return "a number"
+
+
+def _names(text: str) -> list[str]:
+    names = [name for name in map(str.strip, text.split(",")) if name]
+    if not names:
+        raise argparse.ArgumentTypeError("names are wanted, with commas between them")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a number of characters is wanted, not {text!r}")
+    return int(text)
