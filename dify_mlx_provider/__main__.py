@@ -1,0 +1,10 @@
+"""What Dify's daemon runs: `python -m dify_mlx_provider`, in the folder of the unpacked plugin."""
+
+# The SDK patches sockets and threads when it is imported, so it comes first.
+from dify_plugin import DifyPluginEnv, Plugin
+
+LONGEST_REQUEST = 3600
+"""Seconds. Long prompts take long on small machines; Dify's daemon has a limit of its own."""
+
+if __name__ == "__main__":
+    Plugin(DifyPluginEnv(MAX_REQUEST_TIMEOUT=LONGEST_REQUEST)).run()

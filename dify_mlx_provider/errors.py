@@ -1,0 +1,40 @@
+"""What Dify is told when something goes wrong: one table from our errors to Dify's five kinds.
+
+Used when a request is refused and when an answer breaks off in the middle; Dify's SDK maps only the former by itself.
+"""
+
+from __future__ import annotations
+
+from dify_plugin.errors.model import (
+    InvokeAuthorizationError,
+    InvokeBadRequestError,
+    InvokeConnectionError,
+    InvokeError,
+    InvokeRateLimitError,
+    InvokeServerUnavailableError,
+)
+
+from .client import KeyRefused, Overloaded, Refused, ServerError, Unavailable, Unreachable
+
+KINDS: dict[type[InvokeError], list[type[Exception]]] = {
+    InvokeConnectionError: [Unreachable],
+    InvokeServerUnavailableError: [Unavailable],
+    InvokeRateLimitError: [Overloaded],
+    # Dify replaces this kind's text by its own "Incorrect API key provided". That says what is wrong, and only
+    # this kind makes Dify treat the credentials as bad; so it is the right one although our words are lost.
+    InvokeAuthorizationError: [KeyRefused],
+    InvokeBadRequestError: [Refused, ValueError],
+}
+"""Dify's kinds of errors, and which of ours they stand for."""
+
+
+def for_dify(error: Exception) -> InvokeError:
+    """Return the error Dify is to see: one of its five kinds, with our words behind `[MLX]`."""
+    if isinstance(error, InvokeError):
+        return error
+    for kind, ours in KINDS.items():
+        if isinstance(error, tuple(ours)):
+            return kind(f"[MLX] {error}")
+    if isinstance(error, ServerError):
+        return InvokeServerUnavailableError(f"[MLX] {error}")
+    return InvokeServerUnavailableError(f"[MLX] the plugin failed: {type(error).__name__}")

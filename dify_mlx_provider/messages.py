@@ -1,0 +1,131 @@
+"""From Dify's call to a chat request: messages, tools and parameters as the server wants them.
+
+Dify keeps the thinking block in its history and sends it back; `sanitise` takes it out of answered turns and, inside
+a tool loop, moves it to `reasoning_content`. Dify also writes empty values where it has none; they are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dify_plugin.entities.model.message import (
+    AssistantPromptMessage,
+    ImagePromptMessageContent,
+    PromptMessage,
+    PromptMessageTool,
+    TextPromptMessageContent,
+    ToolPromptMessage,
+)
+
+from mlx_backend.conversation.history import sanitise
+
+if TYPE_CHECKING:
+    from .credentials import Credentials
+
+
+def chat_request(
+    model: str,
+    credentials: Credentials,
+    messages: Sequence[PromptMessage],
+    parameters: Mapping[str, Any],
+    *,
+    tools: Sequence[PromptMessageTool] | None = None,
+    stop: Sequence[str] | None = None,
+    user: str | None = None,
+) -> dict[str, Any]:
+    """Return the body of one streamed chat request. Raises ValueError with a sentence for the user."""
+    posted_tools = [_tool(tool) for tool in tools or ()]
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": sanitise([_message(message, credentials) for message in messages], tools=posted_tools),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body.update(_parameters(parameters))
+    if posted_tools:
+        body["tools"] = posted_tools
+    if stop:
+        body["stop"] = list(stop)
+    if user:
+        body["user"] = user
+    return body
+
+
+def wants_structure(parameters: Mapping[str, Any]) -> bool:
+    """Whether the answer is to be JSON: then nothing but the answer may be in the text."""
+    return parameters.get("response_format") not in (None, "", "text")
+
+
+def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]:
+    posted: dict[str, Any] = {"role": message.role.value, "content": _content(message, credentials)}
+    if message.name:
+        posted["name"] = message.name
+    match message:
+        case AssistantPromptMessage() if message.tool_calls:
+            posted["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                }
+                for call in message.tool_calls
+            ]
+        case ToolPromptMessage() if message.tool_call_id:
+            posted["tool_call_id"] = message.tool_call_id
+    return posted
+
+
+def _content(message: PromptMessage, credentials: Credentials) -> str | list[dict[str, Any]]:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    parts: list[dict[str, Any]] = []
+    for part in message.content:
+        if isinstance(part, TextPromptMessageContent):
+            parts.append({"type": "text", "text": part.data})
+        elif isinstance(part, ImagePromptMessageContent) and credentials.vision:
+            parts.append({"type": "image_url", "image_url": {"url": part.data, "detail": part.detail.value}})
+        else:
+            raise ValueError(
+                f"this model reads text only, and the message holds a file of type {part.type.value}. Remove it, or "
+                "choose a model that can read it."
+            )
+    return parts
+
+
+def _tool(tool: PromptMessageTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+    }
+
+
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Dify's model parameters as request fields; the few whose shape differs are translated."""
+    fields = {name: value for name, value in parameters.items() if value is not None and value != ""}
+    schema = fields.pop("json_schema", None)
+    match fields.pop("response_format", "text"):
+        case "text":
+            pass
+        case "json_schema" if schema is not None:
+            fields["response_format"] = {"type": "json_schema", "json_schema": _schema(schema)}
+        case _:
+            fields["response_format"] = {"type": "json_object"}
+    if "enable_thinking" in fields:
+        fields["chat_template_kwargs"] = {"enable_thinking": fields.pop("enable_thinking")}
+    return fields
+
+
+def _schema(schema: Any) -> Any:
+    """Dify sends the schema as a JSON string, with or without the `{"schema": …, "name": …}` around it."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ValueError(
+                f"the JSON schema of the structured output is not valid JSON: {error}"
+            ) from error
+    return (
+        schema if isinstance(schema, Mapping) and "schema" in schema else {"name": "answer", "schema": schema}
+    )
