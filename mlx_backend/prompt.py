@@ -95,7 +95,7 @@ class PromptBuilder:
         template_kwargs: Mapping[str, Any],
     ) -> tuple[str, str | None]:
         """Return the rendered text, and the sentinel if there is one in it."""
-        data = {"messages": messages, "tools": tools, "kwargs": template_kwargs}
+        data: dict[str, Any] = {"messages": messages, "tools": tools, "kwargs": template_kwargs}
         sentinel = None
         if self._markers.spelt_in(data):
             sentinel = _unused_character(data)

@@ -48,4 +48,4 @@ class Settings:
     max_body_bytes: int = 8 * 1024 * 1024
     cors_origins: tuple[str, ...] = ()
     keepalive_seconds: float = 5.0
-    shutdown_seconds: float = 3.0
+    shutdown_seconds: int = 3

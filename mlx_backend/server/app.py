@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from werkzeug import Request, Response
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 
 from mlx_backend import __version__
@@ -40,8 +40,8 @@ type Watch = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 log = logging.getLogger("mlx_backend.requests")
 
-_DRAINED_BYTES = 64 * 1024 * 1024
 _CLIENT_LEFT = 499
+_CLOSE = (("Connection", "close"),)  # nobody knows where the next request would begin
 
 _ROUTES = Map(
     [
@@ -169,16 +169,27 @@ class App:
     # -- who and what may ask --------------------------------------------------------------------------------
 
     def _body(self, request: Request) -> bytes:
-        limit = request.max_content_length = self._settings.max_body_bytes
+        limit = self._settings.max_body_bytes
+        source = request.environ["wsgi.input"]
+        length = request.content_length
+        in_chunks = length is None and request.environ.get("wsgi.input_terminated", False)
+        wanted = limit + 1 if in_chunks else length or 0
+        data = bytearray()
         try:
-            return request.get_data(cache=False)
-        except RequestEntityTooLarge:
-            _drain(request)
-            raise ApiError(
-                413, f"The body is larger than {limit} bytes, which is this server's limit."
-            ) from None
+            while wanted - len(data) > 0 and wanted <= limit + 1:
+                piece = source.read(min(wanted - len(data), 1 << 16))
+                if not piece:
+                    break
+                data += piece
         except TimeoutError:
-            raise ApiError(408, "The body did not arrive in time.") from None
+            raise ApiError(408, "The body did not arrive in time.", headers=_CLOSE) from None
+        except (OSError, ValueError) as error:
+            raise ApiError(400, f"The body could not be read: {error}.", headers=_CLOSE) from None
+        if wanted > limit and (len(data) > limit or not in_chunks):
+            raise ApiError(413, f"The body is larger than {limit} bytes, which is this server's limit.")
+        if not in_chunks and len(data) < wanted:
+            raise ApiError(400, f"The body ended after {len(data)} of its {wanted} bytes.")
+        return bytes(data)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._names:
@@ -371,13 +382,3 @@ def _names(fields: list[str]) -> str:
 def _watch(request: Request) -> Watch:
     watch: Watch | None = request.environ.get(WATCH)
     return watch or (lambda _left: nullcontext())
-
-
-def _drain(request: Request) -> None:
-    """Read on for a while: a client that is still sending hears a reset in place of the reply."""
-    source, remaining = request.environ["wsgi.input"], _DRAINED_BYTES
-    try:
-        while remaining > 0 and (data := source.read(64 * 1024)):
-            remaining -= len(data)
-    except (OSError, ValueError):
-        return

@@ -227,7 +227,9 @@ class _Body(_Lenient):
 
 
 # Not ignored either: effort is looked up in the request as it was written, and the others are refused.
-_READ_ELSEWHERE = frozenset(["reasoning_effort", "reasoning", "think", "thinking", "enable_thinking", *UNSUPPORTED])
+_READ_ELSEWHERE = frozenset(
+    ["reasoning_effort", "reasoning", "think", "thinking", "enable_thinking", *UNSUPPORTED]
+)
 
 
 class ChatBody(_Body):

@@ -32,6 +32,8 @@ BACKLOG = 512
 IDLE_SECONDS = 60
 KEPT_CONNECTIONS = 1024
 MAX_HEADER_BYTES = 64 * 1024
+MAX_READ_BYTES = 64 * 1024 * 1024
+_PIECE = 64 * 1024
 
 
 class HangupWatch:
@@ -101,8 +103,23 @@ class HangupWatch:
             left()
 
 
-class _Request(HTTPRequest):  # type: ignore[misc]
-    """Cheroot's own refusals, in the shape that clients of this server read."""
+class _Request(HTTPRequest):
+    """Cheroot's own refusals in the shape that clients of this server read, and no body left half-read."""
+
+    def send_headers(self) -> None:
+        # A client that is still sending would hear a reset in place of the reply, and what it sends would be
+        # taken for its next request. So read on, but not for ever.
+        if (b"Connection", b"close") in self.outheaders or not self._read_to_the_end():
+            self.close_connection = True
+        super().send_headers()
+
+    def _read_to_the_end(self) -> bool:
+        try:
+            while self.rfile.read(_PIECE):
+                pass
+        except (OSError, ValueError):  # the limit, a broken chunk, or nobody there
+            return False
+        return True
 
     def simple_response(self, status: str, msg: str = "") -> None:
         code, _, reason = str(status).partition(" ")
@@ -120,28 +137,29 @@ class _Request(HTTPRequest):  # type: ignore[misc]
             self.conn.wfile.write(head.encode("latin-1") + payload)
 
 
-class _Connection(HTTPConnection):  # type: ignore[misc]
+class _Connection(HTTPConnection):
     RequestHandlerClass = _Request
 
 
-class _Gateway(wsgi.Gateway_10):  # type: ignore[misc]
+class _Gateway(wsgi.Gateway_10):
     """Hands the application a way to hear of its client's leaving."""
 
-    def get_environ(self) -> dict[str, Any]:
-        environ: dict[str, Any] = super().get_environ()
+    def get_environ(self) -> Any:
+        environ = super().get_environ()  # type: ignore[no-untyped-call]
         watch, connection = self.req.server.hangups, self.req.conn.socket
         environ[WATCH] = lambda left: watch.watching(connection, left)
         return environ
 
 
-class Server(wsgi.Server):  # type: ignore[misc]
+class Server(wsgi.Server):
     """`prepare()` binds and raises OSError; `serve()` runs until `stop()` is called from another thread."""
 
     ConnectionClass = _Connection
     keep_alive_conn_limit = KEPT_CONNECTIONS
     max_request_header_size = MAX_HEADER_BYTES
+    max_request_body_size = MAX_READ_BYTES  # the application's own limit is far below
 
-    def __init__(self, host: str, port: int, app: Any, *, requests: int, shutdown_seconds: float) -> None:
+    def __init__(self, host: str, port: int, app: Any, *, requests: int, shutdown_seconds: int) -> None:
         super().__init__(
             (host, port),
             app,
@@ -175,7 +193,7 @@ class Server(wsgi.Server):  # type: ignore[misc]
     def process_conn(self, conn: Any) -> None:
         """Give a connection a thread once it has sent something; a silent one waits in the selector."""
         if conn.last_used is None:
-            self._connections.put(conn)
+            self._connections.put(conn)  # type: ignore[attr-defined]
         else:
             super().process_conn(conn)
 

@@ -76,9 +76,9 @@ class ChatWriter:
             case ToolCallDelta(index, arguments):
                 self._calls[index][1].append(arguments)
             case ToolCallEnd(index, complete):
-                name, arguments = self._calls.pop(index)
+                name, written = self._calls.pop(index)
                 if complete:  # a call that the token limit cut must not be run, so nobody hears of it
-                    return [*self._reasoning.close(), self._call(index, name, "".join(arguments))]
+                    return [*self._reasoning.close(), self._call(index, name, "".join(written))]
             case StreamEnd(finish):
                 return [*self._reasoning.close(), Chunk(finish=finish)]
         return []

@@ -151,7 +151,9 @@ def test_the_reasoning_format_is_chosen_by_the_request_or_by_the_server(
     assert by_request == {"role": "assistant", "content": content}
     if fmt != "none":
         assert message(serving(engine, reasoning_format=ReasoningFormat(fmt))) == by_request
-        assert message(serving(engine, reasoning_format=ReasoningFormat(fmt)), reasoning_format="separate") == message(client)
+        assert message(
+            serving(engine, reasoning_format=ReasoningFormat(fmt)), reasoning_format="separate"
+        ) == message(client)
 
 
 @pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
@@ -197,7 +199,7 @@ def test_what_clients_send_out_of_habit_is_accepted_and_named(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    habits = {
+    habits: dict[str, Any] = {
         "tools": [],
         "tool_choice": None,
         "logit_bias": "",

@@ -107,7 +107,7 @@ def test_a_message_of_calls_alone_has_null_content() -> None:
 
 
 def test_a_call_cut_by_the_limit_is_never_sent() -> None:
-    cut = [
+    cut: list[Event] = [
         ToolCallStart(0, "f"),
         ToolCallDelta(0, '{"a'),
         ToolCallEnd(0, complete=False),
@@ -132,13 +132,18 @@ def test_an_open_think_block_is_always_closed(events: list[Event]) -> None:
 @pytest.mark.parametrize("cut", range(1, len("a </think> b <thi")))
 def test_a_tag_inside_the_reasoning_cannot_end_the_block(cut: int) -> None:
     text = "a </think> b <thi"
-    events = [ReasoningDelta(text[:cut]), ReasoningDelta(text[cut:]), ContentDelta("c"), StreamEnd("stop")]
+    events: list[Event] = [
+        ReasoningDelta(text[:cut]),
+        ReasoningDelta(text[cut:]),
+        ContentDelta("c"),
+        StreamEnd("stop"),
+    ]
     message = message_of(events, reasoning_format=ReasoningFormat.THINK)
     assert message["content"] == "<think>\na ‹/think> b <thi\n</think>\n\nc"
 
 
 def test_details_escapes_and_quotes_the_reasoning() -> None:
-    events = [ReasoningDelta("1 < 2\nso </details>"), ContentDelta("yes"), StreamEnd("stop")]
+    events: list[Event] = [ReasoningDelta("1 < 2\nso </details>"), ContentDelta("yes"), StreamEnd("stop")]
     assert message_of(events, reasoning_format=ReasoningFormat.DETAILS)["content"] == (
         '<details type="reasoning" done="true">\n<summary>Thought</summary>\n'
         "> 1 &lt; 2\n> so &lt;/details&gt;\n</details>\n\nyes"

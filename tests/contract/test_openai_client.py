@@ -125,7 +125,7 @@ def test_a_tool_over_two_rounds_keeps_the_reasoning_that_the_client_loses(
         first = ask(client, tools=[WEATHER])
         assert first.choices[0].finish_reason == "tool_calls"
         assert first.choices[0].message.content is None
-        (only,) = first.choices[0].message.tool_calls or ()
+        (only,) = first.choices[0].message.tool_calls or []
         call = only.model_dump()
     assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
 

@@ -1,0 +1,259 @@
+"""The whole server over real sockets: who leaves, who waits, who sends nonsense."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import pytest
+from running_server import HELLO, running
+
+from mlx_backend.engine.scripted import ScriptedEngine, Transcript
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mlx_backend.engine.base import EngineItem, Generation, GenerationRequest
+
+LONG = "<|channel|>final<|message|>" + "word " * 2000 + "<|return|>"
+ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
+
+
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    data = b""
+    while mark not in data:
+        piece = connection.recv(4096)
+        assert piece, f"the connection ended before {mark!r}: {data!r}"
+        data += piece
+    return data
+
+
+class Scripts:
+    """Transcripts in turn, and a way to wait until the engine has begun the next one."""
+
+    def __init__(self, *scripts: str | Transcript) -> None:
+        self._scripts = iter(scripts)
+        self._begun = threading.Semaphore(0)
+
+    def __call__(self, _prompt: str) -> str | Transcript:
+        self._begun.release()
+        return next(self._scripts)
+
+    def wait(self) -> None:
+        assert self._begun.acquire(timeout=60)
+
+
+def close_quietly(connection: socket.socket) -> None:
+    connection.close()
+
+
+def close_with_a_reset(connection: socket.socket) -> None:
+    linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    connection.close()
+
+
+@pytest.mark.parametrize("leave", [close_quietly, close_with_a_reset])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("prefill", [0, 1000], ids=["decoding", "reading the prompt"])
+def test_a_client_that_leaves_frees_the_engine(
+    leave: Callable[[socket.socket], None], stream: bool, prefill: int
+) -> None:
+    scripts = Scripts(Transcript(text=LONG, prefill=prefill), ANSWER)
+    with ScriptedEngine(scripts, gated=True, max_concurrent=1) as engine, running(engine) as server:
+        connection = server.send({"messages": HELLO, "stream": stream})
+        scripts.wait()
+        engine.advance(3)
+        leave(connection)
+        assert engine.requests[0].cancelled.wait(10)
+        engine.advance(100)
+        assert server.chat()["choices"][0]["message"]["content"] == "Paris."
+
+
+class Watched:
+    """A generation that tells when it is closed."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[EngineItem]:
+        return iter(self._generation)
+
+    def next(self, timeout: float | None = None) -> EngineItem | None:
+        return self._generation.next(timeout)
+
+    def close(self) -> None:
+        self._generation.close()
+        self.closed.set()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_client_that_leaves_the_queue_is_never_begun(stream: bool) -> None:
+    submitted: SimpleQueue[Watched] = SimpleQueue()
+
+    class Engine(ScriptedEngine):
+        def generate(self, request: GenerationRequest) -> Generation:
+            generation = Watched(super().generate(request))
+            submitted.put(generation)
+            return generation
+
+    with Engine([LONG, ANSWER], gated=True, max_concurrent=1) as engine, running(engine) as server:
+        first = server.send({"messages": HELLO, "stream": True})
+        submitted.get(timeout=60)
+        waiting = server.send({"messages": HELLO, "stream": stream})
+        second = submitted.get(timeout=60)
+        waiting.close()
+        assert second.closed.wait(10)
+        first.close()
+        assert engine.requests[0].cancelled.wait(10)
+        engine.advance(100)
+        server.chat()
+        assert len(engine.requests) == 2
+
+
+def test_a_full_queue_is_a_503_that_says_when_to_come_back() -> None:
+    with (
+        ScriptedEngine(lambda _: LONG, gated=True, max_concurrent=1, max_waiting=1) as engine,
+        running(engine, max_concurrent=1, max_queue=1) as server,
+    ):
+        held = [server.send({"messages": HELLO, "stream": True}) for _ in range(2)]
+        for connection in held:
+            read_until(connection, b'"role"')
+        status, body = server.call("/v1/chat/completions", {"messages": HELLO})
+        assert status == 503
+        assert body["error"]["code"] == "queue_full"
+        # Full or not, these are answered.
+        assert server.call("/health")[0] == 200
+        assert server.call("/v1/models")[0] == 200
+        for connection in held:
+            connection.close()
+
+
+def test_a_stream_begins_before_its_first_token() -> None:
+    with ScriptedEngine([ANSWER], gated=True) as engine, running(engine) as server:
+        connection = server.send({"messages": HELLO, "stream": True})
+        head = read_until(connection, b'"role"')
+        assert b"text/event-stream" in head
+        engine.advance(100)
+        assert b'{"content":"Par"}' in read_until(connection, b"[DONE]")
+        connection.close()
+
+
+@pytest.mark.parametrize("prefill", [0, 1000], ids=["queued", "reading the prompt"])
+def test_silence_is_filled_with_comments(prefill: int) -> None:
+    script = Transcript(text=ANSWER, prefill=prefill)
+    with (
+        ScriptedEngine([script], gated=True) as engine,
+        running(engine, keepalive_seconds=0.01) as server,
+    ):
+        connection = server.send({"messages": HELLO, "stream": True})
+        read_until(connection, b": keepalive")
+        engine.advance(2000)
+        assert b'{"content":"Par"}' in read_until(connection, b"[DONE]")
+        connection.close()
+
+
+def test_64_clients_at_once_are_all_answered_with_their_own_words() -> None:
+    def echo(prompt: str) -> str:
+        word = prompt.rpartition("number ")[2].partition("<")[0]
+        return f"<|channel|>final<|message|>You are number {word}<|return|>"
+
+    with ScriptedEngine(echo) as engine, running(engine) as server, ThreadPoolExecutor(64) as clients:
+
+        def ask(number: int) -> str:
+            message = [{"role": "user", "content": f"number {number}"}]
+            if number % 2:
+                content: str = server.chat(message)["choices"][0]["message"]["content"]
+                return content
+            deltas = [chunk["choices"][0]["delta"] for chunk in server.chunks(message)]
+            return "".join(delta.get("content", "") for delta in deltas)
+
+        assert list(clients.map(ask, range(64))) == [f"You are number {n}" for n in range(64)]
+
+
+def test_a_big_body_is_refused_and_the_refusal_arrives() -> None:
+    with ScriptedEngine([]) as engine, running(engine, max_body_bytes=1 << 20) as server:
+        status, body = server.call("/v1/chat/completions", b" " * (10 << 20))
+        assert status == 413
+        assert "1048576" in body["error"]["message"]
+
+
+def chunked(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"NONSENSE\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"413"),
+        (b"GET /a HTTP/9.9\r\n\r\n", b"505"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\n\r\n{}   ", b"400"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", b"400"),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + chunked(b" " * 200_000),
+            b"413",
+        ),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+    ],
+    ids=range(8),
+)
+def test_broken_requests_get_an_error_object(request_bytes: bytes, status: bytes) -> None:
+    with ScriptedEngine([]) as engine, running(engine, max_body_bytes=100_000) as server:
+        with socket.create_connection(server.address, timeout=10) as connection:
+            connection.sendall(request_bytes)
+            head, _, body = read_until(connection, b"}}").partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status)
+        assert json.loads(body)["error"]["message"]
+        assert server.call("/health")[0] == 200
+
+
+def test_a_chunked_body_is_read() -> None:
+    body = json.dumps({"messages": HELLO}).encode()
+    with (
+        ScriptedEngine([ANSWER]) as engine,
+        running(engine) as server,
+        socket.create_connection(server.address, timeout=10) as connection,
+    ):
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + chunked(body))
+        assert b"200 OK" in read_until(connection, b"Paris.")
+
+
+def test_a_body_that_ends_too_early_harms_nobody() -> None:
+    with ScriptedEngine([ANSWER]) as engine, running(engine) as server:
+        with socket.create_connection(server.address, timeout=10) as connection:
+            connection.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 500\r\n\r\n{"mess')
+            connection.shutdown(socket.SHUT_WR)
+            assert b" 400 " in read_until(connection, b"\r\n")
+        assert server.chat()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_connection_is_used_again() -> None:
+    with ScriptedEngine(lambda _: ANSWER) as engine, running(engine) as server:
+        body = json.dumps({"messages": HELLO}).encode()
+        request = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        with socket.create_connection(server.address, timeout=10) as connection:
+            for _ in range(3):
+                connection.sendall(request)
+                assert b"200 OK" in read_until(connection, b"predicted_per_second")
+
+
+def test_an_error_in_mid_stream_is_an_event_and_the_end() -> None:
+    def scripts(_: str) -> Transcript:
+        return Transcript(text="<|channel|>final<|message|>Pa", failure=RuntimeError("the batch broke"))
+
+    with ScriptedEngine(scripts) as engine, running(engine) as server:
+        with server.open("/v1/chat/completions", {"messages": HELLO, "stream": True}) as response:
+            events = response.read().decode().split("\n\n")
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "engine_stopped"
+        assert events[-1] == ""
+        status, body = server.call("/health")
+        assert (status, body["status"]) == (503, "engine stopped")
