@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_BYTES = 5 * 1024 * 1024  # Dify takes ten times as much; a plugin without weights that comes near is a mistake
-    5 * 1024 * 1024
-)  # Dify takes ten times as much; a plugin without weights that comes near has a mistake in it
+MAX_BYTES = 5 * 1024 * 1024  # a tenth of what Dify takes; a plugin without weights comes nowhere near
 OLDEST = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time, and the time of packing must not show
 
 # in the package | in the repository
