@@ -1,0 +1,227 @@
+"""The package holds what the plugin needs, nothing else, and is the same whenever it is built."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from dify_mlx_provider import package
+
+ROOT = package.ROOT
+
+# Besides Python, this and no more.
+TEXTS = {
+    "LICENSE",
+    "PRIVACY.md",
+    "README.md",
+    "manifest.yaml",
+    "pyproject.toml",
+    "readme/README_ja_JP.md",
+    "readme/README_zh_Hans.md",
+    "requirements.txt",
+    "_assets/icon.svg",
+    "_assets/icon_dark.svg",
+    "_assets/icon_large.svg",
+    "_assets/icon_large_dark.svg",
+    "provider_assets/mlx.yaml",
+    "provider_assets/llm/_position.yaml",
+    "provider_assets/llm/default.yaml",
+    "provider_assets/llm/lmstudio-community-gpt-oss-120b-mlx-8bit.yaml",
+    "provider_assets/llm/lmstudio-community-gpt-oss-20b-mlx-8bit.yaml",
+    "provider_assets/llm/mlx-community-gpt-oss-120b-mxfp4-q4.yaml",
+    "provider_assets/llm/mlx-community-gpt-oss-120b-mxfp4-q8.yaml",
+    "provider_assets/llm/mlx-community-gpt-oss-20b-mxfp4-q4.yaml",
+    "provider_assets/llm/mlx-community-gpt-oss-20b-mxfp4-q8.yaml",
+}
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    return package.collect(ROOT)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of everything the package is made from, to be spoilt."""
+    root = tmp_path / "sources"
+    for folder in ("dify_mlx_provider", "mlx_backend/conversation", "provider_assets"):
+        shutil.copytree(ROOT / folder, root / folder)
+    for name in ("mlx_backend/__init__.py", "manifest.yaml", "pyproject.toml", "LICENSE", "PRIVACY.md"):
+        shutil.copy(ROOT / name, root / name)
+    return root
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_it_holds_the_plugin_the_shared_core_and_these_files(files: dict[str, bytes]) -> None:
+    python = {path for path in files if path.endswith(".py")}
+    wanted = {"mlx_backend/__init__.py"}
+    for folder in ("dify_mlx_provider", "mlx_backend/conversation"):
+        wanted |= {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
+    assert python == wanted - {"dify_mlx_provider/package.py"}
+    assert files.keys() - python == TEXTS
+
+
+def test_no_packed_module_imports_what_is_not_there(files: dict[str, bytes]) -> None:
+    installed = {"dify_plugin", "requests", "pydantic", "yaml"}  # dify-plugin brings the last two
+    for path, content in files.items():
+        if not path.endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse(content)):
+            match node:
+                case ast.Import(names=names):
+                    modules = [name.name for name in names]
+                case ast.ImportFrom(module=str(module), level=0):
+                    modules = [module]
+                case _:
+                    continue
+            for module in modules:
+                top = module.partition(".")[0]
+                if top in ("dify_mlx_provider", "mlx_backend"):
+                    stem = module.replace(".", "/")
+                    assert {f"{stem}.py", f"{stem}/__init__.py"} & files.keys(), f"{path}: {module}"
+                else:
+                    assert top in sys.stdlib_module_names | installed, f"{path}: {module}"
+
+
+def test_building_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, name = package.build(ROOT, tmp_path / "first.difypkg")
+    second, again = package.build(ROOT, tmp_path / "second.difypkg")
+    assert first.read_bytes() == second.read_bytes()
+    assert name == again
+
+
+def test_the_zip_has_files_only_in_order_and_with_forward_slashes(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    path, _ = package.build(ROOT, tmp_path / "plugin.difypkg")
+    with zipfile.ZipFile(path) as zipped:
+        assert zipped.namelist() == sorted(files)
+        assert zipped.testzip() is None
+        for entry in zipped.infolist():
+            assert not entry.is_dir()
+            assert "\\" not in entry.filename
+            assert entry.date_time == (1980, 1, 1, 0, 0, 0)
+            assert zipped.read(entry) == files[entry.filename]
+
+
+def test_its_dependencies_are_the_plugin_extra_in_both_forms_and_nothing_is_built(
+    files: dict[str, bytes],
+) -> None:
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    packed = tomllib.loads(files["pyproject.toml"].decode())
+    extra = ours["optional-dependencies"]["plugin"]
+    assert packed["project"]["dependencies"] == extra
+    assert packed["project"]["version"] == ours["version"]
+    assert "build-system" not in packed
+    assert files["requirements.txt"].decode().splitlines() == extra
+    assert not any(requirement.startswith("mlx") for requirement in extra)
+
+
+def test_the_identity_is_a_digest_of_the_sorted_paths_and_contents() -> None:
+    files = {
+        "manifest.yaml": b"author: someone\nname: plugin\nversion: 1.2.3\n",
+        "a.txt": b"a",
+    }
+    parts = (b"a.txt", b"a", b"manifest.yaml", files["manifest.yaml"])
+    digest = sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()
+    assert package.identity(files) == f"someone/plugin:1.2.3@{digest}"
+
+
+def test_the_readme_is_in_english_and_its_translations_are_not(files: dict[str, bytes]) -> None:
+    def is_east_asian(content: bytes) -> bool:
+        return any("\u3040" <= char <= "\u30ff" or "\u4e00" <= char <= "\u9fff" for char in content.decode())
+
+    assert not is_east_asian(files["README.md"])
+    assert not is_east_asian(files["PRIVACY.md"])
+    assert is_east_asian(files["readme/README_ja_JP.md"])
+    assert is_east_asian(files["readme/README_zh_Hans.md"])
+
+
+def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, bytes]) -> None:
+    def shape(path: str) -> list[str]:
+        lines = files[path].decode().splitlines()
+        return [line.split()[0] for line in lines if line.startswith(("#", "- ", "|", "```", "$"))]
+
+    english = shape("README.md")
+    assert shape("readme/README_ja_JP.md") == english
+    assert shape("readme/README_zh_Hans.md") == english
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "complaint"),
+    [
+        ("manifest.yaml", "author: mlx-", "author: MLX-", "author is 'MLX-community-tools'"),
+        ("manifest.yaml", "name: dify_mlx_provider", "name: Dify MLX", "name is 'Dify MLX'"),
+        ("manifest.yaml", "version: 0.1.0\n", "version: 0.1.0.dev1\n", "version is '0.1.0.dev1'"),
+        ("pyproject.toml", 'version = "0.1.0"', 'version = "9.9.9"', "pyproject.toml 9.9.9"),
+        ("manifest.yaml", "icon: icon.svg", "icon: no.svg", "provider_assets/icons/no.svg is missing"),
+        ("manifest.yaml", "assets/mlx.yaml", "assets/xlm.yaml", "provider_assets/xlm.yaml is missing"),
+        ("manifest.yaml", "entrypoint: dify_mlx", "entrypoint: xlm", "nothing to run for the entrypoint"),
+        (
+            "provider_assets/mlx.yaml",
+            "icon_large_dark.svg",
+            "no.svg",
+            "provider_assets/icons/no.svg is missing",
+        ),
+        ("provider_assets/mlx.yaml", "models/llm.py", "models/mll.py", "models/mll.py is missing"),
+    ],
+)
+def test_what_dify_would_refuse_is_not_packed(
+    sources: Path, tmp_path: Path, path: str, old: str, new: str, complaint: str
+) -> None:
+    edit(sources / path, old, new)
+    output = tmp_path / "plugin.difypkg"
+    with pytest.raises(package.PackageError) as caught:
+        package.build(sources, output)
+    assert complaint in str(caught.value)
+    assert not output.exists()
+
+
+def test_every_fault_is_named_at_once(sources: Path) -> None:
+    edit(sources / "manifest.yaml", "author: mlx-", "author: MLX-")
+    (sources / "provider_assets/icons/icon.svg").unlink()
+    with pytest.raises(package.PackageError) as caught:
+        package.build(sources)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_missing_text_and_a_package_too_large_are_named(sources: Path) -> None:
+    drawing = sources / "provider_assets/icons/icon.svg"
+    drawing.write_bytes(b" " * package.MAX_BYTES)
+    with pytest.raises(package.PackageError, match="more than a plugin should hold"):
+        package.build(sources)
+    (sources / "LICENSE").unlink()
+    with pytest.raises(package.PackageError, match="LICENSE is missing"):
+        package.build(sources)
+
+
+def test_the_command_prints_the_path_the_size_and_the_identity(tmp_path: Path) -> None:
+    output = tmp_path / "plugin.difypkg"
+    done = subprocess.run(
+        [sys.executable, "-m", "dify_mlx_provider.package", "--output", output],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second = done.stdout.splitlines()
+    assert first.split()[0] == str(output)
+    assert first.endswith("KiB")
+    assert second == package.identity(package.collect(ROOT))
+
+
+def test_packing_does_not_need_difys_sdk() -> None:
+    code = "import dify_mlx_provider.package, sys; print('dify_plugin' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
