@@ -108,6 +108,7 @@ def write_model(folder: Path, *, dtype: str = "float32", **changes: Any) -> Path
         "num_experts_per_tok": 2,
         "rope_theta": 10_000,
         "rope_scaling": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000},
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 1024,
         "eos_token_id": [MARKERS.index(name) for name in ("<|return|>", "<|call|>", "<|endoftext|>")],

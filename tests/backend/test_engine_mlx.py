@@ -1,7 +1,9 @@
 """The real engine: the same tokens alone, in a crowd and from a warm cache; and no request harms another."""
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,8 +24,9 @@ from mlx_backend.engine.base import (
     TokenDelta,
 )
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.mlx.batching import MLXBatch, cut
 from mlx_backend.engine.mlx.sampling import Choice, Chooser, Guard, greedy, unchanged
+from mlx_backend.engine.scheduler import Ended
 from mlx_backend.engine.threaded import ThreadedEngine
 
 SOON = 60
@@ -193,6 +196,53 @@ def test_prefixes_are_reused_across_a_sliding_window_and_from_checkpoints_alone(
         assert [item.token for item in items if isinstance(item, TokenDelta)] == tokens_of(cold, elsewhere)
 
 
+def test_prompts_are_cut_at_checkpoints_into_pieces_that_are_neither_long_nor_single() -> None:
+    for length, after, at, chunk in itertools.product(range(1, 20), range(19), range(1, 20), (4, 5, 16)):
+        if after >= length:
+            continue
+        cuts = cut(length, after=after, at=(at, at + 1), chunk=chunk)
+        sizes = [end - start for start, end in itertools.pairwise(cuts)]
+        assert (cuts[0], cuts[-1]) == (after, length)
+        assert sizes[-1] == 1, "the last token is read by itself"
+        assert all(1 < size <= chunk for size in sizes[:-2])
+        assert all(0 < size <= chunk for size in sizes)
+        if after + 1 < at < length:
+            assert at in cuts
+
+
+def test_a_prompt_that_joins_another_in_mid_read_is_read_as_if_alone(
+    random_model: Path, rambler: Engine
+) -> None:
+    """A checkpoint after one token, taken literally, would corrupt the rotating caches of mlx-lm."""
+    batch = MLXBatch(random_model, prefill_chunk=64, max_concurrent=8, cache_bytes=1 << 30)
+    shorts = [
+        GenerationRequest(
+            prompt=[9 + at * 31 % 380 for at in range(seed, seed + 7)], max_tokens=20, checkpoints=(1,)
+        )
+        for seed in range(12)
+    ]
+
+    def joining(seed: int, short: GenerationRequest) -> list[int]:
+        text = [9 + (seed + at) * 7 % 380 for at in range(64)]
+        batch.insert(0, GenerationRequest(prompt=text, max_tokens=1, checkpoints=(52,)))
+        said: list[int] = []
+        for step in itertools.count():
+            if step == 2:  # the long prompt has its last token left to read
+                batch.insert(1, short)
+            for key, outcome in batch.step():
+                if key == 1 and isinstance(outcome, TokenDelta):
+                    said.append(outcome.token)
+                if key == 1 and isinstance(outcome, Ended):
+                    return said
+        raise AssertionError("the loop only returns")
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(batch.load).result()
+        joined = [thread.submit(joining, seed, short).result() for seed, short in enumerate(shorts)]
+        thread.submit(batch.unload).result()
+    assert joined == [tokens_of(rambler, short) for short in shorts]
+
+
 # -- requests and their neighbours --------------------------------------------------------------------------
 
 
@@ -240,15 +290,7 @@ class Saboteur(Chooser):
 
 @pytest.mark.parametrize("seed", [999, 996, 666])
 def test_a_request_whose_callables_raise_fails_alone(random_model: Path, rambler: Engine, seed: int) -> None:
-    batch = MLXBatch(
-        random_model,
-        model_id=None,
-        context_length=None,
-        max_concurrent=8,
-        prefill_chunk=16,
-        cache_bytes=0,
-        chooser=Saboteur,
-    )
+    batch = MLXBatch(random_model, max_concurrent=8, prefill_chunk=16, cache_bytes=0, chooser=Saboteur)
     innocents = [asking(rambler, "fox " * count, max_tokens=30) for count in (1, 3)]
     expected = [tokens_of(rambler, request) for request in innocents]
     guilty = asking(rambler, "dog", max_tokens=30, sampling=Sampling(temperature=1, seed=seed))

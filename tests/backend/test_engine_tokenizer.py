@@ -139,6 +139,11 @@ def test_a_templates_own_words_are_heard_when_it_refuses(byte_bpe: MLXTokenizer,
         tokenizer.render([{"role": "wizard", "content": "abracadabra"}], None)
 
 
+def test_a_request_cannot_bring_its_own_template(byte_bpe: MLXTokenizer) -> None:
+    with pytest.raises(EngineRefused, match="cannot be given chat_template"):
+        byte_bpe.render([{"role": "user", "content": "hi"}], None, chat_template="{{ 7 * 7 }}")
+
+
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, byte_level())
     (tmp_path / "chat_template.jinja").unlink()
@@ -179,6 +184,7 @@ def test_a_window_holds_back_what_is_not_yet_a_character() -> None:
         {9: "<|end|>"}, lambda tokens: b"".join(map(parts.__getitem__, tokens)).decode(errors="replace")
     )
     assert [stream.push(token) for token in (3, 1, 2, 3, 1, 9, 3)] == ["x", "", "é", "x", "", "<|end|>", "x"]
+    assert "".join(stream.push(token) for token in [1] * 9), "what is never going to be one is shown"
 
 
 def test_a_marker_is_exactly_its_marker_even_in_the_middle_of_a_character(byte_bpe: MLXTokenizer) -> None:

@@ -42,6 +42,24 @@ class _Running:
     text: TextStream
 
 
+def cut(length: int, *, after: int, at: Iterable[int], chunk: int) -> list[int]:
+    """Cut the part of a prompt that is still to be read: the ends of its pieces, from `after` to `length`.
+
+    A piece ends at each position of `at` and holds at most `chunk` tokens; the last token is a piece by itself,
+    as the generator wants it. No piece but that and the one before it is a single token, and a cut that would
+    make one is left out: after a step of one token the rotating caches of mlx-lm are in decoding order, and the
+    mask they make for the next longer step (0.32.2) hides a token too many.
+    """
+    last = length - 1
+    cuts = [after]
+    for end in sorted({position for position in at if after < position < last} | {last}):
+        size = end - cuts[-1]
+        if size > 1 or end == last:
+            count = -(-size // chunk)
+            cuts += [cuts[-1] + size * part // count for part in range(1, count + 1)]
+    return [*cuts, length]
+
+
 class MLXBatch:
     """Implements the scheduler's `Batch`."""
 
@@ -49,13 +67,15 @@ class MLXBatch:
         self,
         model: str | Path,
         *,
-        model_id: str | None,
-        context_length: int | None,
+        model_id: str | None = None,
+        context_length: int | None = None,
         max_concurrent: int,
         prefill_chunk: int,
         cache_bytes: int,
         chooser: type[Chooser] = Chooser,
     ) -> None:
+        if prefill_chunk < 4:
+            raise EngineError(f"A prefill chunk of {prefill_chunk} tokens is too small; 4 are the least.")
         self._source = model
         self._model_id = model_id
         self._context_length = context_length
@@ -95,10 +115,8 @@ class MLXBatch:
         """Begin a request, with the longest prefix of its prompt that is known already."""
         prompt = list(request.prompt)
         cached, layers = self._prefixes.longest(prompt)
-        last = len(prompt) - 1  # the generator reads the last token by itself: always a boundary
-        wanted = (*request.checkpoints, last) if self._prefixes.enabled else ()
-        checkpoints = {at for at in wanted if cached < at < len(prompt)}
-        cuts = [cached, *sorted(checkpoints), len(prompt)]
+        wanted = (*request.checkpoints, len(prompt) - 1) if self._prefixes.enabled else ()
+        cuts = cut(len(prompt), after=cached, at=wanted, chunk=self._prefill_chunk)
         choice = self._chooser(request.sampling, len(prompt))
         [uid] = self._generator.insert_segments(
             [[prompt[start:end] for start, end in pairwise(cuts)]],
@@ -109,7 +127,7 @@ class MLXBatch:
             logits_processors=[list(choice.processors)],
         )
         text = self._tokenizer.text_stream()
-        self._running[uid] = _Running(key, request, cached, frozenset(checkpoints), choice, text)
+        self._running[uid] = _Running(key, request, cached, frozenset(wanted) & frozenset(cuts), choice, text)
         self._uids[key] = uid
 
     def ready(self) -> bool:

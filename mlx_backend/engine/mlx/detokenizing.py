@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 REPLACEMENT = "\ufffd"
+LONGEST_CHARACTER = 4  # bytes, and so at most as many tokens
 
 
 class TextStream(Protocol):
@@ -60,7 +61,7 @@ class WindowStream:
         self._window.append(token)
         before = self._decode(self._window[: self._shown])
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT):
+        if text.endswith(REPLACEMENT) and len(self._window) - self._shown < LONGEST_CHARACTER:
             return ""
         self._window = self._window[self._shown :]
         self._shown = len(self._window)

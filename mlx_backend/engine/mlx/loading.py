@@ -65,14 +65,13 @@ def load_model(model: str | Path) -> LoadedModel:
                 "If its files are incomplete, fetch them again; if it is no MLX model, see `mlx_lm.convert`."
             )
         raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
-    inner = config.get("text_config", config)
-    vocabulary_size = inner.get("vocab_size") or len(wrapper)
+    config |= config.get("text_config", {})  # where models that also see keep what concerns text
     return LoadedModel(
         name=name,
         network=network,
-        tokenizer=MLXTokenizer(wrapper, vocabulary_size),
+        tokenizer=MLXTokenizer(wrapper, config.get("vocab_size") or len(wrapper)),
         end_tokens=frozenset(wrapper.eos_token_ids),
-        context_length=_context_length(inner),
+        context_length=_context_length(config),
     )
 
 

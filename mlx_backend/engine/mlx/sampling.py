@@ -79,8 +79,8 @@ class Chooser:
 
     def __init__(self, vocabulary_size: int, special: Collection[int]) -> None:
         text = mx.ones(vocabulary_size)
-        if special:
-            text[mx.array(sorted(special))] = 0.0
+        if inside := [token for token in special if token < vocabulary_size]:
+            text[mx.array(inside)] = 0.0
         self._text = text  # 1 for text, 0 for control tokens
         mx.eval(text)
         self._shared = lru_cache(maxsize=64)(self._make_shared)

@@ -8,10 +8,12 @@ made, set up once, and never changed again.
 from __future__ import annotations
 
 import json
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokenizer
 from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerBase
 
 from ..base import EngineError, EngineRefused
 from .detokenizing import ByteStream, TokenBytes, WindowStream, spell_byte_level, spell_sentencepiece
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
     from .detokenizing import TextStream
+
+
+# What steers the renderer and not the template; `chat_template` would even replace it.
+_NOT_FOR_TEMPLATES = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+    "documents"
+}
 
 
 class MLXTokenizer:
@@ -80,6 +88,8 @@ class MLXTokenizer:
             raise EngineRefused(
                 "This model has no chat template; it can only continue text (POST /v1/completions)."
             )
+        if taken := sorted(_NOT_FOR_TEMPLATES & template_kwargs.keys()):
+            raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
         try:
             text: str = self._wrapper.apply_chat_template(
                 [dict(message) for message in messages],
