@@ -1,0 +1,229 @@
+"""What Dify reads before any of our code runs: valid for its SDK, complete in three languages, in the right order.
+
+The SDK patches threads and sockets when it is imported, so it reads the files in a process of its own.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dify_mlx_provider.credentials import Credentials
+from dify_mlx_provider.package import ROOT
+
+LANGUAGES = ["en_US", "ja_JP", "zh_Hans"]
+MODELS = sorted(
+    path for path in (ROOT / "provider_assets/llm").glob("*.yaml") if path.name != "_position.yaml"
+)
+
+# The SDK's own entities, which refuse what is wrong; then what they made of the files.
+READ_BY_THE_SDK = """
+import dify_plugin, json, yaml
+from dify_plugin.core.entities.plugin.setup import PluginConfiguration
+from dify_plugin.entities.model.provider import ModelProviderConfiguration
+
+def load(path):
+    return yaml.safe_load(open(path, encoding="utf-8"))
+
+plugin = PluginConfiguration(**load("manifest.yaml"))
+provider = ModelProviderConfiguration(**load(plugin.plugins.models[0]))
+print(json.dumps({"plugin": plugin.model_dump(mode="json"), "provider": provider.model_dump(mode="json")}))
+"""
+
+# Every setting, in the order of Dify's panel, with the range the server takes.
+RULES: dict[str, tuple[float, float] | None] = {
+    "reasoning_effort": None,
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "max_tokens": (1, 131_072),
+    "top_k": (0, 200),
+    "min_p": (0, 1),
+    "seed": None,
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.5, 2),
+}
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    loaded: dict[str, Any] = load(ROOT / "manifest.yaml")
+    return loaded
+
+
+@pytest.fixture
+def declared() -> dict[str, Any]:
+    loaded: dict[str, Any] = load(ROOT / "provider_assets/mlx.yaml")
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def understood() -> dict[str, Any]:
+    """The plugin and the provider as the SDK understands them."""
+    command = [sys.executable, "-c", READ_BY_THE_SDK]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, Any] = json.loads(done.stdout)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def provider(understood: dict[str, Any]) -> dict[str, Any]:
+    loaded: dict[str, Any] = understood["provider"]
+    return loaded
+
+
+def fields(declared: dict[str, Any], form: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = declared[form]["credential_form_schemas"]
+    return found
+
+
+def texts(node: Any, where: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """Every text for people in a declaration: what stands under a label, a help, a placeholder, a description."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("label", "help", "placeholder", "description") or key.startswith("icon_"):
+                if isinstance(value, dict):
+                    yield f"{where}/{key}", value
+            else:
+                yield from texts(value, f"{where}/{key}")
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from texts(value, f"{where}/{number}")
+
+
+def test_the_sdk_takes_the_manifest(understood: dict[str, Any]) -> None:
+    plugin = understood["plugin"]
+    assert plugin["meta"]["runner"]["entrypoint"] == "dify_mlx_provider"
+    assert plugin["plugins"]["models"] == ["provider_assets/mlx.yaml"]
+    assert plugin["meta"]["arch"] == ["amd64", "arm64"]
+
+
+def test_it_asks_for_no_rights_in_dify(manifest: dict[str, Any]) -> None:
+    assert not manifest["resource"]["permission"]
+
+
+def test_the_marketplaces_rule_on_authors_is_kept(manifest: dict[str, Any]) -> None:
+    assert not any(taken in manifest["author"] for taken in ("dify", "langgenius"))
+
+
+def test_the_sdk_takes_the_provider_and_finds_every_model(provider: dict[str, Any]) -> None:
+    assert provider["provider"] == "mlx"
+    assert provider["supported_model_types"] == ["llm"]
+    assert sorted(provider["configurate_methods"]) == ["customizable-model", "predefined-model"]
+    assert len(provider["models"]) == len(MODELS)
+
+
+def test_default_stands_first_and_every_model_has_a_place(provider: dict[str, Any]) -> None:
+    order = provider["position"]["llm"]
+    assert order[0] == "default"
+    assert sorted(order) == sorted(model["model"] for model in provider["models"])
+
+
+def test_difys_daemon_and_the_sdk_are_told_of_the_same_order(declared: dict[str, Any]) -> None:
+    # The daemon reads the file named here, the SDK any file of that ending among the models.
+    assert declared["models"]["llm"] == {
+        "predefined": ["provider_assets/llm/*.yaml"],
+        "position": "provider_assets/llm/_position.yaml",
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "manifest.yaml", ROOT / "provider_assets/mlx.yaml", *MODELS],
+    ids=lambda path: path.stem,
+)
+def test_every_text_is_there_in_three_languages(path: Path) -> None:
+    found = list(texts(load(path)))
+    assert found
+    for where, text in found:
+        assert sorted(text) == LANGUAGES, where
+        assert all(isinstance(words, str) and words.strip() for words in text.values()), where
+
+
+@pytest.mark.parametrize("form", ["provider_credential_schema", "model_credential_schema"])
+def test_a_form_keeps_to_what_dify_can_show(declared: dict[str, Any], form: str) -> None:
+    shown = fields(declared, form)
+    assert len(shown) <= 32
+    assert len({field["variable"] for field in shown}) == len(shown)
+    for field in shown:
+        assert field["type"] in ("text-input", "secret-input", "select", "radio")
+        if field["type"] == "select":
+            assert field["default"] in [option["value"] for option in field["options"]]
+        else:
+            assert "placeholder" in field
+        # Dify reads `default` as a string, and a number would not load.
+        assert isinstance(field.get("default", ""), str)
+
+
+def test_a_models_form_asks_for_the_server_in_the_providers_words(declared: dict[str, Any]) -> None:
+    of_provider = fields(declared, "provider_credential_schema")
+    assert [field["variable"] for field in of_provider] == ["endpoint_url", "api_key", "timeout"]
+    assert fields(declared, "model_credential_schema")[:3] == of_provider
+
+
+def test_only_the_address_has_to_be_entered_and_it_is_filled_in(declared: dict[str, Any]) -> None:
+    for form in ("provider_credential_schema", "model_credential_schema"):
+        required = [field for field in fields(declared, form) if field["required"]]
+        assert [field["variable"] for field in required] == ["endpoint_url"]
+        assert required[0]["default"] == "http://host.docker.internal:8080/v1"
+
+
+def test_the_forms_defaults_are_what_empty_fields_mean(declared: dict[str, Any]) -> None:
+    shown = fields(declared, "model_credential_schema")
+    filled = {field["variable"]: field["default"] for field in shown if "default" in field}
+    address = {"endpoint_url": filled["endpoint_url"]}
+    assert Credentials.read(filled) == Credentials.read(address)
+
+
+def test_every_choice_of_a_select_is_understood(declared: dict[str, Any]) -> None:
+    address = {"endpoint_url": "http://host.docker.internal:8080/v1"}
+    for field in fields(declared, "model_credential_schema"):
+        read = [
+            Credentials.read({**address, field["variable"]: option["value"]})
+            for option in field.get("options", [])
+        ]
+        assert len(set(read)) == len(read), field["variable"]
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_reasoning_effort_is_a_select_that_always_has_a_value(path: Path) -> None:
+    first = load(path)["parameter_rules"][0]
+    assert first["name"] == "reasoning_effort"
+    assert first["type"] == "string"
+    assert first["options"] == ["low", "medium", "high"]
+    assert first["required"] is True
+    assert first["default"] == "medium"
+
+
+def test_all_models_have_the_same_settings_and_features() -> None:
+    # YAML files that Dify reads cannot include each other; this keeps the copies from drifting apart.
+    declarations = [load(path) for path in MODELS]
+    for declaration in declarations:
+        for key in ("parameter_rules", "features", "model_properties", "model_type"):
+            assert declaration[key] == declarations[0][key], f"{declaration['model']}: {key}"
+
+
+def test_the_settings_are_these_in_this_order_and_range(provider: dict[str, Any]) -> None:
+    rules = provider["models"][0]["parameter_rules"]
+    assert [rule["name"] for rule in rules] == list(RULES)
+    for rule in rules:
+        limits = RULES[rule["name"]]
+        if limits is not None:
+            assert (rule["min"], rule["max"]) == limits, rule["name"]
+            assert limits[0] <= rule["default"] <= limits[1]
+        assert rule["required"] == (rule["name"] == "reasoning_effort")
+
+
+def test_one_call_a_turn_is_promised_and_streaming_with_tools(provider: dict[str, Any]) -> None:
+    for model in provider["models"]:
+        assert model["features"] == ["agent-thought", "tool-call", "stream-tool-call"]
