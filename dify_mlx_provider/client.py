@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import requests
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 if TYPE_CHECKING:
     from .credentials import Credentials
@@ -127,17 +128,14 @@ class Client:
                     yield from self._events(response)
                 else:
                     yield _as_chunk(self._whole(response))
-            except requests.exceptions.Timeout as error:
+            except (ReadTimeoutError, requests.exceptions.Timeout) as error:
                 raise self._silent() from error
-            except requests.exceptions.ConnectionError as error:
-                # requests wraps a read timeout in a stream into a ConnectionError.
-                raise self._silent() if "timed out" in str(error) else self._broken_off() from error
-            except requests.exceptions.RequestException as error:
+            except (HTTPError, requests.exceptions.RequestException, OSError) as error:
                 raise self._broken_off() from error
 
     def _events(self, response: requests.Response) -> Iterator[dict[str, Any]]:
         finished = False
-        for line in lines(response.iter_content(chunk_size=None)):
+        for line in lines(_arriving(response)):
             if not line.startswith("data:"):
                 continue  # comments keep the connection alive; other fields say nothing to us
             data = line[5:].strip()
@@ -216,6 +214,12 @@ class Client:
         if status < 400 or status in (404, 405):
             return self._not_openai()
         return Refused(f"the server answered with status {status}.")
+
+
+def _arriving(response: requests.Response) -> Iterator[bytes]:
+    """Yield the body as it arrives, whatever its framing: requests would wait for the end of a body of known size."""
+    while piece := response.raw.read1(65_536, decode_content=True):
+        yield piece
 
 
 def lines(pieces: Iterable[bytes]) -> Iterator[str]:

@@ -1,0 +1,121 @@
+"""The plugin as a process, from the built package; a scripted server and the real one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from daemon import PluginProcess  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def listening(command: list[str]) -> Iterator[str]:
+    """Run a server; yield its address once it says where it listens."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        address = next((line.split()[2] for line in process.stdout if line.startswith("Listening on ")), None)
+        assert address is not None, "the server did not start"
+        yield address
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+class Stub:
+    """Tells the scripted server what to say, and what it was asked."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.credentials = {"endpoint_url": f"{address}/v1", "api_key": "secret-key"}
+
+    def says(self, *pieces: str, **script: Any) -> None:
+        """Script the next answer."""
+        self._call("/script", {"pieces": pieces, **script})
+
+    def streams(self, *deltas: dict[str, Any], finish: str = "stop", **usage: int) -> None:
+        """Script a proper stream of deltas."""
+        chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        if usage:
+            chunks.append({"choices": [], "usage": usage})
+        self.says(*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n")
+
+    def asked(self) -> list[dict[str, Any]]:
+        """What the plugin sent since the last time."""
+        with urllib.request.urlopen(f"{self.address}/requests") as answer:
+            seen: list[dict[str, Any]] = json.load(answer)
+        return seen
+
+    def _call(self, path: str, body: Any) -> None:
+        request = urllib.request.Request(self.address + path, json.dumps(body).encode())
+        with urllib.request.urlopen(request):
+            pass
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built .difypkg."""
+    target = tmp_path_factory.mktemp("dist") / "plugin.difypkg"
+    command = [sys.executable, "-m", "dify_mlx_provider.package", "--output", str(target)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def plugin_root(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, unpacked into an empty folder as the daemon does it."""
+    folder = tmp_path_factory.mktemp("plugin")
+    with zipfile.ZipFile(package) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plugin(plugin_root: Path) -> Iterator[PluginProcess]:
+    """The plugin, running."""
+    with PluginProcess(plugin_root) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def stub_address() -> Iterator[str]:
+    with listening([sys.executable, str(Path(__file__).parent / "stub_server.py")]) as address:
+        yield address
+
+
+@pytest.fixture
+def stub(stub_address: str) -> Stub:
+    """A server that says what the test wants."""
+    stub = Stub(stub_address)
+    stub.asked()
+    return stub
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[str]:
+    """`mlx-backend` on the model that ships."""
+    with listening([sys.executable, "-m", "mlx_backend", "--port", "0", "--api-key", "right"]) as address:
+        yield address
+
+
+@pytest.fixture
+def credentials(real_server: str) -> dict[str, str]:
+    """What a user would enter for the real server."""
+    return {"endpoint_url": real_server, "api_key": "right"}

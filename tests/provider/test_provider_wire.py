@@ -1,0 +1,394 @@
+"""What the plugin makes of every way a server may answer, and what it sends; a scripted server on a real socket."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import PluginError, PluginProcess
+from dify_view import PAGE_BLOCK, assistant, calls_of, result, split_reasoning, text_of, user
+
+if TYPE_CHECKING:
+    from conftest import Stub
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+CLOCK = {
+    "name": "clock",
+    "description": "Tells the time.",
+    "parameters": {"type": "object", "properties": {}},
+}
+
+
+def ask(plugin: PluginProcess, stub: Stub, **more: Any) -> list[dict[str, Any]]:
+    return list(plugin.invoke([user("hi")], credentials=stub.credentials, **more))
+
+
+def partial_answer(plugin: PluginProcess, stub: Stub) -> tuple[str, PluginError]:
+    """The text that reached Dify before the answer broke off, and the error."""
+    chunks: list[dict[str, Any]] = []
+    with pytest.raises(PluginError) as caught:
+        chunks.extend(plugin.invoke([user("hi")], credentials=stub.credentials))
+    return text_of(chunks), caught.value
+
+
+# -- thinking blocks ---------------------------------------------------------------------------------
+
+
+def test_reasoning_becomes_one_block_with_its_tags_in_chunks_of_their_own(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    stub.streams(
+        {"role": "assistant"},
+        {"reasoning_content": "Think"},
+        {"reasoning_content": "ing."},
+        {"content": "Hi"},
+    )
+    pieces = [chunk["delta"]["message"]["content"] for chunk in ask(plugin, stub)]
+    assert pieces == ["<think>\n", "Think", "ing.", "\n</think>", "Hi", ""]
+
+
+def test_reasoning_sent_under_both_names_is_shown_once(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "why", "reasoning": "why"}, {"content": "Hi"})
+    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>Hi"
+
+
+def test_empty_and_keyless_deltas_do_not_split_a_block(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams(
+        {"reasoning_content": "a"}, {}, {"reasoning_content": "", "content": ""}, {"content": None}, {"reasoning": "b"},
+        {"content": "Hi"},
+    )  # fmt: skip
+    assert text_of(ask(plugin, stub)) == "<think>\nab\n</think>Hi"
+
+
+def test_blank_reasoning_makes_no_block(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "\n"}, {"reasoning_content": "  "}, {"content": "Hi"})
+    assert text_of(ask(plugin, stub)) == "Hi"
+
+
+@pytest.mark.parametrize(
+    "pieces", [["a </think> b"], ["a </th", "ink> b"], list("a </think> b"), ["a <THINK> b"]]
+)
+def test_tags_inside_the_reasoning_do_not_break_the_block(
+    plugin: PluginProcess, stub: Stub, pieces: list[str]
+) -> None:
+    stub.streams(*({"reasoning_content": piece} for piece in pieces), {"content": "Hi"})
+    answer, reasoning = split_reasoning(text_of(ask(plugin, stub)))
+    assert answer == "Hi"
+    assert reasoning.replace("\u200b", "") == "".join(pieces)
+
+
+def test_an_open_code_fence_is_closed_before_the_block(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams(
+        {"reasoning_content": "Try:\n```py"}, {"reasoning_content": "thon\nx = 1"}, {"content": "Hi"}
+    )
+    assert text_of(ask(plugin, stub)) == "<think>\nTry:\n```python\nx = 1\n```\n</think>Hi"
+
+
+def test_reasoning_without_an_answer_is_still_a_closed_block(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "never ends"}, finish="length")
+    chunks = ask(plugin, stub)
+    assert text_of(chunks) == "<think>\nnever ends\n</think>"
+    assert chunks[-1]["delta"]["finish_reason"] == "length"
+
+
+def test_the_page_and_the_engine_agree_on_the_block(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "why\n\n"}, {"content": "Hi"})
+    text = text_of(ask(plugin, stub))
+    assert PAGE_BLOCK.findall(text) == ["why"]
+    assert split_reasoning(text) == ("Hi", "why")
+
+
+# -- servers that leak -------------------------------------------------------------------------------
+
+LEAK = "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_leaked_harmony_is_read_like_any_other_answer(plugin: PluginProcess, stub: Stub, size: int) -> None:
+    stub.streams(*({"content": LEAK[at : at + size]} for at in range(0, len(LEAK), size)))
+    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>Hi"
+
+
+def test_a_leaked_call_becomes_a_call(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams(
+        {"content": "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}<|call|>"}
+    )
+    chunks = ask(plugin, stub, tools=[CLOCK])
+    (call,) = calls_of(chunks)
+    assert call["function"] == {"name": "clock", "arguments": "{}"}
+    assert call["id"]
+    assert text_of(chunks) == ""
+    assert chunks[-1]["delta"]["finish_reason"] == "tool_calls"
+
+
+def test_a_think_block_in_the_content_is_the_block(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"content": "<thi"}, {"content": "nk>why</think>\n\nHi"})
+    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>Hi"
+
+
+def test_markers_quoted_by_a_server_that_separates_are_text(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "why"}, {"content": "<|channel|> begins a header"})
+    assert text_of(ask(plugin, stub)).endswith("</think><|channel|> begins a header")
+
+
+def test_an_answer_that_only_begins_like_a_marker_is_text(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"content": "<"}, {"content": "|cha"})
+    assert text_of(ask(plugin, stub)) == "<|cha"
+
+
+# -- tool calls --------------------------------------------------------------------------------------
+
+
+def test_interleaved_calls_are_put_together_by_index_behind_the_closed_block(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    stub.streams(
+        {"reasoning_content": "two"},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "clock", "arguments": '{"x"'}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "clock", "arguments": "{}"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+        finish="tool_calls",
+    )
+    chunks = ask(plugin, stub, tools=[CLOCK])
+    assert text_of(chunks) == "<think>\ntwo\n</think>"
+    assert [(call["id"], call["function"]["arguments"]) for call in calls_of(chunks)] == [
+        ("a", '{"x": 1}'),
+        ("b", "{}"),
+    ]
+
+
+def test_calls_without_an_index_are_kept_apart_by_their_ids(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams(
+        {"tool_calls": [{"id": "a", "function": {"name": "clock", "arguments": "{}"}}]},
+        {"tool_calls": [{"id": "b", "function": {"name": "clock", "arguments": "{}"}}]},
+    )
+    assert [call["id"] for call in calls_of(ask(plugin, stub, tools=[CLOCK]))] == ["a", "b"]
+
+
+# -- whole answers, usage ----------------------------------------------------------------------------
+
+
+def test_a_server_that_answers_with_json_is_understood(plugin: PluginProcess, stub: Stub) -> None:
+    message = {"role": "assistant", "content": "Hi", "reasoning": "why", "tool_calls": [CALL]}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4}
+    answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}
+    stub.says(json.dumps(answer), type="application/json")
+    chunks = ask(plugin, stub, tools=[CLOCK])
+    assert text_of(chunks) == "<think>\nwhy\n</think>Hi"
+    assert calls_of(chunks)[0]["id"] == "call_1"
+    assert chunks[-1]["delta"]["usage"]["total_tokens"] == 7
+
+
+def test_blocking_mode_is_the_same_answer_in_one_piece(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "why"}, {"content": "Hi"}, prompt_tokens=5, completion_tokens=2)
+    (whole,) = ask(plugin, stub, stream=False)
+    assert whole["delta"]["message"]["content"] == "<think>\nwhy\n</think>Hi"
+    assert whole["delta"]["usage"]["prompt_tokens"] == 5
+
+
+def test_without_usage_the_tokens_are_estimated(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"content": "こんにちは"})
+    usage = ask(plugin, stub)[-1]["delta"]["usage"]
+    assert usage["completion_tokens"] >= 5
+    assert usage["prompt_tokens"] >= 1
+
+
+# -- what is sent ------------------------------------------------------------------------------------
+
+
+def sent(plugin: PluginProcess, stub: Stub, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    stub.streams({"content": "ok"})
+    list(plugin.invoke(messages, credentials=stub.credentials, **more))
+    (request,) = stub.asked()
+    body: dict[str, Any] = request["body"]
+    return body
+
+
+def test_a_first_turn_sends_what_was_set_and_nothing_empty(plugin: PluginProcess, stub: Stub) -> None:
+    body = sent(plugin, stub, [user("hi")], parameters={"temperature": 0.5})
+    assert body == {
+        "model": "default",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "reasoning_effort": "medium",
+        "temperature": 0.5,
+        "user": "user-1",
+    }
+
+
+def test_thinking_that_dify_sends_back_stays_out_of_answered_turns(plugin: PluginProcess, stub: Stub) -> None:
+    history = [user("q"), assistant("<think>\nwhy\n</think>a"), user("q2")]
+    assert sent(plugin, stub, history)["messages"][1] == {"role": "assistant", "content": "a"}
+
+
+def test_inside_a_tool_loop_the_thinking_goes_back_as_reasoning(plugin: PluginProcess, stub: Stub) -> None:
+    history = [user("q"), assistant("<think>\nI need it\n</think>", [CALL]), result(CALL, "12:00")]
+    turn, answer = sent(plugin, stub, history, tools=[CLOCK])["messages"][1:]
+    assert turn["reasoning_content"] == "I need it"
+    assert turn["content"] == ""
+    assert turn["tool_calls"] == [CALL]
+    assert answer["content"] == "12:00"
+
+
+def test_an_answered_tool_loop_loses_its_thinking_whatever_ids_dify_invents(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    renamed = {**CALL, "id": "7b0a6c1e"}
+    history = [
+        user("q"),
+        assistant("<think>\nI need it\n</think>", [renamed]),
+        result(renamed, "12:00"),
+        assistant("<think>\nI have it\n</think>noon"),
+        user("thanks"),
+    ]
+    assert "think" not in json.dumps(sent(plugin, stub, history)["messages"])
+
+
+def test_two_turns_within_one_second_leave_an_empty_answer_that_is_dropped(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    history = [user("q"), assistant(""), user("q")]
+    assert [message["role"] for message in sent(plugin, stub, history)["messages"]] == ["user", "user"]
+
+
+def test_effort_is_sent_as_it_was_chosen(plugin: PluginProcess, stub: Stub) -> None:
+    for effort in ("low", "medium", "high"):
+        assert (
+            sent(plugin, stub, [user("hi")], parameters={"reasoning_effort": effort})["reasoning_effort"]
+            == effort
+        )
+
+
+def test_another_server_is_asked_for_its_model_when_it_does_not_know_default(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    unknown = {
+        "error": {"message": "no model default", "type": "invalid_request_error", "code": "model_not_found"}
+    }
+    stub.says(json.dumps(unknown), status=404, type="application/json")
+    stub.streams({"content": "Hi"})
+    assert text_of(ask(plugin, stub)) == "Hi"
+    assert [request["body"]["model"] for request in stub.asked()] == ["default", "served-model"]
+
+
+def test_a_structured_answer_holds_nothing_but_the_answer(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
+    schema = {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "name": "llm_response"}
+    chunks = list(
+        plugin.invoke(
+            [user("hi")],
+            credentials={**stub.credentials, "structured_output": "supported"},
+            model="my-model",
+            parameters={"response_format": "json_schema", "json_schema": json.dumps(schema)},
+        )
+    )
+    assert text_of(chunks) == '{"a": 1}'
+    assert stub.asked()[0]["body"]["response_format"] == {"type": "json_schema", "json_schema": schema}
+
+
+def test_the_key_is_sent_and_never_told(plugin: PluginProcess, stub: Stub) -> None:
+    stub.says(json.dumps({"error": {"message": "wrong key"}}), status=401, type="application/json")
+    with pytest.raises(PluginError) as caught:
+        ask(plugin, stub)
+    assert stub.asked()[0]["headers"]["Authorization"] == "Bearer secret-key"
+    assert "secret-key" not in json.dumps(caught.value.data)
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "InvokeBadRequestError"),
+        (401, "InvokeAuthorizationError"),
+        (403, "InvokeAuthorizationError"),
+        (404, "InvokeBadRequestError"),
+        (413, "InvokeBadRequestError"),
+        (429, "InvokeRateLimitError"),
+        (500, "InvokeServerUnavailableError"),
+        (503, "InvokeServerUnavailableError"),
+    ],
+)
+def test_each_status_is_one_of_difys_kinds_in_the_servers_words(
+    plugin: PluginProcess, stub: Stub, status: int, kind: str
+) -> None:
+    stub.says(json.dumps({"error": {"message": "because of this"}}), status=status, type="application/json")
+    with pytest.raises(PluginError) as caught:
+        ask(plugin, stub)
+    assert caught.value.kind == kind
+    assert "because of this" in caught.value.message
+    assert caught.value.message.startswith("[MLX] ")
+
+
+def test_nobody_at_the_address_is_a_connection_error_that_says_what_to_do(plugin: PluginProcess) -> None:
+    with pytest.raises(PluginError) as caught:
+        list(plugin.invoke([user("hi")], credentials={"endpoint_url": "http://127.0.0.1:9/v1"}))
+    assert caught.value.kind == "InvokeConnectionError"
+    assert "start it with `mlx-backend`" in caught.value.message
+
+
+def test_a_page_instead_of_an_api_is_named_as_such(plugin: PluginProcess, stub: Stub) -> None:
+    stub.says("<html>welcome</html>", type="text/html")
+    with pytest.raises(PluginError, match="not an OpenAI-compatible server") as caught:
+        ask(plugin, stub)
+    assert caught.value.kind == "InvokeBadRequestError"
+
+
+def sse(delta: dict[str, Any]) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        (
+            'data: {"error": {"message": "out of memory", "type": "server_error"}}\n\n',
+            "InvokeServerUnavailableError",
+        ),
+        (
+            'data: {"error": {"message": "too long", "type": "invalid_request_error"}}\n\n',
+            "InvokeBadRequestError",
+        ),
+        (
+            'data: {"error": {"message": "slow down", "code": "rate_limit_exceeded"}}\n\n',
+            "InvokeRateLimitError",
+        ),
+        ('data: {"choices": [{"delta": {"cont', "InvokeServerUnavailableError"),
+        ("data: nonsense\n\n", "InvokeServerUnavailableError"),
+        ("", "InvokeServerUnavailableError"),
+    ],
+    ids=["server error", "bad request", "rate limit", "half a line", "no JSON", "cut"],
+)
+def test_an_answer_that_breaks_off_closes_its_block_and_says_why(
+    plugin: PluginProcess, stub: Stub, ending: str, kind: str
+) -> None:
+    stub.says(sse({"reasoning_content": "I was just"}), ending, cut=True)
+    text, error = partial_answer(plugin, stub)
+    assert text == "<think>\nI was just\n</think>"
+    assert error.kind == kind
+
+
+def test_comments_keep_the_line_open_and_say_nothing(plugin: PluginProcess, stub: Stub) -> None:
+    done = 'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+    stub.says(": keepalive 1/80\n\n", sse({"content": "Hi"}), ": keepalive\r\n\r\n", done)
+    assert text_of(ask(plugin, stub)) == "Hi"
+
+
+def test_a_file_for_a_model_that_reads_text_is_refused_in_words(plugin: PluginProcess, stub: Stub) -> None:
+    image = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
+    message = {"role": "user", "content": [{"type": "text", "data": "look"}, image]}
+    with pytest.raises(PluginError, match="reads text only") as caught:
+        list(plugin.invoke([message], credentials=stub.credentials))
+    assert caught.value.kind == "InvokeBadRequestError"
+
+
+def test_a_model_that_sees_gets_the_picture(plugin: PluginProcess, stub: Stub) -> None:
+    image = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
+    message = {"role": "user", "content": [{"type": "text", "data": "look"}, image]}
+    stub.streams({"content": "ok"})
+    list(plugin.invoke([message], credentials={**stub.credentials, "vision": "supported"}, model="seeing"))
+    (request,) = stub.asked()
+    assert request["body"]["messages"][0]["content"][1]["image_url"]["url"] == "data:image/png;base64,aaaa"
