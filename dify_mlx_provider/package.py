@@ -68,7 +68,10 @@ def collect(root: Path) -> dict[str, bytes]:
 
 def check(root: Path, files: Mapping[str, bytes]) -> None:
     """Raise PackageError, with every fault at once, for what Dify would refuse or not find."""
-    faults = list(_faults(_project(root), files))
+    try:
+        faults = list(_faults(_project(root), files))
+    except KeyError as error:
+        raise PackageError(f"a declaration lacks {error}") from error
     if faults:
         raise PackageError("\n".join(faults))
 
@@ -125,7 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(content: bytes) -> dict[str, Any]:
-    loaded = yaml.safe_load(content)
+    try:
+        loaded = yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        raise PackageError(f"a declaration is not YAML: {error}") from error
     if not isinstance(loaded, dict):
         raise PackageError("a declaration is not a YAML mapping")
     return loaded
