@@ -174,6 +174,8 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
         ("manifest.yaml", "icon: icon.svg", "icon: no.svg", "provider_assets/icons/no.svg is missing"),
         ("manifest.yaml", "assets/mlx.yaml", "assets/xlm.yaml", "provider_assets/xlm.yaml is missing"),
         ("manifest.yaml", "entrypoint: dify_mlx", "entrypoint: xlm", "nothing to run for the entrypoint"),
+        ("manifest.yaml", "entrypoint: dify", "entry: dify", "a declaration lacks 'entrypoint'"),
+        ("manifest.yaml", "type: plugin", "type: [", "a declaration is not YAML"),
         (
             "provider_assets/mlx.yaml",
             "icon_large_dark.svg",
