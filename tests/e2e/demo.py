@@ -1,0 +1,196 @@
+"""The whole house at work: server, shipped model and plugin, driven exactly as Dify's daemon drives it.
+
+`make demo` runs this. It starts the server on the model that ships, builds the plugin package, runs the plugin
+from the unpacked package as a process of its own, and speaks the daemon's JSON lines to it: one question with low,
+medium and high effort, a second turn with the history Dify sends back, and a tool call with its result.
+Then the server stays up for you to try; `--once` ends instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "provider"))
+
+from daemon import PluginProcess  # noqa: E402  (the driver lives with the plugin's tests)
+
+from mlx_backend.demo import MODEL_PATH  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+QUESTION = "What is the capital of France?"
+CLOCK = {
+    "name": "current_time",
+    "description": "A tool for getting the current time.",
+    "parameters": {
+        "type": "object",
+        "properties": {"timezone": {"type": "string", "description": "The timezone, for example Tokyo."}},
+        "required": [],
+    },
+}
+
+
+@dataclass
+class Answer:
+    """What Dify would have from one `invoke_llm`: the text as shown, and the tool calls."""
+
+    text: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def thinking(self) -> str:
+        """The text of the thinking block."""
+        head, _, _ = self.text.partition("</think>")
+        return head.removeprefix("<think>").strip() if "</think>" in self.text else ""
+
+    @property
+    def shown(self) -> str:
+        """The text below the thinking block."""
+        return self.text.rpartition("</think>")[2].strip()
+
+
+@contextmanager
+def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `mlx-backend` on a free port; yield the process and its address."""
+    command = [sys.executable, "-m", "mlx_backend", "--port", "0", "--log-level", "warning"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("Listening on "):
+                yield process, line.split()[2]
+                return
+        raise SystemExit("The server did not start; its own message is above.")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def unpacked_package(folder: Path) -> Path:
+    """Build the .difypkg and unpack it as the daemon would; return the plugin's root."""
+    subprocess.run(
+        [sys.executable, "-m", "dify_mlx_provider.package", "--output", str(folder / "plugin.difypkg")],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    with zipfile.ZipFile(folder / "plugin.difypkg") as package:
+        package.extractall(folder / "plugin")
+    return folder / "plugin"
+
+
+class Dify:
+    """Asks the plugin as Dify does, and keeps the history as Dify does: with the thinking inside."""
+
+    def __init__(self, plugin: PluginProcess, address: str) -> None:
+        self.plugin = plugin
+        self.credentials = {"endpoint_url": f"{address}/v1", "api_key": ""}
+
+    def ask(
+        self, messages: list[dict[str, Any]], effort: str, tools: list[dict[str, Any]] | None = None
+    ) -> Answer:
+        """Send one `invoke_llm`, streamed, and gather its chunks."""
+        answer = Answer()
+        for chunk in self.plugin.invoke(
+            messages, credentials=self.credentials, parameters={"reasoning_effort": effort}, tools=tools
+        ):
+            delta = chunk["delta"]
+            answer.text += delta["message"]["content"]
+            answer.tool_calls += delta["message"]["tool_calls"] or []
+            answer.usage = delta["usage"] or answer.usage
+        return answer
+
+
+def user(text: str) -> dict[str, Any]:
+    """A user message as Dify writes it."""
+    return {"role": "user", "content": text, "name": ""}
+
+
+def show(title: str, answer: Answer, tokenizer: Tokenizer) -> None:
+    """Print one answer: the thinking block, what is below it, and the counts."""
+    thought = len(tokenizer.encode(answer.thinking).ids)
+    print(f"\n{title}: {thought} tokens of thinking, {answer.usage.get('completion_tokens', 0)} in all")
+    if answer.thinking:
+        print("  ┌ thinking")
+        for line in answer.thinking.splitlines():
+            print(f"  │ {line}")
+        print("  └")
+    for line in answer.shown.splitlines():
+        print(f"  {line}")
+    for call in answer.tool_calls:
+        print(f"  calls {call['function']['name']}({call['function']['arguments']})")
+
+
+def converse(dify: Dify, tokenizer: Tokenizer) -> None:
+    """The tour: effort, second turn, tool call."""
+    print(f"\n● {QUESTION}")
+    efforts = {effort: dify.ask([user(QUESTION)], effort) for effort in ("low", "medium", "high")}
+    for effort, answer in efforts.items():
+        show(effort, answer, tokenizer)
+
+    follow_up = "What is the capital of Italy?"
+    print(f"\n● {follow_up}  (second turn; Dify sends the thinking block back, the plugin takes it out)")
+    echoed = {"role": "assistant", "content": efforts["medium"].text, "name": "", "tool_calls": []}
+    show("medium", dify.ask([user(QUESTION), echoed, user(follow_up)], "medium"), tokenizer)
+
+    request = "Use current_time."
+    print(f"\n● {request}  (with Dify's tool of that name)")
+    first = dify.ask([user(request)], "medium", [CLOCK])
+    show("medium", first, tokenizer)
+    if not first.tool_calls:
+        raise SystemExit("The model did not call the tool.")
+    result = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"  the tool answers {result}")
+    round_two = [
+        user(request),
+        {"role": "assistant", "content": first.text, "name": "", "tool_calls": first.tool_calls},
+        {
+            "role": "tool",
+            "content": result,
+            "name": "current_time",
+            "tool_call_id": first.tool_calls[0]["id"],
+        },
+    ]
+    show("medium", dify.ask(round_two, "medium", [CLOCK]), tokenizer)
+
+
+def main() -> int:
+    """Run the tour; keep the server unless --once."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    arguments.add_argument("--once", action="store_true", help="end after the tour")
+    once = arguments.parse_args().once
+    tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+    with server() as (process, address), tempfile.TemporaryDirectory() as folder:
+        root = unpacked_package(Path(folder))
+        print(f"Server  {address}/v1  with the model that ships: a demonstration model, not an assistant")
+        with PluginProcess(root, python=sys.executable) as plugin:
+            print("Plugin  from the built package, driven with the JSON lines of Dify's daemon")
+            converse(Dify(plugin, address), tokenizer)
+        if not once:
+            body = json.dumps({"messages": [user(QUESTION)], "reasoning_effort": "high"})
+            print(f"\nThe server keeps running at {address}/v1; Ctrl-C ends it. Try:\n")
+            print(f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
