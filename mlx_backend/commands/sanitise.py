@@ -2,6 +2,11 @@
 
 Reads a chat request (`messages`, perhaps `tools` and effort fields) as JSON on standard input, or one a line with
 `--jsonl`, and prints the messages and template arguments. A line that cannot be used gets an error object of its own.
+
+The messages are the ones the server renders, but for one thing: gpt-oss's template refuses an assistant's text that
+quotes `<|channel|>analysis<|message|>` or `<|channel|>final<|message|>`. The server hides every quoted marker while
+it renders; here such a quotation gets one invisible character (U+2060) in the middle, so that what is printed
+renders too. Take the character out to have the text back.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..conversation.effort import EffortError, resolve, template_kwargs
 from ..conversation.history import HistoryError, sanitise
-from ..conversation.template import GPT_OSS, TemplateTraits, for_template
+from ..conversation.template import GPT_OSS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
     import argparse
@@ -88,6 +93,6 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
         return {**identity, "messages": messages, "effort": resolution.effort.value}
     return {
         **identity,
-        "messages": for_template(messages, traits),
+        "messages": accepted(for_template(messages, traits), traits),
         "template_kwargs": template_kwargs(resolution.effort, traits),
     }

@@ -2,7 +2,7 @@
 
 Clients send back raw Harmony, `<think>` blocks, `<details>` blocks, or any of these cut in half. Each is brought to
 the beginning its grammar expects and then read by the same parser as a model's output. An answer that merely
-talks about markers or tags is left alone.
+talks about markers or tags is left alone: what stands in quotation marks or in code is hidden while a text is read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Display:
     """A finished call as Open WebUI displays it inside an answer."""
 
     call: ToolCall
-    result: str
+    result: str | None  # None: it never ended
     id: str = ""
 
 
@@ -44,61 +44,106 @@ _BARE_HEADER = re.compile(
     r"\s*(?:assistant)?\s*(?:(?:analysis|commentary|final)\b)?\s*(?:to=\S+)?\s*(?:json|code)?\s*"
 )
 _STRUCTURE = re.compile(
-    r"<\|end\|>\s*(?:<\|start\|>|<\|channel\|>|<\|return\|>|\Z)"
+    r"<\|end\|>\s*(?:<\|start\|>|<\|channel\|>|<\|return\|>)"
+    r"|(?P<header>(?:<\|start\|>\s*assistant\s*)?"
+    r"<\|channel\|>\s*(?:analysis|commentary|final)[^\n<]*(?:<\|constrain\|>[^\n<]*)?<\|message\|>)"
     r"|<\|start\|>\s*assistant"
-    r"|<\|channel\|>\s*(?:analysis|commentary|final)[^\n<]*(?:<\|constrain\|>[^\n<]*)?<\|message\|>"
-    r"|<\|(?:return|call)\|>\s*\Z"
+    r"|<\|call\|>\s*\Z"
 )
+_TRAILING_ENDS = re.compile(r"(?:\s*<\|(?:end|return)\|>)+\s*\Z")
 _STRIPPED = re.compile(r"\s*analysis.*assistantfinal", re.DOTALL)
 
 _TAGS = r"think|thinking|thought|reason|reasoning"
-_OPENER = re.compile(rf"\s*<({_TAGS})(?:\s[^<>]*)?>", re.IGNORECASE)
+_OPENER = re.compile(rf"\s*<({_TAGS})(?:\s[^<>]*)?>(?![,;:)])", re.IGNORECASE)
 _OTHER_OPENER = re.compile(r"\s*(?:<\|begin_of_thought\|>|◁think▷|\[THINK\])")
 _ANY_CLOSER = re.compile(rf"</({_TAGS})\s*>", re.IGNORECASE)
 # Exactly what Dify's own blocks look like; agents leave them between the texts of their rounds.
 _INNER_BLOCK = re.compile(r"<think>\n(.*?)\n</think>\n?", re.DOTALL)
 
 _DETAILS = re.compile(
-    r"[ \t]*<details\s+type=\"(?P<type>reasoning|tool_calls)\"(?P<attributes>[^>]*)>(?P<body>.*?)(?:</details>\n?|\Z)",
+    r"[ \t]*<details\b(?=[^>]*\stype=([\"'])(?P<type>reasoning|tool_calls)\1)(?P<attributes>[^>]*)>"
+    r"(?P<body>.*?)(?:</details>\n?|\Z)",
     re.DOTALL,
 )
 _OLD_DETAILS = re.compile(
-    r"\s*<details[^>]*>\s*<summary>\s*(?:Thinking|Thought|Reasoning|思考)[^<]*</summary>(?P<body>.*?)(?:</details>|\Z)",
+    r"\s*<details[^>]*>\s*<summary>\W*(?:(?:Thinking|Thought|Reasoning)(?:\s+process)?|Thoughts|Thought for [^<]*"
+    r"|Chain of thought|思考(?:過程|过程|中)?)\W*</summary>(?P<body>.*?)(?:</details>|\Z)",
     re.DOTALL | re.IGNORECASE,
 )
 _SUMMARY = re.compile(r"\A\s*<summary>.*?</summary>\n?", re.DOTALL)
+# Markers or tags in quotation marks: `<think>`, "<|end|>", 「<|channel|>analysis<|message|>」.
+_QUOTATION = re.compile(
+    r"`<[^`\n]{0,200}[>▷]`|\"<[^\"\n]{0,200}[>▷]\"|'<[^'\n]{0,200}[>▷]'|“<[^”\n]{0,200}[>▷]”|「<[^」\n]{0,200}[>▷]」"
+)
+_BOUNDARY = re.compile(r"<\|end\|>\s*<\|start\|>")
+_FINAL = re.compile(r"<\|channel\|>\s*final[^\n<]*(?:<\|constrain\|>[^\n<]*)?<\|message\|>")
+_FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+_HIDER = "\ufdd0"  # stands behind the `<` of what is hidden; no text may hold this character
 _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def read_echo(text: str, tools: Sequence[str] | None = None) -> list[Echo]:
     """Read an assistant's text; return its stretches in order (one, unless calls are displayed in between)."""
+    text = _TRAILING_ENDS.sub("", text)
     if is_raw_harmony(text):
-        message = read(_from_its_beginning(text), "harmony", tools=tools)
-        return [Echo(message.reasoning, message.content, message.tool_calls)]
+        message = read(_from_its_beginning(_without_quotations(text)), "harmony", tools=tools)
+        content = message.content.lstrip("\n") if _STRIPPED.match(text) else message.content
+        return [Echo(_shown(message.reasoning), _shown(content), message.tool_calls)]
     return list(_stretches(text))
+
+
+def read_reasoning(text: str) -> str:
+    """Read the text of a reasoning field: servers leave the markup of the channel in it."""
+    if is_raw_harmony(text) or _OPENER.match(text) or _OTHER_OPENER.match(text):
+        return _joined([part for echo in read_echo(text) for part in (echo.reasoning, echo.content)])
+    return text
 
 
 def is_raw_harmony(text: str) -> bool:
     """Whether a text is raw Harmony (perhaps cut), rather than an answer that quotes a marker."""
     if _STRIPPED.match(text):
         return True
+    text = _without_quotations(text)
     first = _HARMONY_MARKER.search(text)
     if first is None:
         return False
     if _BARE_HEADER.fullmatch(text, 0, first.start()):
         return True
     code = [match.span() for match in _CODE.finditer(text)]
-    structure = [
-        match
+    return any(
+        not _quoted(text, match.start())
+        and not _mentioned(text, match)
+        and not any(start <= match.start() < end for start, end in code)
         for match in _STRUCTURE.finditer(text)
-        if not any(start <= match.start() < end for start, end in code)
-    ]
-    return bool(structure) and not _quoted(text, structure[0].start())
+    )
+
+
+def _without_quotations(text: str) -> str:
+    """Hide the markers and tags that stand in quotation marks, or in code of a final message. `_shown` undoes it."""
+    text = _QUOTATION.sub(lambda match: match[0] if _BOUNDARY.search(match[0]) else _hidden(match[0]), text)
+    if final := _FINAL.search(text):
+        answer = _FENCE.sub(lambda match: _hidden(match[0]), text[final.end() :])
+        text = text[: final.end()] + answer
+    return text
+
+
+def _hidden(text: str) -> str:
+    return text.replace("<", f"<{_HIDER}").replace("◁", f"◁{_HIDER}")
+
+
+def _shown(text: str) -> str:
+    return text.replace(_HIDER, "")
 
 
 def _quoted(text: str, position: int) -> bool:
     """Whether the character before a marker makes it a quotation."""
     return text[max(0, position - 1) : position] in ("`", '"', "'", "“", "「", "(")
+
+
+def _mentioned(text: str, match: re.Match[str]) -> bool:
+    """Whether a header stands in a sentence: blanks around it, or a blank and a punctuation mark."""
+    before, after = text[: match.start()][-1:], text[match.end() :][:1]
+    return match["header"] is not None and before in (" ", "\u3000") and after in tuple(" ,.;:!?、。")
 
 
 def _from_its_beginning(text: str) -> str:
@@ -124,6 +169,10 @@ def _stretches(text: str) -> Iterator[Echo]:
 
     def echo(display: Display | None) -> Echo:
         thought, answer = _blocks("".join(shown))
+        if reasoning:
+            answer = answer.lstrip("\n")
+        if display:
+            answer = answer.rstrip("\n")
         return Echo(_joined([*reasoning, thought]), answer, (), display)
 
     for match in _DETAILS.finditer(text):
@@ -141,9 +190,11 @@ def _stretches(text: str) -> Iterator[Echo]:
 
 
 def _display(attributes: str) -> Display:
-    values = {name: html.unescape(value) for name, value in re.findall(r"([\w-]+)=\"([^\"]*)\"", attributes)}
+    written = re.findall(r"([\w-]+)=([\"'])(.*?)\2", attributes, re.DOTALL)
+    values = {name: html.unescape(value) for name, _, value in written}
     call = ToolCall(values.get("name", "") or "tool", _unquoted(values.get("arguments", "")) or "{}")
-    return Display(call, _unquoted(values.get("result", "")), values.get("id", ""))
+    result = _unquoted(values["result"]) if "result" in values else None
+    return Display(call, result, values.get("id", ""))
 
 
 def _unquoted(value: str) -> str:
@@ -170,37 +221,60 @@ def _blocks(text: str) -> tuple[str, str]:
     while match := _OLD_DETAILS.match(text):
         reasoning.append(_quoted_lines(match["body"]))
         text, took = text[match.end() :], True
-    while opener := _OPENER.match(text) or _OTHER_OPENER.match(text):
-        if opener.re is _OPENER:
-            closed = re.compile(rf"</{opener[1]}\s*>", re.IGNORECASE).sub("</think>", text[opener.end() :], 1)
-            message = read("<think>" + closed, "think", tools=())
-        else:
-            message = read(text.lstrip(), "think", tools=())
-        reasoning.append(message.reasoning)
+    while _OPENER.match(text) or _OTHER_OPENER.match(text):
+        thought, rest = _first_block(text)
+        reasoning.append(thought)
         took = True
-        if message.content == text:
+        if rest == text:
             break
-        text = message.content
+        text = rest
     if not took and (lone := _lone_closer(text)):
-        reasoning.append(text[: lone.start()].strip())
-        text, took = text[lone.end() :], True
+        thought, text, took = (
+            _shown(lone.string[: lone.start()]).strip(),
+            _shown(lone.string[lone.end() :]),
+            True,
+        )
+        reasoning.append(thought)
+    answers: list[str] = []
+    position = 0
     code = [match.span() for match in _CODE.finditer(text)]
-    inner = [
-        match
-        for match in _INNER_BLOCK.finditer(text)
-        if not any(start <= match.start() < end for start, end in code)
-    ]
-    for match in inner:
+    for match in _INNER_BLOCK.finditer(text):
+        if any(start <= match.start() < end for start, end in code):
+            continue
         reasoning.append(match[1].strip())
-    for match in reversed(inner):
-        text = text[: match.start()] + text[match.end() :]
-    return _joined(reasoning), text.lstrip("\n") if took or inner else text.removeprefix("\n")
+        answers.append(text[position : match.start()])
+        position = match.end()
+    answer = _paragraphs([*answers, text[position:]])
+    return _joined(reasoning), answer.lstrip("\n") if took or answers else answer.removeprefix("\n")
+
+
+def _first_block(text: str) -> tuple[str, str]:
+    """Read the block a text begins with; return its reasoning and the rest."""
+    hidden = _without_quotations(text)
+    if opener := _OPENER.match(hidden):
+        closer = re.compile(rf"</{opener[1]}\s*>", re.IGNORECASE)
+        # Where every closing tag looks quoted, the first one is not: a thought ended in a quotation mark.
+        body = hidden[opener.end() :] if closer.search(hidden) else text[opener.end() :]
+        message = read("<think>" + closer.sub("</think>", body, count=1), "think", tools=())
+    else:
+        message = read(hidden.lstrip(), "think", tools=())
+    return _shown(message.reasoning), _shown(message.content)
+
+
+def _paragraphs(texts: list[str]) -> str:
+    """Put texts together that a block stood between: they do not run into each other."""
+    joined = ""
+    for text in texts:
+        runs_on = joined and text and not joined[-1].isspace() and not text[0].isspace()
+        joined += f"\n\n{text}" if runs_on else text
+    return joined
 
 
 def _lone_closer(text: str) -> re.Match[str] | None:
     """The `</think>` whose opening tag the template wrote, so that the client never saw it."""
+    text = _without_quotations(text)
     closer = _ANY_CLOSER.search(text)
-    if closer is None or re.search(rf"<{closer[1]}\b", text[: closer.start()], re.IGNORECASE):
+    if closer is None or re.search(rf"<{_HIDER}?{closer[1]}\b", text[: closer.start()], re.IGNORECASE):
         return None
     if any(match.start() <= closer.start() < match.end() for match in _CODE.finditer(text)):
         return None

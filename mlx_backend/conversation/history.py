@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .echo import Echo, read_echo
+from .echo import Display, read_echo, read_reasoning
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles a message may have; `function` is the old name of `tool`."""
@@ -22,6 +22,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning.text", "reasoning.summary")
+_SEALED_PARTS = ("redacted_thinking", "reasoning.encrypted")  # only their maker can read them
 
 
 class HistoryError(ValueError):
@@ -68,7 +69,7 @@ class _History:
         self.system: list[str] = []
         self.turns: list[dict[str, Any]] = []
         self.waiting: dict[str, str] = {}  # id -> name of calls without a result
-        self.renamed: dict[str, str] = {}  # a client's id -> ours, where it was used twice
+        self.renamed: dict[str, list[str]] = {}  # a client's id -> ours: it may have been used several times
         self.ids: set[str] = set()
 
     def add(self, message: Mapping[str, Any]) -> None:
@@ -97,19 +98,25 @@ class _History:
         for index, stretch in enumerate(stretches):
             last = index == len(stretches) - 1
             reasoning = _once([stated if index == 0 else "", stretch.reasoning])
-            echoed = [("", call.name, call.arguments) for call in stretch.tool_calls]
-            self._add_turn(reasoning, stretch.content, (calls or echoed) if last else echoed)
             if stretch.display is not None:
-                self._add_display(stretch)
+                self._add_display(reasoning, stretch.content, stretch.display)
+            else:
+                echoed = [("", call.name, call.arguments) for call in stretch.tool_calls]
+                self._add_turn(reasoning, stretch.content, (calls or echoed) if last else echoed)
 
     def _add_turn(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
+        previous = self.turns[-1] if self.turns else {"role": ""}
+        if previous["role"] == "assistant" and not (previous["content"] or "tool_calls" in previous):
+            # Nothing but a thought: some clients send it as a message of its own, before what it led to.
+            self.turns.pop()
+            reasoning = _once([previous["reasoning_content"], reasoning])
         turn: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning:
             turn["reasoning_content"] = reasoning
         if calls:
             self.waiting = {}
             turn["tool_calls"] = [self._call(*call) for call in calls]
-        if content or reasoning or calls:
+        if _has_substance(turn):
             self.turns.append(turn)
 
     def _call(self, identifier: str, name: str, arguments: str) -> dict[str, Any]:
@@ -119,36 +126,32 @@ class _History:
             count += 1
             unique = f"call_{count}"
         if identifier:
-            self.renamed[identifier] = unique
+            self.renamed.setdefault(identifier, []).append(unique)
         self.ids.add(unique)
         name = tool_name(name) or "tool"
         self.waiting[unique] = name
         return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    def _add_display(self, stretch: Echo) -> None:
+    def _add_display(self, reasoning: str, content: str, display: Display) -> None:
         """A call that was displayed inside an answer: the call and its result, as they happened."""
-        assert stretch.display is not None
-        call = stretch.display.call
-        previous = self.turns[-1] if self.turns else None
-        if stretch.content or stretch.reasoning:
-            assert previous is not None
-            previous["tool_calls"] = [self._call(stretch.display.id, call.name, call.arguments)]
-        else:
-            self._add_turn("", "", [(stretch.display.id, call.name, call.arguments)])
-        self._add_result(stretch.display.result, stretch.display.id, call.name)
+        self._add_turn(reasoning, content, [(display.id, display.call.name, display.call.arguments)])
+        if display.result is not None:
+            self._add_result(display.result, display.id, display.call.name)
 
     # -- tool results ----------------------------------------------------------------------------
 
     def _add_result(self, content: str, identifier: str, name: str) -> None:
         """Put a result behind its call: by id, else by name, else the first call that waits for one."""
-        ours = self.renamed.get(identifier, identifier)
-        if ours not in self.ids:
+        mine = self.renamed.get(identifier, [])
+        ours = next((i for i in mine if i in self.waiting), mine[-1] if mine else "")
+        if not ours:
             named = [waiting for waiting, called in self.waiting.items() if called == name]
             ours = (named or list(self.waiting) or [""])[0]
         if not ours:
             # A result without a call (the client cut the history): the call it answers is put back before it.
-            self._add_turn("", "", [(identifier, name, "{}")])
-            ours = next(reversed(self.waiting))
+            call = self._call(identifier, name, "{}")
+            self.turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            ours = call["id"]
         self.waiting.pop(ours, None)
         place, called = self._behind_call(ours)
         self.turns.insert(
@@ -181,14 +184,14 @@ class _History:
             if index <= answered:
                 turn.pop("reasoning_content", None)
             if turn["role"] == "assistant" and not _has_substance(turn):
-                continue
+                continue  # there was nothing but a thought
             kept.append(turn)
         system = [{"role": "system", "content": "\n\n".join(self.system)}] if self.system else []
         return [*system, *kept]
 
 
 def _has_substance(turn: Mapping[str, Any]) -> bool:
-    return bool(turn["content"] or turn.get("reasoning_content") or turn.get("tool_calls"))
+    return bool(turn["content"].strip() or turn.get("reasoning_content") or turn.get("tool_calls"))
 
 
 # -- texts, names, calls: every shape a client may use ---------------------------------------------
@@ -215,7 +218,7 @@ def _part_text(part: Any) -> str:
             return ""
         case str():
             return part
-        case {"type": str(kind)} if kind in _REASONING_PARTS:
+        case {"type": str(kind)} if kind in _REASONING_PARTS or kind in _SEALED_PARTS:
             return ""  # it is reasoning, and read as such
         case {"text": str(text)}:
             return text
@@ -250,7 +253,7 @@ def _stated_reasoning(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         parts = (p for p in content if isinstance(p, Mapping) and p.get("type") in _REASONING_PARTS)
         found.append("\n\n".join(_reasoning_text(part) for part in parts))
-    return _once(found)
+    return _once(map(read_reasoning, found))
 
 
 def _reasoning_text(value: Any) -> str:

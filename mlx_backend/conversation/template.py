@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 type Messages = list[dict[str, Any]]
 
+INVISIBLE = "\N{WORD JOINER}"
+"""What `accepted` puts inside a refused text: no width, no line break, and hardly ever written by people."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTraits:
@@ -34,6 +37,12 @@ class TemplateTraits:
     """It takes a system message."""
     alternates: bool = False
     """It insists on user and assistant taking turns."""
+    iterates_arguments: bool = False
+    """It walks through a call's arguments, so they must be an object (GLM, Qwen3-Coder)."""
+    reads_parts: bool = False
+    """It takes a list of parts (text, images) as content."""
+    refused: tuple[str, ...] = ()
+    """Texts it raises an exception for in an assistant's message, even where they are only quoted (gpt-oss)."""
 
     @classmethod
     def of(cls, chat_template: str | None) -> TemplateTraits:
@@ -57,6 +66,9 @@ class TemplateTraits:
             quotes_tool_results=re.search(r"message\.content\s*\|\s*tojson", source) is not None,
             system_role=not refuses_system,
             alternates=re.search(r"raise_exception\([^)]*alternat", source) is not None,
+            iterates_arguments=re.search(r"arg(?:ument)?s\s*(?:\|\s*items|\.items\()", source) is not None,
+            reads_parts=re.search(r"""["']image""", source) is not None,
+            refused=tuple(dict.fromkeys(re.findall(r"""["'](<\|channel\|>[^"'\n]+)["'] in """, source))),
         )
 
 
@@ -65,6 +77,7 @@ GPT_OSS = TemplateTraits(
     effort="reasoning_effort",
     one_call_per_message=True,
     quotes_tool_results=True,
+    refused=("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )
 """The traits of gpt-oss's template."""
 
@@ -92,6 +105,29 @@ def for_template(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) 
     return rewritten
 
 
+def accepted(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> Messages:
+    """Break the texts a template refuses in assistant messages, so that an answer may quote them.
+
+    The last marker of such a text gets `INVISIBLE` before it; taking every `INVISIBLE` out gives the text back.
+    Only for people who render the messages themselves: a prompt that is built marker by marker keeps its texts.
+    """
+    return [
+        {
+            key: _unrefused(value, traits) if message["role"] == "assistant" else value
+            for key, value in message.items()
+        }
+        for message in messages
+    ]
+
+
+def _unrefused(value: Any, traits: TemplateTraits) -> Any:
+    if isinstance(value, str):
+        for text in traits.refused:
+            head, marker, tail = text.rpartition("<|")
+            value = value.replace(text, f"{head}{INVISIBLE}{marker}{tail}")
+    return value
+
+
 def _open_loop(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return the index of the last answered turn's end: calls behind it belong to an open tool loop."""
     last = len(messages) - 1
@@ -110,6 +146,8 @@ def _plain(message: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]
         copy[traits.reasoning_key] = reasoning
     if message["role"] == "tool":
         copy["content"] = _result(message["content"], traits)
+    elif isinstance(message["content"], list) and not traits.reads_parts:
+        copy["content"] = "\n".join(map(_named_part, message["content"]))
     return copy
 
 
@@ -122,7 +160,7 @@ def _calls(
 ) -> Messages:
     """An assistant message with calls, and the results behind it."""
     content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
-    calls = [_call(call) for call in message["tool_calls"]]
+    calls = [_call(call, traits) for call in message["tool_calls"]]
     rendered_results = [_plain(result, traits) for result in results]
     if not traits.one_call_per_message:
         whole: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls}
@@ -150,28 +188,41 @@ def _calls(
     return rewritten
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _named_part(part: Any) -> str:
+    """A part as text; what is no text stands there by its kind, so that the model knows of it: `[image_url]`."""
+    match part:
+        case {"text": str(text)}:
+            return text
+        case {"type": str(kind)}:
+            return f"[{kind}]"
+        case _:
+            return str(part)
+
+
+def _call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
     """A call with its arguments as an object: templates print them with `tojson`."""
-    function = call["function"]
+    name, written = call["function"]["name"], call["function"]["arguments"]
+    arguments = _object(written)
+    if isinstance(arguments, str):
+        arguments = _object(arguments)  # some clients encode twice
+    if traits.iterates_arguments and not isinstance(arguments, dict):
+        arguments = {"arguments": written}
+    return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _object(text: str) -> Any:
+    """What a JSON text says; where it is no JSON, the text as the model wrote it."""
     try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        arguments = function["arguments"]  # what the model wrote, as a string: no template fails on it
-    return {
-        "id": call["id"],
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _result(content: Any, traits: TemplateTraits) -> Any:
     """A tool's result; where the template would quote a string, JSON text that prints the same goes as data."""
     if traits.quotes_tool_results and isinstance(content, str) and content[:1] in ("{", "["):
-        try:
-            data = json.loads(content)
-        except ValueError:
-            return content
-        if json.dumps(data, ensure_ascii=False) == content:
+        data = _object(content)
+        if not isinstance(data, str) and json.dumps(data, ensure_ascii=False) == content:
             return data
     return content
 
