@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .events import ToolCall
@@ -83,20 +83,39 @@ _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)|`[^`\n]*`", re.DOTALL | re.MULTILIN
 
 
 def read_echo(text: str, tools: Sequence[str] | None = None) -> list[Echo]:
-    """Read an assistant's text; return its stretches in order (one, unless calls are displayed in between)."""
-    text = _TRAILING_ENDS.sub("", text)
-    if is_raw_harmony(text):
-        message = read(_from_its_beginning(_without_quotations(text)), "harmony", tools=tools)
-        content = message.content.lstrip("\n") if _STRIPPED.match(text) else message.content
-        return [Echo(_shown(message.reasoning), _shown(content), message.tool_calls)]
-    return list(_stretches(text))
+    """Read an assistant's text; return its stretches in order (one, unless calls are displayed in between).
+
+    What was echoed twice is in two wrappings: an answer is read again until nothing comes off it.
+    """
+    stretches: list[Echo] = []
+    for echo in _read_once(text, tools):
+        if echo.content in ("", text):
+            stretches.append(echo)
+            continue
+        first, *rest = read_echo(echo.content, tools)
+        inner = [replace(first, reasoning=_joined([echo.reasoning, first.reasoning])), *rest]
+        calls = (*inner[-1].tool_calls, *echo.tool_calls)
+        stretches += [*inner[:-1], replace(inner[-1], tool_calls=calls, display=echo.display)]
+    return stretches
 
 
 def read_reasoning(text: str) -> str:
     """Read the text of a reasoning field: servers leave the markup of the channel in it."""
-    if is_raw_harmony(text) or _OPENER.match(text) or _OTHER_OPENER.match(text):
-        return _joined([part for echo in read_echo(text) for part in (echo.reasoning, echo.content)])
+    while is_raw_harmony(text) or _OPENER.match(text) or _OTHER_OPENER.match(text):
+        bare = _joined([part for echo in read_echo(text) for part in (echo.reasoning, echo.content)])
+        if bare == text:
+            break
+        text = bare
     return text
+
+
+def _read_once(text: str, tools: Sequence[str] | None) -> list[Echo]:
+    text = _TRAILING_ENDS.sub("", text)
+    if not is_raw_harmony(text):
+        return list(_stretches(text))
+    message = read(_from_its_beginning(_without_quotations(text)), "harmony", tools=tools)
+    content = message.content.lstrip("\n") if _STRIPPED.match(text) else message.content
+    return [Echo(_shown(message.reasoning), _shown(content), message.tool_calls)]
 
 
 def is_raw_harmony(text: str) -> bool:

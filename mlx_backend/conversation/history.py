@@ -97,11 +97,11 @@ class _History:
         calls = list(_posted_calls(message))
         for index, stretch in enumerate(stretches):
             last = index == len(stretches) - 1
-            reasoning = _once([stated if index == 0 else "", stretch.reasoning])
+            reasoning = _once([stated if index == 0 else "", read_reasoning(stretch.reasoning)])
             if stretch.display is not None:
                 self._add_display(reasoning, stretch.content, stretch.display)
             else:
-                echoed = [("", call.name, call.arguments) for call in stretch.tool_calls]
+                echoed = [("", call.name, _arguments(call.arguments)) for call in stretch.tool_calls]
                 self._add_turn(reasoning, stretch.content, (calls or echoed) if last else echoed)
 
     def _add_turn(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
