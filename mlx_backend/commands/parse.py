@@ -44,7 +44,7 @@ class Transcript:
     ended_by: EndedBy
 
 
-class UnreadableLine(ValueError):
+class LineError(ValueError):
     """A line of input that is no transcript; the text says why."""
 
 
@@ -134,7 +134,7 @@ def parse_lines(
                 tools=_tools(row.get("tools")) or tools,
                 ended_by=_ended_by(row.get("ended_by"), ended_by),
             )
-        except UnreadableLine as error:
+        except LineError as error:
             yield {**identity, "error": {"message": str(error), "line": number}}
         else:
             yield identity | _as_json(_read(transcript, dialect))
@@ -175,29 +175,29 @@ def _row(line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UnreadableLine(f"not UTF-8: {error.reason} at byte {error.start}") from error
+        raise LineError(f"not UTF-8: {error.reason} at byte {error.start}") from error
     except (ValueError, RecursionError) as error:
-        raise UnreadableLine(f"not JSON: {error}") from error
+        raise LineError(f"not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise UnreadableLine(f"an object is wanted, not {_kind(row)}")
+        raise LineError(f"an object is wanted, not {_kind(row)}")
     return row
 
 
 def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequence[tuple[str, int | None]]:
     tokens, texts, raw_text = row.get("tokens"), row.get("token_texts"), row.get("raw_text")
     if by == "tokens" and (tokens is None or texts is None):
-        raise UnreadableLine("--by tokens: the line needs both tokens and token_texts")
+        raise LineError("--by tokens: the line needs both tokens and token_texts")
     if by != "text" and chunk is None and tokens is not None and texts is not None:
         if not _all(tokens, int):
-            raise UnreadableLine("tokens: a list of integers is wanted")
+            raise LineError("tokens: a list of integers is wanted")
         if not _all(texts, str):
-            raise UnreadableLine("token_texts: a list of strings is wanted")
+            raise LineError("token_texts: a list of strings is wanted")
         if len(tokens) != len(texts):
-            raise UnreadableLine(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
+            raise LineError(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
         return list(zip(texts, tokens, strict=True))
     if not isinstance(raw_text, str):
         missing = "is missing" if raw_text is None else f"must be a string, not {_kind(raw_text)}"
-        raise UnreadableLine(f"raw_text {missing}")
+        raise LineError(f"raw_text {missing}")
     return _cut(raw_text, chunk)
 
 
@@ -205,7 +205,7 @@ def _tools(tools: Any) -> list[str]:
     if tools is None:
         return []
     if not isinstance(tools, list):
-        raise UnreadableLine(f"tools: a list is wanted, not {_kind(tools)}")
+        raise LineError(f"tools: a list is wanted, not {_kind(tools)}")
     return [_tool_name(tool, at) for at, tool in enumerate(tools)]
 
 
@@ -213,7 +213,7 @@ def _tool_name(tool: Any, at: int) -> str:
     match tool:
         case str(name) | {"function": {"name": str(name)}} | {"name": str(name)}:
             return name
-    raise UnreadableLine(f"tools[{at}]: a name is wanted, or an object with function.name")
+    raise LineError(f"tools[{at}]: a name is wanted, or an object with function.name")
 
 
 def _ended_by(value: Any, default: EndedBy) -> EndedBy:
@@ -221,7 +221,7 @@ def _ended_by(value: Any, default: EndedBy) -> EndedBy:
         return default
     if isinstance(value, str) and value in _ENDINGS:
         return _ENDINGS[value]
-    raise UnreadableLine('ended_by: "stop" (or "eos") or "length" (or "max_tokens") is wanted')
+    raise LineError('ended_by: "stop" (or "eos") or "length" (or "max_tokens") is wanted')
 
 
 def _all(values: Any, kind: type) -> bool:

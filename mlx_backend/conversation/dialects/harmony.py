@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from ..events import Channel
 from ..scanner import NO_MARKERS, MarkerSet
 from .base import Continuation, Dialect, Piece, Reader
-from .harmony_header import Header, read_header
+from .harmony_header import Header, Tools, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -88,7 +88,17 @@ class _Place(Enum):
 class HarmonyReader(Reader):
     """Reads one Harmony turn."""
 
-    __slots__ = ("_by_spelling", "_gathered", "_place", "_put_aside", "_resumes", "_searched", "_tools")
+    __slots__ = (
+        "_by_spelling",
+        "_gathered",
+        "_look_at",
+        "_place",
+        "_put_aside",
+        "_resumes",
+        "_searched",
+        "_takes_calls",
+        "_tools",
+    )
 
     def __init__(
         self,
@@ -98,9 +108,11 @@ class HarmonyReader(Reader):
         special_tokens: Mapping[int, str] = HARMONY_TOKENS,
     ) -> None:
         super().__init__()
-        self._tools = tools
+        self._tools = Tools(tools)
+        self._takes_calls = tools is None or bool(tools)
         self._by_spelling = _MARKERS.without(special_tokens.values()) if special_tokens else _MARKERS
         self._gathered = ""  # text that is not understood yet, markers spelt out
+        self._look_at = PROSE_LIMIT  # length of `_gathered` at which its length may decide something
         self._searched = 0  # how far STRIPPED text has been looked through
         self._put_aside = ""
         self._resumes: Channel | None = None  # channel of a body that the header being read has interrupted
@@ -126,12 +138,14 @@ class HarmonyReader(Reader):
         for at, character in enumerate(text):
             self._gathered += character
             if self._place is _Place.HEADER:
-                if character in "{[" or len(self._gathered) > PROSE_LIMIT:
+                if character in "{[" or len(self._gathered) > self._look_at:
                     self._look_for_body()
             elif self._place is _Place.OPENING:
                 self._look_at_opening()
             else:
                 self._look_between()
+            if self.ended:
+                return
             if self._place in (_Place.BODY, _Place.STRIPPED):
                 if text[at + 1 :]:
                     self.text(text[at + 1 :])
@@ -166,17 +180,19 @@ class HarmonyReader(Reader):
     def _look_for_body(self) -> None:
         """See whether the header being gathered has run over into a body without a `<|message|>`."""
         header = read_header(self._gathered, self._tools)
-        known = header.channel is not None or header.recipient is not None
+        overlong = len(self._gathered) > HEADER_LIMIT
+        named = header.channel is not None and header.recipient is None and not header.constrained
         if header.foreign:
-            if len(self._gathered) > HEADER_LIMIT:
+            if overlong:
                 self._open_header(header)
-        elif header.rest[:1] in ("{", "[") or (
-            known and header.recipient is None and not header.constrained and len(header.rest) > PROSE_LIMIT
-        ):
+        elif header.rest[:1] in ("{", "[") or (named and len(header.rest) > PROSE_LIMIT):
             self._open_header(header)
             self._emit(header.rest)
-        elif len(self._gathered) > HEADER_LIMIT:
+        elif overlong:
             self._open_overlong(header)
+        # Reading a header for every character would be slow, so it is read again when its length may decide.
+        more = PROSE_LIMIT - len(header.rest) if named else HEADER_LIMIT
+        self._look_at = min(len(self._gathered) + more, HEADER_LIMIT)
 
     def _open_overlong(self, header: Header) -> None:
         """Give up on a header that never ends: a thought spilled into it, or text that quotes a marker."""
@@ -189,10 +205,11 @@ class HarmonyReader(Reader):
     def _look_for_stripped_markers(self) -> None:
         text = self._gathered
         if found := _STRIPPED_TURN.search(text, self._searched):
-            for at, message in enumerate(_STRIPPED_MESSAGE.split(text[: found.start()])):
-                channel = _channel_word(message.lstrip().removeprefix("assistant") if at == 0 else message)
+            opening = text.index(Channel.ANALYSIS)
+            for message in _STRIPPED_MESSAGE.split(text[opening : found.start()]):
+                channel = next(channel for channel in _CHANNEL_WORDS if message.startswith(channel))
                 self._begin(channel)
-                self._emit(message[message.index(channel) + len(channel) :])
+                self._emit(message.removeprefix(channel))
             self._leave_body(_Place.HEADER)
             behind = text[found.end() :]
             if behind.startswith(Channel.FINAL):
@@ -215,6 +232,7 @@ class HarmonyReader(Reader):
             case "<|constrain|>" if self._place is not _Place.BODY:
                 self._place = _Place.HEADER
                 self._gathered += marker
+                self._look_at = PROSE_LIMIT
             case "<|message|>" if self._place is not _Place.BODY:
                 self._open_header(read_header(self._gathered, self._tools))
             case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
@@ -239,6 +257,7 @@ class HarmonyReader(Reader):
             self._gathered = ""
         self._place = _Place.HEADER
         self._gathered += marker
+        self._look_at = PROSE_LIMIT
         if len(self._gathered) > HEADER_LIMIT:  # a header of nothing but markers and noise
             self._gathered = marker
 
@@ -249,7 +268,7 @@ class HarmonyReader(Reader):
                 self._end_turn()
             else:
                 self._enter_body()
-        elif header.recipient is not None and (self._tools is None or self._tools):
+        elif header.recipient is not None and self._takes_calls:
             self._enter_body()
             self._open_call(header.recipient)
         else:
@@ -322,6 +341,7 @@ class HarmonyReader(Reader):
         self.spelt = _MARKERS
         self._place = place
         self._gathered = ""
+        self._look_at = PROSE_LIMIT
         if not interrupted:
             self._resumes = None
 
@@ -394,10 +414,6 @@ def _begins_header(text: str, *, opening: bool) -> str | None:
     return "text"
 
 
-def _channel_word(text: str) -> Channel:
-    return next(channel for channel in _CHANNEL_WORDS if text.lstrip().startswith(channel))
-
-
 def _has_letters(text: str) -> bool:
     return any(map(str.isalpha, text))
 
@@ -448,7 +464,7 @@ _OPENED = re.compile(
 def opens_in(prompt_tail: str) -> Channel | None:
     """Return the channel whose body the prompt has opened and not closed, if any."""
     opened = _OPENED.search(prompt_tail)
-    return read_header("<|channel|>" + opened[1], None).channel if opened else None
+    return read_header("<|channel|>" + opened[1]).channel if opened else None
 
 
 HARMONY = Dialect(

@@ -37,7 +37,8 @@ _TOOL_ROLE = re.compile(r"\s*functions\.")
 _THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|cot\b)", re.IGNORECASE)
 
 _NO_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
-_GLUED = frozenset({"json", "code", "text", "commentary", "analysis", "final"})
+_GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
+_QUOTES = "\"'`"
 _SHORTEST_WORD = 4  # letters of a cut-off channel word ("comment" is a token of its own)
 
 
@@ -57,7 +58,34 @@ class Header:
     constrained: bool = False
 
 
-def read_header(text: str, tools: Collection[str] | None) -> Header:
+class Tools:
+    """The names of a request's tools, to be found in what a model writes. None and no names find nothing."""
+
+    __slots__ = ("_by_fold", "_lengths", "names")
+
+    def __init__(self, names: Collection[str] | None) -> None:
+        self.names = frozenset(names or ())
+        self._lengths = sorted({len(name) for name in self.names if name}, reverse=True)
+        self._by_fold: dict[str, str] | None = None  # made when a name is first misspelt
+
+    def at(self, text: str) -> str | None:
+        """Find the longest name that `text` begins with. A content type or a channel may be glued to it."""
+        for length in self._lengths:
+            if text[:length] in self.names and not _continues(_GLUED.sub("", text[length:], count=1)):
+                return text[:length]
+        return None
+
+    def like(self, word: str) -> str | None:
+        """Find the name that differs from `word` in case, hyphens and the like, or in its namespace only."""
+        if self._by_fold is None:
+            self._by_fold = {_folded(name): name for name in sorted(self.names)}
+        return self._by_fold.get(_folded(word)) or self._by_fold.get(_folded(word.rpartition(".")[2]))
+
+
+NO_TOOLS = Tools(None)
+
+
+def read_header(text: str, tools: Tools = NO_TOOLS) -> Header:
     """Read a header. Anything can be read: a text that says nothing is all rest."""
     channel: Channel | None = None
     thinking = foreign = glued = False
@@ -105,9 +133,7 @@ def _segments(text: str) -> Iterator[tuple[str, str]]:
     yield kind, text[at:]
 
 
-def _take_recipient(
-    segment: str, tools: Collection[str] | None, recipients: list[str]
-) -> tuple[str, bool, str]:
+def _take_recipient(segment: str, tools: Tools, recipients: list[str]) -> tuple[str, bool, str]:
     """Take every `to=NAME` out; return the words before it, if there was one, and what follows the last."""
     words, addressed, rest = segment, False, segment
     while found := _RECIPIENT.search(rest):
@@ -120,30 +146,19 @@ def _take_recipient(
     return words, addressed, rest
 
 
-def _tool_name(text: str, tools: Collection[str] | None) -> tuple[str | None, str]:
-    """Read a recipient's name at the beginning of `text`; return it (None: it is no tool) and what follows.
-
-    A known name may hold blanks, and may have a content type or a channel glued to its end.
-    """
+def _tool_name(text: str, tools: Tools) -> tuple[str | None, str]:
+    """Read a recipient's name at the beginning of `text`; return it (None: it is no tool) and what follows."""
     namespace = _NAMESPACE.match(text)
     bare = text[namespace.end() :] if namespace else text
-    known = sorted(tools or (), key=len, reverse=True)
     for candidate in (text, bare):
-        for name in known:
-            if candidate.startswith(name) and not _continues(candidate[len(name) :]):
-                return name, candidate[len(name) :].lstrip("\"'`")
+        if (name := tools.at(candidate)) is not None:
+            return name, _GLUED.sub("", candidate[len(name) :], count=1).lstrip(_QUOTES)
     word = _NAME.match(bare)[0]  # type: ignore[index]
-    rest = bare[len(word) :].lstrip("\"'`")
+    rest = bare[len(word) :].lstrip(_QUOTES)
     word = word.rstrip(".:")
     if not namespace and word.lower() in _NO_TOOLS:
         return None, rest
-    for name in known:
-        if word.startswith(name) and word[len(name) :].lower() in _GLUED:
-            return name, rest
-    for name in known:
-        if _folded(name) in (_folded(word), _folded(word.rpartition(".")[2])):
-            return name, rest
-    return word or None, rest
+    return tools.like(word) or word or None, rest
 
 
 def _continues(text: str) -> bool:
@@ -154,9 +169,9 @@ def _folded(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold()
 
 
-def _choose(recipients: list[str], tools: Collection[str] | None) -> str | None:
+def _choose(recipients: list[str], tools: Tools) -> str | None:
     """The last recipient counts, a tool of the request before any other."""
-    known = [name for name in recipients if name in (tools or ())]
+    known = [name for name in recipients if name in tools.names]
     return next(reversed(known or recipients), None)
 
 
