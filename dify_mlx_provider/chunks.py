@@ -1,18 +1,16 @@
-"""From wire chunks to what Dify shows: events first, then text in which reasoning is a thinking block.
+"""From a server's chunks to channel events, and on to the text Dify shows.
 
-Two small machines. `Reader` turns a server's deltas into channel events; where a server leaks its model's own markers
-into the content, they are read by the same grammars the MLX server uses. `ThinkingText` turns events into pieces of
-text: Dify has no field for reasoning, its pages and workflows look for exactly `<think>\\n…\\n</think>`, lower case,
-without attributes, each tag in a chunk of its own, always closed.
+Servers differ: reasoning under one name or another, calls with or without an index, a model's own markers leaked into
+the content. Behind `Reader` they are all the same.
 """
 
 from __future__ import annotations
 
-import re
+import json
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.events import (
     ContentDelta,
@@ -24,6 +22,9 @@ from mlx_backend.conversation.events import (
     ToolCallStart,
 )
 from mlx_backend.conversation.parser import ChannelParser
+
+if TYPE_CHECKING:
+    from .thinking import ThinkingText
 
 _HARMONY_OPENERS = ("<|channel|>", "<|start|>", "<|message|>")
 _THINK_OPENERS = ("<think>", "<thinking>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
@@ -84,9 +85,12 @@ class Reader:
             held, self._opening = self._opening, None
             events.append(ContentDelta(held))
         if self._parser is not None:
-            ended_by = "length" if self.outcome.finish_reason == "length" else "stop"
-            events += self._read_leak(self._parser.close("length" if ended_by == "length" else "stop"))
-        calls = [call for _, call in sorted(self._by_index.items())] + list(self._leaked.values())
+            cut = self.outcome.finish_reason == "length"
+            events += self._read_leak(self._parser.close("length" if cut else "stop"))
+        calls = [call for _, call in sorted(self._by_index.items())]
+        if calls and self.outcome.finish_reason == "length" and not _is_json(calls[-1].arguments):
+            calls.pop()  # cut by the token limit: it must not be run
+        calls += self._leaked.values()
         self.outcome.calls = [call for call in calls if call.name]
         for call in self.outcome.calls:
             call.id = call.id or f"call_{uuid.uuid4().hex[:24]}"
@@ -104,9 +108,9 @@ class Reader:
         content = delta.get("content")
         if isinstance(content, str) and content:
             events += self._content(content)
-        for position, call in enumerate(delta.get("tool_calls") or ()):
+        for call in delta.get("tool_calls") or ():
             if isinstance(call, Mapping):
-                self._call(call, position)
+                self._call(call)
         return events
 
     def _content(self, text: str) -> list[Event]:
@@ -147,90 +151,39 @@ class Reader:
                     pass
         return texts
 
-    def _call(self, delta: Mapping[str, Any], position: int) -> None:
-        """Add a piece of a call; pieces belong together by index, or by id where a server sends no index."""
-        index = delta.get("index")
+    def _call(self, delta: Mapping[str, Any]) -> None:
+        """Add a piece of a call."""
         identifier = str(delta.get("id") or "")
+        function = delta.get("function")
+        given = function if isinstance(function, Mapping) else {}
+        name = str(given.get("name") or "")
+        index = delta.get("index")
         if not isinstance(index, int):
-            known = [at for at, call in self._by_index.items() if identifier and call.id == identifier]
-            if known:
-                index = known[0]
-            elif identifier or not self._by_index:
-                index = max(self._by_index, default=-1) + 1
-            else:
-                index = min(max(self._by_index), position) if position else max(self._by_index)
+            index = self._place(identifier, name)
         call = self._by_index.setdefault(index, Call())
         call.id = call.id or identifier
-        function = delta.get("function")
-        if isinstance(function, Mapping):
-            call.name = call.name or str(function.get("name") or "")
-            arguments = function.get("arguments")
-            call.arguments += arguments if isinstance(arguments, str) else ""
+        call.name = call.name or name
+        arguments = given.get("arguments")
+        if isinstance(arguments, str):
+            call.arguments += arguments
+        elif arguments is not None:  # some servers send the object itself
+            call.arguments += json.dumps(arguments, ensure_ascii=False)
+
+    def _place(self, identifier: str, name: str) -> int:
+        """Where a piece without an index belongs: to the call of its id; else an id or a name begins a new call."""
+        for index, call in self._by_index.items():
+            if identifier and call.id == identifier:
+                return index
+        last = max(self._by_index, default=-1)
+        return last + 1 if identifier or name or last < 0 else last
 
 
-OPEN, CLOSE = "<think>\n", "\n</think>"
-_TAG = re.compile(r"<(?=/?think)", re.IGNORECASE)
-_HALF_TAG = re.compile(r"</?(?:t(?:h(?:i(?:n)?)?)?)?\Z", re.IGNORECASE)
-_FENCE = re.compile(r"^\s{0,3}(?:```|~~~)", re.MULTILINE)
-
-
-class ThinkingText:
-    """Turns events into the pieces of text Dify gets, one list a call, each piece a chunk of its own.
-
-    A block opens with the first reasoning that is not blank (no empty blocks) and closes before anything else.
-    Inside it, text that would itself open or close a block gets an invisible character, and an open code fence is
-    closed first, because it would swallow the end of the block.
-    """
-
-    def __init__(self, *, hidden: bool = False) -> None:
-        self._hidden = hidden
-        self._open = False
-        self._blank = ""  # white space that is kept only if reasoning follows
-        self._held = ""  # the possible beginning of a tag
-        self._block: list[str] = []
-
-    def feed(self, event: Event) -> list[str]:
-        """Return the pieces of one event."""
-        match event:
-            case ReasoningDelta(text):
-                return [] if self._hidden else self._reasoning(text)
-            case ContentDelta(text):
-                return [*self.close(), text]
-            case _:
-                return self.close()
-
-    def close(self) -> list[str]:
-        """Close an open block; also called at the end, before tool calls, and when the answer breaks off."""
-        held, self._held, self._blank = self._held, "", ""
-        if not self._open:
-            return []
-        self._open = False
-        self._block.append(held)
-        fenced = len(_FENCE.findall("".join(self._block))) % 2 == 1
-        self._block = []
-        rest = held + ("\n```" if fenced else "")
-        return [rest, CLOSE] if rest else [CLOSE]
-
-    def _reasoning(self, text: str) -> list[str]:
-        text = self._blank + self._held + text
-        self._blank = self._held = ""
-        pieces: list[str] = []
-        if not self._open:
-            text = text.lstrip()
-            if not text:
-                return []
-            self._open = True
-            pieces.append(OPEN)
-        if half := _HALF_TAG.search(text):
-            self._held = half.group()
-            text = text[: half.start()]
-        kept = text.rstrip("\n") if not self._held else text
-        self._blank = text[len(kept) :]
-        if kept:
-            kept = _TAG.sub("<\u200b", kept)
-            self._block.append(kept + self._blank)
-            pieces.append(kept)
-        return pieces
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def texts(reader: Reader, thinking: ThinkingText, chunks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -239,11 +192,13 @@ def texts(reader: Reader, thinking: ThinkingText, chunks: Iterable[Mapping[str, 
         for chunk in chunks:
             for event in reader.feed(chunk):
                 yield from thinking.feed(event)
-        for event in reader.close():
-            yield from thinking.feed(event)
-    except GeneratorExit:
-        raise  # Dify stopped listening: there is nobody to close a block for
-    except Exception:
-        yield from thinking.close()
+    except Exception:  # not GeneratorExit: when Dify stops listening there is nobody to close a block for
+        yield from _rest(reader, thinking)
         raise
+    yield from _rest(reader, thinking)
+
+
+def _rest(reader: Reader, thinking: ThinkingText) -> Iterator[str]:
+    for event in reader.close():
+        yield from thinking.feed(event)
     yield from thinking.close()

@@ -203,16 +203,18 @@ class Client:
                 f"the server at {self._credentials.base_url} refused the API key{_quote(words)} "
                 "Enter the key the server was started with."
             )
-        if status == 404 and code == "model_not_found":
+        if code == "model_not_found" or (status == 404 and "model" in words.lower()):
             return ModelNotFound(words)
         if status == 429:
             return Overloaded(words or "the server is busy; try again in a moment.")
         if status >= 500:
             return Unavailable(words or f"the server answered with status {status}.")
+        if status < 400 or (
+            status in (404, 405) and words.lower() in ("", "not found", "method not allowed")
+        ):
+            return self._not_openai()
         if words:
             return Refused(words)
-        if status < 400 or status in (404, 405):
-            return self._not_openai()
         return Refused(f"the server answered with status {status}.")
 
 

@@ -39,9 +39,12 @@ class Credentials:
         reasoning = given.get("reasoning", "effort")
         if reasoning not in ("effort", "switch", "none"):
             raise CredentialsError(f"Reasoning must be effort, switch or none, not {reasoning!r}.")
+        api_key = given.get("api_key", "")
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise CredentialsError("The API key holds characters that a key cannot have. Copy it again.")
         return cls(
             base_url=base_url(given.get("endpoint_url", "")),
-            api_key=given.get("api_key", ""),
+            api_key=api_key,
             timeout=_number(given, "timeout", "Timeout", 600.0),
             context_size=int(_number(given, "context_size", "Context size", 131_072)),
             max_output_tokens=int(_number(given, "max_output_tokens", "Maximum output tokens", 32_768)),

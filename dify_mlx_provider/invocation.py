@@ -13,11 +13,13 @@ from typing import Any
 from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultChunkDelta, LLMUsage
 from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMessage, PromptMessageTool
 
-from .chunks import Call, Outcome, Reader, ThinkingText, texts
+from .chunks import Call, Outcome, Reader, texts
 from .client import Client
 from .credentials import Credentials
+from .errands import is_errand, quick
 from .errors import for_dify
 from .messages import chat_request, wants_structure
+from .thinking import ThinkingText
 
 type UsageOf = Callable[[int, int], LLMUsage]
 
@@ -32,18 +34,21 @@ def invoke(
     *,
     tools: Sequence[PromptMessageTool] | None,
     stop: Sequence[str] | None,
-    user: str | None,
+    stream: bool,
     usage_of: UsageOf,
 ) -> Generator[LLMResultChunk, None, None]:
     """Send the request and return its answer's chunks. What is wrong with the request is raised here, mapped."""
+    errand = is_errand([message.get_text_content() for message in messages], stream=stream)
+    if errand:
+        parameters = quick(parameters)
     try:
         credentials = Credentials.read(form)
-        body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop, user=user)
+        body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
         wire = Client(credentials).chat(body)
     except Exception as error:
         raise for_dify(error) from error
     reader = Reader([tool.name for tool in tools or ()])
-    thinking = ThinkingText(hidden=wants_structure(parameters))
+    thinking = ThinkingText(hidden=errand or wants_structure(parameters))
 
     def chunks() -> Generator[LLMResultChunk, None, None]:
         index = 0

@@ -21,6 +21,8 @@ from dify_plugin.entities.model.message import (
 
 from mlx_backend.conversation.history import sanitise
 
+from .thinking import unguarded
+
 if TYPE_CHECKING:
     from .credentials import Credentials
 
@@ -33,13 +35,16 @@ def chat_request(
     *,
     tools: Sequence[PromptMessageTool] | None = None,
     stop: Sequence[str] | None = None,
-    user: str | None = None,
 ) -> dict[str, Any]:
     """Return the body of one streamed chat request. Raises ValueError with a sentence for the user."""
     posted_tools = [_tool(tool) for tool in tools or ()]
+    history = sanitise([_message(message, credentials) for message in messages], tools=posted_tools)
+    for turn in history:
+        if reasoning := turn.get("reasoning_content"):
+            turn["reasoning_content"] = unguarded(reasoning)
     body: dict[str, Any] = {
         "model": model,
-        "messages": sanitise([_message(message, credentials) for message in messages], tools=posted_tools),
+        "messages": history,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -48,8 +53,6 @@ def chat_request(
         body["tools"] = posted_tools
     if stop:
         body["stop"] = list(stop)
-    if user:
-        body["user"] = user
     return body
 
 

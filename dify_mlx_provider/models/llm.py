@@ -43,7 +43,7 @@ class MLXLargeLanguageModel(LargeLanguageModel):
             model_parameters,
             tools=tools,
             stop=stop,
-            user=user,
+            stream=stream,
             usage_of=lambda prompt, completion: self._calc_response_usage(
                 model, credentials, prompt, completion
             ),

@@ -45,4 +45,4 @@ def test_the_package_runs_with_its_own_requirements_and_without_mlx(
     with PluginProcess(plugin_root, python=container_python) as plugin:
         assert plugin.manifest["name"] == "dify_mlx_provider"
         chunks = list(plugin.invoke([user("hi")], credentials=stub.credentials))
-    assert text_of(chunks) == "<think>\nwhy\n</think>Hi"
+    assert text_of(chunks) == "<think>\nwhy\n</think>\n\nHi"

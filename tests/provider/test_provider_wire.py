@@ -45,12 +45,12 @@ def test_reasoning_becomes_one_block_with_its_tags_in_chunks_of_their_own(
         {"content": "Hi"},
     )
     pieces = [chunk["delta"]["message"]["content"] for chunk in ask(plugin, stub)]
-    assert pieces == ["<think>\n", "Think", "ing.", "\n</think>", "Hi", ""]
+    assert pieces == ["<think>\n", "Think", "ing.", "\n</think>", "\n\nHi", ""]
 
 
 def test_reasoning_sent_under_both_names_is_shown_once(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"reasoning_content": "why", "reasoning": "why"}, {"content": "Hi"})
-    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>Hi"
+    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
 
 def test_empty_and_keyless_deltas_do_not_split_a_block(plugin: PluginProcess, stub: Stub) -> None:
@@ -58,7 +58,7 @@ def test_empty_and_keyless_deltas_do_not_split_a_block(plugin: PluginProcess, st
         {"reasoning_content": "a"}, {}, {"reasoning_content": "", "content": ""}, {"content": None}, {"reasoning": "b"},
         {"content": "Hi"},
     )  # fmt: skip
-    assert text_of(ask(plugin, stub)) == "<think>\nab\n</think>Hi"
+    assert text_of(ask(plugin, stub)) == "<think>\nab\n</think>\n\nHi"
 
 
 def test_blank_reasoning_makes_no_block(plugin: PluginProcess, stub: Stub) -> None:
@@ -82,7 +82,7 @@ def test_an_open_code_fence_is_closed_before_the_block(plugin: PluginProcess, st
     stub.streams(
         {"reasoning_content": "Try:\n```py"}, {"reasoning_content": "thon\nx = 1"}, {"content": "Hi"}
     )
-    assert text_of(ask(plugin, stub)) == "<think>\nTry:\n```python\nx = 1\n```\n</think>Hi"
+    assert text_of(ask(plugin, stub)) == "<think>\nTry:\n```python\nx = 1\n```\n</think>\n\nHi"
 
 
 def test_reasoning_without_an_answer_is_still_a_closed_block(plugin: PluginProcess, stub: Stub) -> None:
@@ -107,7 +107,7 @@ LEAK = "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>fin
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_leaked_harmony_is_read_like_any_other_answer(plugin: PluginProcess, stub: Stub, size: int) -> None:
     stub.streams(*({"content": LEAK[at : at + size]} for at in range(0, len(LEAK), size)))
-    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>Hi"
+    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
 
 def test_a_leaked_call_becomes_a_call(plugin: PluginProcess, stub: Stub) -> None:
@@ -124,12 +124,12 @@ def test_a_leaked_call_becomes_a_call(plugin: PluginProcess, stub: Stub) -> None
 
 def test_a_think_block_in_the_content_is_the_block(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"content": "<thi"}, {"content": "nk>why</think>\n\nHi"})
-    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>Hi"
+    assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
 
 def test_markers_quoted_by_a_server_that_separates_are_text(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"reasoning_content": "why"}, {"content": "<|channel|> begins a header"})
-    assert text_of(ask(plugin, stub)).endswith("</think><|channel|> begins a header")
+    assert text_of(ask(plugin, stub)).endswith("</think>\n\n<|channel|> begins a header")
 
 
 def test_an_answer_that_only_begins_like_a_marker_is_text(plugin: PluginProcess, stub: Stub) -> None:
@@ -175,7 +175,7 @@ def test_a_server_that_answers_with_json_is_understood(plugin: PluginProcess, st
     answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}
     stub.says(json.dumps(answer), type="application/json")
     chunks = ask(plugin, stub, tools=[CLOCK])
-    assert text_of(chunks) == "<think>\nwhy\n</think>Hi"
+    assert text_of(chunks) == "<think>\nwhy\n</think>\n\nHi"
     assert calls_of(chunks)[0]["id"] == "call_1"
     assert chunks[-1]["delta"]["usage"]["total_tokens"] == 7
 
@@ -183,7 +183,7 @@ def test_a_server_that_answers_with_json_is_understood(plugin: PluginProcess, st
 def test_blocking_mode_is_the_same_answer_in_one_piece(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"reasoning_content": "why"}, {"content": "Hi"}, prompt_tokens=5, completion_tokens=2)
     (whole,) = ask(plugin, stub, stream=False)
-    assert whole["delta"]["message"]["content"] == "<think>\nwhy\n</think>Hi"
+    assert whole["delta"]["message"]["content"] == "<think>\nwhy\n</think>\n\nHi"
     assert whole["delta"]["usage"]["prompt_tokens"] == 5
 
 
@@ -214,7 +214,6 @@ def test_a_first_turn_sends_what_was_set_and_nothing_empty(plugin: PluginProcess
         "stream_options": {"include_usage": True},
         "reasoning_effort": "medium",
         "temperature": 0.5,
-        "user": "user-1",
     }
 
 
