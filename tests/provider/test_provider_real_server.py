@@ -178,6 +178,7 @@ def test_good_credentials_are_accepted(plugin: PluginProcess, credentials: dict[
         ({"endpoint_url": "not a host"}, "'not a host' is not a server address"),
         ({"endpoint_url": ""}, "address is missing"),
         ({"api_key": "wrong"}, "refused the API key"),
+        ({"api_key": "鍵"}, "The API key holds characters that a key cannot have"),
         ({"timeout": "soon"}, "Timeout must be a positive number, not 'soon'"),
     ],
 )

@@ -166,6 +166,30 @@ def test_calls_without_an_index_are_kept_apart_by_their_ids(plugin: PluginProces
     assert [call["id"] for call in calls_of(ask(plugin, stub, tools=[CLOCK]))] == ["a", "b"]
 
 
+def test_calls_with_neither_index_nor_id_are_kept_apart_by_their_names(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    stub.streams(
+        {"tool_calls": [{"function": {"name": "clock", "arguments": {"zone": "UTC"}}}]},
+        {"tool_calls": [{"function": {"name": "clock", "arguments": '{"zone"'}}]},
+        {"tool_calls": [{"function": {"arguments": ': "JST"}'}}]},
+    )
+    calls = calls_of(ask(plugin, stub, tools=[CLOCK]))
+    assert [call["function"]["arguments"] for call in calls] == ['{"zone": "UTC"}', '{"zone": "JST"}']
+    assert len({call["id"] for call in calls}) == 2
+
+
+def test_a_call_cut_by_the_token_limit_is_not_made(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams(
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "clock", "arguments": "{}"}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "clock", "arguments": '{"zo'}}]},
+        finish="length",
+    )
+    chunks = ask(plugin, stub, tools=[CLOCK])
+    assert [call["id"] for call in calls_of(chunks)] == ["a"]
+    assert chunks[-1]["delta"]["finish_reason"] == "length"
+
+
 # -- whole answers, usage ----------------------------------------------------------------------------
 
 
@@ -223,9 +247,13 @@ def test_thinking_that_dify_sends_back_stays_out_of_answered_turns(plugin: Plugi
 
 
 def test_inside_a_tool_loop_the_thinking_goes_back_as_reasoning(plugin: PluginProcess, stub: Stub) -> None:
-    history = [user("q"), assistant("<think>\nI need it\n</think>", [CALL]), result(CALL, "12:00")]
+    history = [
+        user("q"),
+        assistant("<think>\nI need <\u200bit>\n</think>\n\n", [CALL]),
+        result(CALL, "12:00"),
+    ]
     turn, answer = sent(plugin, stub, history, tools=[CLOCK])["messages"][1:]
-    assert turn["reasoning_content"] == "I need it"
+    assert turn["reasoning_content"] == "I need <it>"
     assert turn["content"] == ""
     assert turn["tool_calls"] == [CALL]
     assert answer["content"] == "12:00"
@@ -270,6 +298,46 @@ def test_another_server_is_asked_for_its_model_when_it_does_not_know_default(
     stub.streams({"content": "Hi"})
     assert text_of(ask(plugin, stub)) == "Hi"
     assert [request["body"]["model"] for request in stub.asked()] == ["default", "served-model"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"message": "The model `default` does not exist.", "type": "NotFoundError", "code": 404}},
+        {"error": "model 'default' not found"},
+        {"message": "The model `default` does not exist.", "object": "error"},
+    ],
+)
+def test_other_servers_say_in_other_ways_that_they_do_not_know_default(
+    plugin: PluginProcess, stub: Stub, answer: dict[str, Any]
+) -> None:
+    stub.says(json.dumps(answer), status=404, type="application/json")
+    stub.streams({"content": "Hi"})
+    assert text_of(ask(plugin, stub)) == "Hi"
+
+
+TITLE = "You are asked to generate a concise chat title by decomposing the user’s input into two parts: …"
+QUESTIONS = (
+    "Human: hi\nPlease help me predict the three most likely questions that human would ask …\nquestions:\n"
+)
+
+
+@pytest.mark.parametrize("errand", [TITLE, QUESTIONS])
+def test_difys_own_errands_are_done_at_low_effort_and_answered_without_a_block(
+    plugin: PluginProcess, stub: Stub, errand: str
+) -> None:
+    stub.streams({"reasoning_content": "{}"}, {"content": '{"Your Output": "Greeting"}'})
+    settings = {"temperature": 1, "max_tokens": 500}
+    chunks = list(
+        plugin.invoke([user(errand)], credentials=stub.credentials, parameters=settings, stream=False)
+    )
+    assert text_of(chunks) == '{"Your Output": "Greeting"}'
+    assert stub.asked()[0]["body"]["reasoning_effort"] == "low"
+
+
+def test_the_same_words_in_a_conversation_are_no_errand(plugin: PluginProcess, stub: Stub) -> None:
+    assert sent(plugin, stub, [user(TITLE)])["reasoning_effort"] == "medium"
+    assert sent(plugin, stub, [user("hi")], stream=False)["reasoning_effort"] == "medium"
 
 
 def test_a_structured_answer_holds_nothing_but_the_answer(plugin: PluginProcess, stub: Stub) -> None:
@@ -327,6 +395,13 @@ def test_nobody_at_the_address_is_a_connection_error_that_says_what_to_do(plugin
         list(plugin.invoke([user("hi")], credentials={"endpoint_url": "http://127.0.0.1:9/v1"}))
     assert caught.value.kind == "InvokeConnectionError"
     assert "start it with `mlx-backend`" in caught.value.message
+
+
+@pytest.mark.parametrize("answer", ['{"detail": "Not Found"}', "<html>no such page</html>", ""])
+def test_an_address_without_an_api_is_named_as_such(plugin: PluginProcess, stub: Stub, answer: str) -> None:
+    stub.says(answer, status=404, type="application/json")
+    with pytest.raises(PluginError, match="it usually ends in /v1"):
+        ask(plugin, stub)
 
 
 def test_a_page_instead_of_an_api_is_named_as_such(plugin: PluginProcess, stub: Stub) -> None:

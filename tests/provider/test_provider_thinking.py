@@ -1,0 +1,109 @@
+"""The thinking block as Dify's page and workflows read it, whatever the reasoning holds and however it arrives."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from dify_view import PAGE_BLOCK, split_reasoning
+
+from dify_mlx_provider.thinking import ThinkingText, unguarded
+from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
+
+
+def shown(*events: Event, hidden: bool = False) -> list[str]:
+    thinking = ThinkingText(hidden=hidden)
+    return [piece for event in events for piece in thinking.feed(event)] + thinking.close()
+
+
+def block(*reasoning: str) -> str:
+    """What stands between the tags."""
+    text = "".join(shown(*map(ReasoningDelta, reasoning)))
+    assert text.startswith("<think>\n")
+    assert text.endswith("\n</think>")
+    return text[len("<think>\n") : -len("\n</think>")]
+
+
+def test_the_answer_follows_behind_a_blank_line_so_that_the_page_formats_its_first_lines() -> None:
+    assert shown(ReasoningDelta("why"), ContentDelta("- a")) == ["<think>\n", "why", "\n</think>", "\n\n- a"]
+
+
+def test_an_answer_that_brings_its_own_empty_lines_gets_no_more_of_them() -> None:
+    assert shown(ReasoningDelta("why"), ContentDelta("\n\nHi"))[-1] == "\n\nHi"
+
+
+def test_without_reasoning_the_answer_is_left_alone() -> None:
+    assert shown(ContentDelta("\nHi"), ContentDelta(" there")) == ["\nHi", " there"]
+
+
+def test_reasoning_after_the_answer_began_is_a_second_block() -> None:
+    events = (ReasoningDelta("a"), ContentDelta("one "), ReasoningDelta("b"), ContentDelta("two"))
+    assert "".join(shown(*events)) == "<think>\na\n</think>\n\none <think>\nb\n</think>\n\ntwo"
+
+
+def test_a_tool_call_closes_the_block_and_adds_nothing() -> None:
+    assert shown(ReasoningDelta("a"), ToolCallStart(0, "clock")) == ["<think>\n", "a", "\n</think>"]
+
+
+def test_hidden_reasoning_leaves_the_answer_alone() -> None:
+    assert shown(ReasoningDelta("a"), ContentDelta("{}"), hidden=True) == ["{}"]
+
+
+@pytest.mark.parametrize(
+    "reasoning",
+    [
+        "a </think> b",
+        "</DETAILS>",
+        "use a <script> tag",
+        "<!-- note",
+        "List<int> and a < b",
+        "ends with <",
+        "<",
+    ],
+)
+def test_html_in_the_reasoning_is_text(reasoning: str) -> None:
+    guarded = block(reasoning)
+    assert unguarded(guarded) == reasoning
+    for opener in ("<t", "<T", "</", "<!", "<s", "<i", "<d"):
+        assert opener not in guarded
+    assert split_reasoning(f"<think>\n{guarded}\n</think>Hi") == ("Hi", guarded)
+
+
+def test_a_comparison_is_not_html() -> None:
+    assert block("a < b and 1<2") == "a < b and 1<2"
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "added"),
+    [
+        ("Try:\n\n```python\nx = 1", "\n```"),
+        ("Try:\n\n```python\nx = 1\n```", ""),
+        ("Try:\n\n~~~\n```\n~~~", ""),
+        ("Try:\n\n````\n```\n", "\n````"),
+        ("Try:\n\n```js\n~~~\n", "\n```"),
+        ("Try:\n\n``` not `a fence", ""),
+        ("Try:\n\n- item\n  ```\n  x", "\n  ```"),
+        ("The first lines are HTML:\n```\nx\n\ny\n```\nDone.", "\n```"),
+        ("The first lines are HTML:\n```\nx\n\ny", ""),
+        ("No empty line at all:\n```\nx", "\n```"),
+    ],
+)
+def test_the_fence_that_the_page_sees_open_is_closed(reasoning: str, added: str) -> None:
+    assert block(reasoning) == reasoning.rstrip() + added
+
+
+@pytest.mark.parametrize("reasoning", ["", " ", "\n\n"])
+def test_blank_reasoning_makes_no_block(reasoning: str) -> None:
+    assert shown(ReasoningDelta(reasoning), ContentDelta("Hi")) == ["Hi"]
+
+
+def test_white_space_around_the_reasoning_goes_and_inside_it_stays() -> None:
+    assert block("\n a", "  ", "\n\n", "b \n") == "a  \n\nb"
+
+
+def test_however_the_reasoning_is_cut_the_text_is_the_same() -> None:
+    reasoning = "So:\n\n```\n<b> </think\n\n~~~ <"
+    whole = block(reasoning)
+    assert PAGE_BLOCK.findall(f"<think>\n{whole}\n</think>") == [whole]
+    for first, second in combinations(range(len(reasoning) + 1), 2):
+        assert block(reasoning[:first], reasoning[first:second], reasoning[second:]) == whole
