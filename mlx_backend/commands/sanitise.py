@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         except (OSError, UnicodeDecodeError) as error:
             print(f"mlx-backend sanitise: cannot read {arguments.template}: {error}", file=sys.stderr)
             return 2
-    text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    requests = [line for line in text.splitlines() if line.strip()] if arguments.jsonl else [text]
+    text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
+    requests = [line for line in text.split("\n") if line.strip()] if arguments.jsonl else [text]
     failed = False
     for request in requests:
         result = answer(request, traits, canonical=arguments.canonical)

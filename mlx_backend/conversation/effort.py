@@ -85,8 +85,8 @@ def parse(value: object, param: str = "reasoning_effort") -> Effort:
         case str():
             word = " ".join(value.casefold().replace("_", " ").replace("-", " ").split())
             effort = _EFFORT_OF.get(word)
-            if effort is None and re.fullmatch(r"\d+(?:\.\d+)?", word):
-                effort = _from_number(float(word))
+            if effort is None and re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", value.strip()):
+                effort = _from_number(float(value))
         case _:
             effort = None
     if effort is None:
@@ -95,7 +95,7 @@ def parse(value: object, param: str = "reasoning_effort") -> Effort:
 
 
 def _from_number(number: float) -> Effort | None:
-    if not math.isfinite(number) or number < 0:
+    if not 0 <= number < math.inf:  # not a number is neither
         return None
     if number in (0, 1, 2, 3):
         return (Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH)[int(number)]

@@ -15,13 +15,61 @@ from mlx_backend.conversation.template import TemplateTraits, accepted, for_temp
 
 SEEDS = range(300)
 BITS = (
-    *("<think>", "</think>", "\n", " ", "`", '"', "text", "```\n", "<details>", "</details>", "<|", "|>", "\\"),
-    *("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>", "<|constrain|>", "to=f"),
-    *("assistant", "analysis", "final", "commentary", "<summary>Thought", "</summary>", "&gt; x", "\ud800", "\0"),
+    *(
+        "<think>",
+        "</think>",
+        "\n",
+        " ",
+        "`",
+        '"',
+        "text",
+        "```\n",
+        "<details>",
+        "</details>",
+        "<|",
+        "|>",
+        "\\",
+    ),
+    *(
+        "<|start|>",
+        "<|end|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|call|>",
+        "<|return|>",
+        "<|constrain|>",
+        "to=f",
+    ),
+    *(
+        "assistant",
+        "analysis",
+        "final",
+        "commentary",
+        "<summary>Thought",
+        "</summary>",
+        "&gt; x",
+        "\ud800",
+        "\0",
+    ),
     '<details type="reasoning" done="true">',
     '<details type="tool_calls" name="f" arguments="{" result="1">',
 )
-ODD: tuple[Any, ...] = (None, "", 0, 7, -1.5, True, [], {}, [[]], [None], {"text": None}, {"type": 5}, "x", ["a", 1])
+ODD: tuple[Any, ...] = (
+    None,
+    "",
+    0,
+    7,
+    -1.5,
+    True,
+    [],
+    {},
+    [[]],
+    [None],
+    {"text": None},
+    {"type": 5},
+    "x",
+    ["a", 1],
+)
 KEYS = (
     *("content", "role", "tool_calls", "tool_call_id", "name", "reasoning", "thinking", "reasoning_content"),
     *("reasoning_details", "function_call", "refusal"),
@@ -44,9 +92,8 @@ def damaged(seed: int) -> list[Any]:
             key = draw.choice(KEYS)
             if key != "role":
                 message[key] = copy.deepcopy(draw.choice(ODD))
-        elif calls := message.get("tool_calls"):
-            if isinstance(calls, list):
-                calls[draw.randrange(len(calls))] = copy.deepcopy(draw.choice(ODD))
+        elif (calls := message.get("tool_calls")) and isinstance(calls, list):
+            calls[draw.randrange(len(calls))] = copy.deepcopy(draw.choice(ODD))
     return messages
 
 
@@ -56,7 +103,9 @@ def texts(seed: int) -> list[Any]:
     messages = []
     for turn in range(3):
         messages.append({"role": "user", "content": f"Question {turn}"})
-        messages.append({"role": "assistant", "content": "".join(draw.choices(BITS, k=draw.randrange(1, 14)))})
+        messages.append(
+            {"role": "assistant", "content": "".join(draw.choices(BITS, k=draw.randrange(1, 14)))}
+        )
     return [*messages, {"role": "user", "content": "Last question"}]
 
 
@@ -91,7 +140,8 @@ def test_the_canonical_form_is_always_the_same_shape(histories: Iterator[list[An
         for index, message in enumerate(canonical):
             match message:
                 case {"role": "system", "content": str(), **rest}:
-                    assert index == 0 and not rest
+                    assert index == 0
+                    assert not rest
                 case {"role": "user", "content": str() | list(), **rest}:
                     assert not rest
                 case {"role": "assistant", "content": str(), **rest}:
@@ -100,7 +150,8 @@ def test_the_canonical_form_is_always_the_same_shape(histories: Iterator[list[An
                     assert calls
                     waiting |= {call["id"] for call in calls}
                 case {"role": "tool", "content": str(), "tool_call_id": str(id_), "name": str(), **rest}:
-                    assert id_ in waiting and not rest
+                    assert id_ in waiting
+                    assert not rest
                 case _:
                     raise AssertionError(message)
 
