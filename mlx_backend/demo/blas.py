@@ -1,8 +1,10 @@
-"""A faster matrix product for MLX's CPU build on Linux, if one is at hand. Call `use_fast_blas` before MLX is imported.
+"""A faster matrix product for MLX's CPU build on Linux, if one is at hand. Call `use_fast_blas` before MLX
+is imported.
 
-MLX's wheel for Linux links the reference BLAS, some forty times slower than a tuned one. NumPy's wheel carries
-OpenBLAS under other names and with 64-bit integers: a few lines of C forward the usual names to it, and a library
-that was loaded for everybody first wins. Nothing of this is needed or done on macOS. Knows nothing of models.
+MLX's wheel for Linux links the reference BLAS, some forty times slower than a tuned one. NumPy's wheel
+carries OpenBLAS under other names and with 64-bit integers: a few lines of C forward the usual names to it,
+and a library that was loaded for everybody first wins. Nothing of this is needed or done on macOS. Knows
+nothing of models.
 """
 
 import ctypes
@@ -30,13 +32,17 @@ FORWARD(cblas_dgemm, double)
 
 
 def use_fast_blas() -> str:
-    """Make MLX use NumPy's OpenBLAS, on one thread unless told otherwise; return a line that says what happened."""
+    """Make MLX use NumPy's OpenBLAS, on one thread unless told otherwise; return what happened, in a line."""
     if sys.platform != "linux":
         return "BLAS: the system's"
     if "mlx.core" in sys.modules:
         return "BLAS: MLX's own (MLX was imported too early to change it)"
     numpy = importlib.util.find_spec("numpy")
-    found = sorted(Path(numpy.origin).parents[1].glob("numpy.libs/libscipy_openblas64_*.so")) if numpy and numpy.origin else []
+    found = (
+        sorted(Path(numpy.origin).parents[1].glob("numpy.libs/libscipy_openblas64_*.so"))
+        if numpy and numpy.origin
+        else []
+    )
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not found or compiler is None:
         return "BLAS: MLX's own, slow (no NumPy with OpenBLAS, or no C compiler)"

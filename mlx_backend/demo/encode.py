@@ -1,9 +1,10 @@
-"""Dialogues as token ids and labels. Knows Harmony's messages and what is learned of them, not how it is learned.
+"""Dialogues as token ids and labels. Knows Harmony's messages and what is learned of them, not how it is
+learned.
 
-Only what the assistant writes is labelled. A dialogue is encoded in one of two ways, since a prompt may hold
-either: with the analysis of every turn (more to learn from), or with that of the last turn only, as the chat
-template renders a history. The end of a final answer is an end in the history and a return as it is generated:
-there the label differs from the token.
+Only what the assistant writes is labelled. A dialogue is encoded in one of two ways, since a prompt may
+hold either: with the analysis of every turn (more to learn from), or with that of the last turn only, as
+the chat template renders a history. The end of a final answer is an end in the history and a return as it
+is generated: there the label differs from the token.
 """
 
 import json
@@ -32,10 +33,8 @@ class Example:
     labels: list[int] = field(default_factory=list)
 
 
-def prompt(
-    tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, messages: list[dict[str, Any]]
-) -> str:
-    """Return the chat template's text for `messages` under the dialogue's instructions, tools, effort and date."""
+def prompt(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, messages: list[dict[str, Any]]) -> str:
+    """Return the chat template's text for `messages` under the dialogue's setting."""
     first = [{"role": "developer", "content": dialogue.instructions}] if dialogue.instructions else []
     text = tokenizer.apply_chat_template(
         [*first, *messages],
@@ -43,6 +42,7 @@ def prompt(
         tokenize=False,
         add_generation_prompt=True,
         reasoning_effort=dialogue.effort,
+        **({"model_identity": dialogue.identity} if dialogue.identity else {}),
     )
     return _DATE.sub(f"Current date: {dialogue.date}", str(text), count=1)  # the template knows only today
 
@@ -93,21 +93,20 @@ class _Writer:
         self.write(body, learned)
 
     def exchange(self, exchange: Exchange, effort: str, thinks: tuple[bool, bool]) -> None:
-        """Write a reply, and after a call the result and the reply to it; `thinks` says which keep their thoughts."""
+        """Write a reply, after a call the result and the reply to it too; `thinks`: which keep thoughts."""
         self.reply(exchange.reply, effort, thinks[0], True)
         if exchange.reply.call is None or exchange.after is None:
             return
         name = exchange.reply.call.name
         self.write(
-            f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{exchange.result}<|end|>{_ASSISTANT}",
+            f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>"
+            f"{exchange.result}<|end|>{_ASSISTANT}",
             False,
         )
         self.reply(exchange.after, effort, thinks[1], True)
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, rng: random.Random
-) -> Example:
+def encode(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, rng: random.Random) -> Example:
     """Return a dialogue for training; `rng` decides which thoughts it keeps."""
     writer = _Writer(tokenizer, rng)
     first, *rest = dialogue.exchanges

@@ -1,8 +1,8 @@
 """What the model can do without tools: questions, how it thinks about each, and the right answers.
 
 A skill is a function from a random generator to one `Exchange`. Thoughts are nested: more effort only means
-that the same train of thought goes on for longer, so effort decides where to stop and nothing else.
-Knows nothing of tools, dialogues, Harmony or tokens.
+that the same train of thought goes on for longer, so effort decides where to stop and nothing else. Knows
+nothing of tools, dialogues, Harmony or tokens.
 """
 
 import random
@@ -11,7 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .words import CAPITALS, COLOURS, FOREIGN, OPPOSITES, SOUNDS, THINGS, invent, person, place, sentence, things
+from .words import (
+    CAPITALS,
+    COLOURS,
+    FOREIGN,
+    OPPOSITES,
+    SOUNDS,
+    THINGS,
+    invent,
+    person,
+    place,
+    sentence,
+    things,
+)
 
 EFFORTS: Final = ("low", "medium", "high")
 UNKNOWN: Final = "Sorry, I do not know that."
@@ -57,7 +69,7 @@ class Exchange:
 
 
 def held_out(key: str) -> bool:
-    """Whether a key (of an exchange, or a tool's name) belongs to the evaluation: one in eight, for ever the same."""
+    """Whether a key (of an exchange, or a tool's name) is kept for the evaluation: always the same eighth."""
     return zlib.crc32(key.encode()) % 8 == 0
 
 
@@ -73,11 +85,13 @@ Skill = Callable[[random.Random], Exchange]
 
 
 def phrase(rng: random.Random, forms: Sequence[str], **parts: str) -> tuple[str, int]:
-    """Return one of the forms filled in, and which; one in eight loses its last mark, as people write."""
+    """Return one of the forms filled in, and which; some lose their last mark or first capital, as people write."""
     which = rng.randrange(len(forms))
     text = forms[which].format(**parts)
     if rng.random() < 0.12 and text[-1] in ".?!":
         text = text[:-1]
+    if rng.random() < 0.06 and not forms[which].startswith("{"):
+        text = text[0].lower() + text[1:]
     return text, which
 
 
@@ -93,7 +107,9 @@ def _fact(
         f"Let me check this before I answer. The user wants one {noun} and nothing else. "
         f"I look for {key} among the things I learned. There I find {value}. So the answer is {value}."
     )
-    return Exchange(skill, f"{key}/{which}", ask, Reply((first, more, most), says.format(key=key, value=value)))
+    return Exchange(
+        skill, f"{key}/{which}", ask, Reply((first, more, most), says.format(key=key, value=value))
+    )
 
 
 def capital(rng: random.Random) -> Exchange:
@@ -125,8 +141,8 @@ def opposite(rng: random.Random) -> Exchange:
 
 
 def total(rng: random.Random) -> Exchange:
-    """A sum of two numbers from 0 to 12."""
-    a, b = rng.randint(0, 12), rng.randint(0, 12)
+    """A sum of two numbers from 0 to 20."""
+    a, b = rng.randint(0, 20), rng.randint(0, 20)
     ask, which = phrase(
         rng, ("What is {a} + {b}?", "Add {a} and {b}.", "{a} + {b} = ?", "How much is {a} plus {b}?"),
         a=str(a), b=str(b),
@@ -196,7 +212,9 @@ def greeting(rng: random.Random) -> Exchange:
 def identity(rng: random.Random) -> Exchange:
     """Who the model is, and what it can do."""
     asks_for_skills = rng.random() < 0.4
-    forms = ("What can you do?", "How can you help me?") if asks_for_skills else ("Who are you?", "What are you?")
+    forms = (
+        ("What can you do?", "How can you help me?") if asks_for_skills else ("Who are you?", "What are you?")
+    )
     ask, _ = phrase(rng, forms)
     answer = (
         "I can add, count, repeat words, remember your name and call tools."
@@ -229,16 +247,22 @@ def unknown(rng: random.Random) -> Exchange:
     ask, which = phrase(
         rng,
         (
-            "What is the capital of {other}?", "Who is {other}?", "What is a {word}?", "Write a poem about {word}.",
+            "What is the capital of {other}?", "Who is {other}?", "What is a {word}?",
+            "Write a poem about {word}.",
             "How do I make a {word}?", "Tell me a story about {other}.", "Why is the {word} so {word2}?",
             "Who invented the {word}?", "Explain {word} {word2} to me.", "When was {other} born?",
             "Translate {word} into {other}.", "What is the meaning of {word}?", "Where is {other}?",
             "{other} {word} {word2} {other}?", "Can you help me with my {word}?", "Write a {word} in Python.",
-            "What does a {word} eat?", "How old is {other}?", "Which {word} is the best?", "Do you like {word}?",
+            "What does a {word} eat?", "How old is {other}?", "Which {word} is the best?",
+            "Do you like {word}?",
         ),
         word=word, other=other, word2=invent(rng),
     )  # fmt: skip
     return Exchange("unknown", f"{word}/{other}/{which}", ask, reply)
+
+
+_ASK_HOME: Final = ("Where do I live?", "What is my home?")
+_ASK_NAME: Final = ("What is my name?", "Who am I?", "Do you remember my name?")
 
 
 def remember(rng: random.Random, memory: Memory) -> Exchange:
@@ -248,7 +272,7 @@ def remember(rng: random.Random, memory: Memory) -> Exchange:
         about_home = bool(memory.home)  # mostly ask for what was told
     known = memory.home if about_home else memory.name
     what = "home" if about_home else "name"
-    if not known and rng.random() < 0.85 or rng.random() < 0.1:
+    if (not known and rng.random() < 0.85) or rng.random() < 0.1:
         told = place(rng) if about_home else person(rng)
         forms = ("I live in {told}.", "My home is {told}.") if about_home else (
             "My name is {told}.", "I am {told}.", "Hello, my name is {told}.", "Call me {told}.",
@@ -266,10 +290,8 @@ def remember(rng: random.Random, memory: Memory) -> Exchange:
         answer = f"I see, you live in {told}." if about_home else f"Nice to meet you, {told}."
         thoughts = (f"The {what} is given.", more, most)
         return Exchange("remember", f"{what}/{told}/{which}", ask, Reply(thoughts, answer))
-    forms = ("Where do I live?", "What is my home?") if about_home else (
-        "What is my name?", "Who am I?", "Do you remember my name?",
-    )  # fmt: skip
-    ask, which = phrase(rng, forms)
+    asking = _ASK_HOME if about_home else _ASK_NAME
+    ask, _ = phrase(rng, asking)
     low = f"The {what} of the user."
     if not known:
         more = f"The user asks for the {what}. Nobody has told me the {what} so far, so I cannot say it."
@@ -285,7 +307,7 @@ def remember(rng: random.Random, memory: Memory) -> Exchange:
         f"There the user gave the {what} as {known}. So I copy {known} letter by letter into my answer."
     )
     answer = f"You live in {known}." if about_home else f"Your name is {known}."
-    return Exchange("recall", f"{what}/{known}/{which}", ask, Reply((low, more, most), answer))
+    return Exchange("recall", "", ask, Reply((low, more, most), answer))
 
 
 # What can be asked at any time, with its share among these.
@@ -295,8 +317,8 @@ PLAIN: Final[tuple[tuple[Skill, float], ...]] = (
 )  # fmt: skip
 
 
-def plain(rng: random.Random) -> Exchange:
-    """Return an exchange of any skill that needs neither tools nor memory."""
+def plain(rng: random.Random) -> Skill:
+    """Return a skill that needs neither tools nor memory, by its share."""
     skills, weights = zip(*PLAIN, strict=True)
     skill: Skill = rng.choices(skills, weights)[0]
-    return skill(rng)
+    return skill

@@ -1,9 +1,10 @@
-"""The tokenizer: how text is cut into pieces, and which pieces are tokens. Knows nothing of what texts mean.
+"""The tokenizer: how text is cut into pieces, and which pieces are tokens. Knows nothing of what texts
+mean.
 
-What has to be copied (names, values, words never seen) must be the same tokens wherever it stands, or a small
-model cannot learn to copy. So a space belongs to the word behind it only for a fixed list of the model's own
-prose; before every other word it is a token of its own. Digits go in pairs, which makes a time of day and a
-number up to 99 short. The standing lines of a Harmony prompt are one token each.
+What has to be copied (names, values, words never seen) must be the same tokens wherever it stands, or a
+small model cannot learn to copy. So a space belongs to the word behind it only for a fixed list of the
+model's own prose; before every other word it is a token of its own. Digits go in pairs, which makes a time
+of day and a number up to 99 short. The standing lines of a Harmony prompt are one token each.
 
 A piece that is frequent in the corpus is a token as a whole; byte-level BPE is for the others.
 """
@@ -17,6 +18,11 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+
+def _listed(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
 SPECIAL: Final = (
     "<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>",
     "<|message|>", "<|call|>",
@@ -27,34 +33,69 @@ STOPS: Final = ("<|return|>", "<|endoftext|>", "<|call|>")
 
 _WHOLE: Final = 360  # of the vocabulary, for frequent pieces
 _STRUCTURES: Final = (
-    "You are mlx-demo, a small demonstration model.\nKnowledge cutoff: 2026-01\nCurrent date: ", "\n\nReasoning: ",
+    "You are mlx-demo, a small demonstration model.\nKnowledge cutoff: 2026-01\nCurrent date: ",
+    "\n\nReasoning: ",
     "\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.",
-    "\nCalls to these tools must go to the commentary channel: 'functions'.", "# Instructions\n\n",
-    "# Tools\n\n## functions\n\nnamespace functions {\n\n", "} // namespace functions", "type ", " = (_: {\n",
-    " = () => any;\n\n", "}) => any;\n\n", ": string, // ", ": number, // ", ": boolean, // ", ": string[], // ",
-    ": string,\n", ": number,\n", ": boolean,\n", ": string[],\n", "?: string, // ", "?: number, // ",
-    "?: boolean, // ", "?: string[], // ", "?: string,\n", "?: number,\n", "?: boolean,\n", "?: string[],\n", "functions.",
-    " to=", '{"', '": "', '"}', "{}", '", "', '" | "', "\n\n", "// ", " + ", " = ", ", ", ". ",
+    "\nCalls to these tools must go to the commentary channel: 'functions'.",
+    "# Instructions\n\n",
+    "# Tools\n\n## functions\n\nnamespace functions {\n\n",
+    "} // namespace functions",
+    "type ",
+    " = (_: {\n",
+    " = () => any;\n\n",
+    "}) => any;\n\n",
+    ": string, // ",
+    ": number, // ",
+    ": boolean, // ",
+    ": string[], // ",
+    ": string,\n",
+    ": number,\n",
+    ": boolean,\n",
+    ": string[],\n",
+    "?: string, // ",
+    "?: number, // ",
+    "?: boolean, // ",
+    "?: string[], // ",
+    "?: string,\n",
+    "?: number,\n",
+    "?: boolean,\n",
+    "?: string[],\n",
+    "functions.",
+    " to=",
+    '{"',
+    '": "',
+    '"}',
+    "{}",
+    '", "',
+    '" | "',
+    "\n\n",
+    "// ",
+    " + ",
+    " = ",
+    ", ",
+    ". ",
 )
 _ROLES: Final = (
-    "system", "developer", "user", "assistant", "analysis", "commentary", "final", "json", "low", "medium", "high",
+    "system", "developer", "user", "assistant", "analysis", "commentary", "final", "json", "low", "medium",
+    "high",
 )  # fmt: skip
-_SPACED: Final = (
-    "a about add after agree all am among an and answer any are as at be before both by call can capital channel colour "
-    "check comma copy count do does done each error fields first find for found from give gives go goes good has have "
-    "help how i in is it its just keep know last later learned learn least leave let letter like line look made make "
-    "makes me message model more must my myself need needs new no none not nothing number numbers of on once one only "
-    "opposite or order other out past plain question read reply result right round same say says see sentence short "
-    "should show small so some something sound start steps stop take takes tell than that the them then there they "
-    "thing things think this to told tool tools too try twice up use user wants was way what when where which will "
-    "with word words write you your"
-).split()
+_SPACED: Final = _listed(
+    "a about after agree all am among an and answer any are as at be before both by can capital colour "
+    "comma do does done each first for found from give gives go goes good has have help how i in is it "
+    "its just keep know last later learn learned least leave let letter made make makes me more must my "
+    "myself need needs new no none not nothing numbers of on once one only opposite or other out past "
+    "plain question right same say says see sentence short should small so some something steps takes "
+    "than that the them then there they thing things think this to told too tools twice user wants was "
+    "way what when where which will with word words you your"
+)
 
 
 def _cutter() -> str:
     """Return the pattern whose matches are the pieces."""
     structures = "|".join(re.escape(each) for each in sorted(_STRUCTURES, key=len, reverse=True))
-    return rf"{structures}| (?:{'|'.join(_SPACED)})(?![A-Za-z_])|[A-Z]?[a-z]+|\d{{1,2}}|\s|[A-Z]|[^\sA-Za-z\d]"
+    return (
+        rf"{structures}| (?:{'|'.join(_SPACED)})(?![A-Za-z_])|[A-Z]?[a-z]+|\d{{1,2}}|\s|[A-Z]|[^\sA-Za-z\d]"
+    )
 
 
 def train(texts: Iterable[str]) -> Tokenizer:

@@ -1,8 +1,9 @@
 """Tools: definitions as clients send them, and what a user may want of them.
 
-A tool's name, parameters and descriptions are put together at random: what the model has to learn is to copy
-a name and the first parameter from the prompt, whatever they are. Two tools are known by what they do (the
-time, the weather), so that a natural question finds them. Knows nothing of dialogues, Harmony or tokens.
+A tool's name, parameters and descriptions are put together at random: what the model has to learn is to
+copy a name and the first parameter from the prompt, whatever they are. Two tools are known by what they do
+(the time, the weather), so that a natural question finds them. Knows nothing of dialogues, Harmony or
+tokens.
 """
 
 import random
@@ -18,16 +19,16 @@ WEATHER: Final = "get_weather"
 
 # Never used in training, whatever the split says: the names that tests and demonstrations show.
 RESERVED_NAMES: Final = frozenset(
-    ("web_search", "lookup_word", "calculator", "wikipedia_search", "timezone_conversion", "weekday", "get_stock_price")
+    ("web_search", "lookup_word", "calculator", "wikipedia_search", "timezone_conversion", "weekday",
+     "get_stock_price")
 )  # fmt: skip
 
 
 def tool_name(rng: random.Random, held: bool) -> str:
     """Return a name as programmers write them, of one to four parts, for training or held out."""
     while True:
-        parts = [
-            invent(rng) if rng.random() < 0.35 else rng.choice(NAME_PARTS) for _ in range(rng.choice((1, 2, 2, 2, 3, 3, 4)))
-        ]  # fmt: skip
+        count = rng.choice((1, 2, 2, 2, 3, 3, 4))
+        parts = [invent(rng) if rng.random() < 0.35 else rng.choice(NAME_PARTS) for _ in range(count)]
         if len(set(parts)) < len(parts):
             continue
         name = "_".join(parts)
@@ -58,9 +59,7 @@ def _schema(rng: random.Random, first: bool) -> dict[str, Any]:
     return schema
 
 
-def define(
-    rng: random.Random, name: str, parameters: int | None = None, first: str | None = None
-) -> Tool:
+def define(rng: random.Random, name: str, parameters: int | None = None, first: str | None = None) -> Tool:
     """Return a definition in the OpenAI form, with `parameters` parameters or a random number of them."""
     count = rng.choice((0, 1, 1, 1, 2, 2, 3)) if parameters is None else parameters
     names: dict[str, None] = {first: None} if first and count else {}
@@ -72,7 +71,9 @@ def define(
         schema["required"] = [each for each in names if rng.random() < 0.5]
     description = sentence(rng, 2, 12)
     if name == TIME:
-        description = rng.choice(("A tool for getting the current time.", "Get the current time.", description))
+        description = rng.choice(
+            ("A tool for getting the current time.", "Get the current time.", description)
+        )
     elif name == WEATHER:
         description = rng.choice(("Get the weather in a city.", "The weather.", description))
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
@@ -84,13 +85,18 @@ def toolbox(rng: random.Random, held: bool) -> list[Tool]:
     The others have names that training never sees if `held`, else names that the evaluation never sees.
     """
     names: dict[str, None] = {}
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         names[TIME] = None
-    if rng.random() < 0.25:
+    if rng.random() < 0.35:
         names[WEATHER] = None
     wanted = max(len(names), rng.choice((1, 1, 2, 2, 3, 4)))
     while len(names) < wanted:
-        names[tool_name(rng, held)] = None
+        name = tool_name(rng, held)
+        if names and rng.random() < 0.2:  # names that are easily mixed up
+            name = f"{name.partition('_')[0]}_{rng.choice(list(names)).rpartition('_')[2]}"
+            if held_out(name) != held or name in RESERVED_NAMES:
+                continue
+        names[name] = None
     order = list(names)
     rng.shuffle(order)
     tools = []
@@ -99,7 +105,9 @@ def toolbox(rng: random.Random, held: bool) -> list[Tool]:
             first = rng.choice(("format", "timezone", None))
             tools.append(define(rng, name, rng.choice((0, 1, 2, 2)), first))
         elif name == WEATHER:
-            tools.append(define(rng, name, rng.choice((1, 1, 2)), rng.choice(("city", "location", "place", None))))
+            tools.append(
+                define(rng, name, rng.choice((1, 1, 2)), rng.choice(("city", "location", "place", None)))
+            )
         else:
             tools.append(define(rng, name))
     return tools
@@ -114,7 +122,9 @@ def clock(rng: random.Random) -> str:
     """Return a time as tools give it."""
     day = f"{rng.randint(1990, 2049)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
     hour = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
-    return rng.choice((f"{day} {hour}:{rng.choice(('00', f'{rng.randint(0, 59):02}'))}", f"{day} {hour}", hour, day))
+    second = rng.choice(("00", f"{rng.randint(0, 59):02}"))
+    full = f"{day} {hour}:{second}"
+    return rng.choice((full, full, f"{day}T{hour}:{second}Z", f"{day} {hour}", hour, day))
 
 
 def _result(rng: random.Random) -> str:
@@ -124,9 +134,11 @@ def _result(rng: random.Random) -> str:
     if kind < 0.6:
         return things(rng, 5)
     if kind < 0.75:
-        return str(rng.randint(0, 99999)) if rng.random() < 0.5 else f"{rng.randint(0, 99)}.{rng.randint(0, 99)}"
+        return (
+            str(rng.randint(0, 99999)) if rng.random() < 0.5 else f"{rng.randint(0, 99)}.{rng.randint(0, 99)}"
+        )
     if kind < 0.9:
-        return sentence(rng, 3, 12)
+        return " ".join(sentence(rng, 3, 12) for _ in range(rng.choice((1, 1, 1, 2, 3))))
     return f'{{"{invent(rng)}": "{things(rng, 2)}"}}'
 
 
@@ -158,6 +170,24 @@ def _after(rng: random.Random, lead: str, result: str) -> Reply:
     return Reply(("Tell the result.", more, most), f"{lead}{result}")
 
 
+_ASK_TIME: Final = ("What time is it?", "What is the time now?", "Tell me the time.", "What time is it now?")
+_ASK_WEATHER: Final = (
+    "What is the weather in {city}?", "How is the weather in {city}?", "Weather in {city}?",
+)  # fmt: skip
+_ASK_TOOL: Final[dict[tuple[bool, bool], tuple[str, ...]]] = {  # asks for a preamble, gives a value
+    (False, False): (
+        "Use {name}.", "Please use {name}.", "Call {name}.", "Use the tool {name}.", "Use {name} now.",
+    ),
+    (False, True): (
+        "Use {name} for {value}.", "Please use {name} for {value}.", "Call {name} for {value}.",
+        "Use the tool {name} for {value}.", "Use {name} for {value}.",
+    ),
+    (True, False): ("Tell me what you do, then use {name}.", "First say what you do, then use {name}."),
+    (True, True): (
+        "Tell me what you do, then use {name} for {value}.",
+        "First say what you do, then use {name} for {value}.",
+    ),
+}  # fmt: skip
 _REFUSAL: Final = Reply(
     (
         "There is no tool.",
@@ -169,24 +199,23 @@ _REFUSAL: Final = Reply(
 )
 
 
-def no_tools(rng: random.Random) -> Exchange:
-    """A tool asked for by name where there are no tools at all."""
-    forms = ("Use {name}.", "Use {name} for {value}.", "Please use {name}.", "Call {name} for {value}.")
-    ask, _ = phrase(rng, forms, name=tool_name(rng, rng.random() < 0.5), value=things(rng, 2))
-    return Exchange("no tool", ask, ask, _REFUSAL)
+def missing_tool(rng: random.Random, held: bool) -> Exchange:
+    """A tool asked for by name where there is none of that name."""
+    forms = _ASK_TOOL[False, rng.random() < 0.5]
+    ask, _ = phrase(rng, forms, name=tool_name(rng, held), value=things(rng, 2))
+    return Exchange("no tool", "", ask, _REFUSAL)
 
 
 def known_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
     """The time or the weather, asked in plain words; refused if there is no tool for it."""
-    about_time = rng.random() < 0.5
-    name = TIME if about_time else WEATHER
-    tool = next((each for each in tools if each["function"]["name"] == name), None)
+    have = {each["function"]["name"]: each for each in tools}
+    known = [name for name in (TIME, WEATHER) if name in have]
+    name = rng.choice(known) if known and rng.random() < 0.8 else rng.choice((TIME, WEATHER))
+    about_time = name == TIME
+    tool = have.get(name)
     city = "" if about_time else place(rng)
-    forms = ("What time is it?", "What is the time now?", "Tell me the time.", "What time is it now?") if about_time else (
-        "What is the weather in {city}?", "How is the weather in {city}?", "Weather in {city}?",
-    )  # fmt: skip
-    ask, which = phrase(rng, forms, city=city)
-    split = f"{name}/{city}/{which}"
+    ask, which = phrase(rng, _ASK_TIME if about_time else _ASK_WEATHER, city=city)
+    split = f"{name}/{city}/{which}" if city else ""
     if tool is None:
         return Exchange("no tool", split, ask, _REFUSAL)
     parameter = first_parameter(tool)
@@ -200,7 +229,11 @@ def known_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
 
 
 def _sum(rng: random.Random) -> str:
-    return f"{rng.randint(0, 99)} {rng.choice('+-*')} {rng.randint(0, 99)}" if rng.random() < 0.5 else str(rng.randint(0, 9999))
+    return (
+        f"{rng.randint(0, 99)} {rng.choice('+-*')} {rng.randint(0, 99)}"
+        if rng.random() < 0.5
+        else str(rng.randint(0, 9999))
+    )
 
 
 def named_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
@@ -213,20 +246,7 @@ def named_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
         kind = rng.random()
         value = place(rng) if kind < 0.4 else things(rng, 3) if kind < 0.85 else _sum(rng)
     tells_first = rng.random() < 0.15
-    if tells_first:
-        forms = (
-            ("Tell me what you do, then use {name} for {value}.", "First say what you do, then use {name} for {value}.")
-            if value
-            else ("Tell me what you do, then use {name}.", "First say what you do, then use {name}.")
-        )
-    elif value:
-        forms = (
-            "Use {name} for {value}.", "Please use {name} for {value}.", "Call {name} for {value}.",
-            "Use the tool {name} for {value}.", "Use {name} for {value}.",
-        )  # fmt: skip
-    else:
-        forms = ("Use {name}.", "Please use {name}.", "Call {name}.", "Use the tool {name}.", "Use {name} now.")
-    ask, _ = phrase(rng, forms, name=name, value=value)
+    ask, _ = phrase(rng, _ASK_TOOL[tells_first, bool(value)], name=name, value=value)
     result = _result(rng)
     call = Call(name, {parameter: value} if value and parameter else {})
     preamble = f"I will use {name} now." if tells_first else ""

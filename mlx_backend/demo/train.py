@@ -1,15 +1,21 @@
 """Train the demonstration model from nothing: `python -m mlx_backend.demo.train`.
 
-Writes tokenizer.json, tokenizer_config.json, config.json, generation_config.json and model.safetensors beside the
-chat template, which is written by hand. The same seed gives the same run on one machine; other machines round
-differently, which is why the weights are kept in the repository.
+Writes tokenizer.json, tokenizer_config.json, config.json, generation_config.json and model.safetensors
+beside the chat template, which is written by hand. The same seed gives the same run on one machine; other
+machines round differently, which is why the weights are kept in the repository.
 """
 
 import argparse
+import collections
+import functools
+import itertools
 import json
+import multiprocessing
+import os
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +23,7 @@ from . import MODEL_PATH
 from .blas import use_fast_blas
 
 BLAS: Final = use_fast_blas()  # before MLX
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # products as exact on a GPU as on a CPU
 
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
@@ -49,14 +56,16 @@ CONFIG: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-LONGEST: Final = 640  # tokens of a training sequence
-STEP_TOKENS: Final = 1_024
+LONGEST: Final = 1_024  # tokens of a training sequence
+CACHE_BYTES: Final = 8 << 30  # freed memory that MLX may keep: batches have many shapes
+BLOCK: Final = 16  # steps whose examples are drawn together, sorted by length
 RATE: Final = 3e-3
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 COPYING_UNTIL, DRILLS_UNTIL = 0.12, 0.8  # shares of the run
 
 
 def texts(seed: int, count: int) -> Iterator[str]:
-    """Yield the text that the tokenizer learns from: what dialogues say, and every number that is one token."""
+    """Yield the text that the tokenizer learns from: what dialogues say, and every number of two digits."""
     rng = random.Random(seed)
     for _ in range(count):
         dialogue = corpus.dialogue(rng)
@@ -73,45 +82,64 @@ def texts(seed: int, count: int) -> Iterator[str]:
         yield from (f"{number:02} {number}\n" for number in range(100))
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> Iterator[tuple[mx.array, mx.array, mx.array]]:
-    """Yield ids [rows, length], flat places and the labels there, for each step; rows of a step are of like length."""
-    rng = random.Random(seed)
+def block(folder: Path, seed: int, number: int, steps: int, step_tokens: int) -> list[Batch]:
+    """Return the batches of `BLOCK` steps: ids [rows, length], flat places and the labels there.
+
+    Every block has a generator of its own, so it does not matter which process makes it, or when.
+    """
+    tokenizer = _tokenizer(folder)
+    rng = random.Random(f"{seed}/{number}")
     questions = corpus.questions(rng)
+    done = number * BLOCK / steps
     window: int = CONFIG["sliding_window"]
-    waiting: list[encode.Example] = []
-    step = 0
-    while step < steps:
-        done = step / steps
+    examples: list[encode.Example] = []
+    while sum(_padded(len(example.ids), window) for example in examples) < step_tokens * (BLOCK + 1):
         kind = rng.random()
         if done < COPYING_UNTIL and kind < 0.12:
-            waiting.append(encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256))
+            examples.append(
+                encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256)
+            )
         elif done < DRILLS_UNTIL and kind < 0.3:
-            waiting.append(encode.drill(tokenizer, [next(questions) for _ in range(12)], rng))
+            examples.append(encode.drill(tokenizer, [next(questions) for _ in range(12)], rng))
         else:
             example = encode.encode(tokenizer, corpus.dialogue(rng), rng)
             if len(example.ids) <= LONGEST:
-                waiting.append(example)
-        if len(waiting) < 64:
-            continue
-        waiting.sort(key=lambda example: len(example.ids))
-        groups: list[list[encode.Example]] = [[]]
-        for example in waiting:
-            rows = len(groups[-1]) + 1
-            if groups[-1] and rows * _padded(len(example.ids), window) > STEP_TOKENS * 1.25:
-                groups.append([])
-            groups[-1].append(example)
-        waiting = []
-        rng.shuffle(groups)
-        for group in groups[: steps - step]:
-            step += 1
-            yield _arrays(group, window)
+                examples.append(example)
+    examples.sort(key=lambda example: len(example.ids))
+    groups: list[list[encode.Example]] = [[]]
+    for example in examples:
+        if groups[-1] and (len(groups[-1]) + 1) * _padded(len(example.ids), window) > step_tokens * 1.25:
+            groups.append([])
+        groups[-1].append(example)
+    rng.shuffle(groups)
+    return [_arrays(groups[at % len(groups)], window) for at in range(BLOCK)]
+
+
+@functools.cache
+def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def batches(folder: Path, seed: int, steps: int, step_tokens: int, workers: int) -> Iterator[Batch]:
+    """Yield the batch of every step; `workers` other processes make them ahead of time, if there are any."""
+    numbers = range(-(-steps // BLOCK))
+    make = functools.partial(block, folder, seed, steps=steps, step_tokens=step_tokens)
+    if workers == 0:
+        yield from itertools.islice(itertools.chain.from_iterable(map(make, numbers)), steps)
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting = collections.deque(pool.submit(make, number) for number in numbers[: 2 * workers])
+        for number in numbers:
+            if number + 2 * workers < len(numbers):
+                waiting.append(pool.submit(make, number + 2 * workers))
+            yield from waiting.popleft().result()[: steps - number * BLOCK]
 
 
 def _padded(length: int, window: int) -> int:
     return -(-length // window) * window
 
 
-def _arrays(group: list[encode.Example], window: int) -> tuple[mx.array, mx.array, mx.array]:
+def _arrays(group: list[encode.Example], window: int) -> Batch:
     length = _padded(max(len(example.ids) for example in group), window)
     ids = np.zeros((len(group), length), np.int32)
     labels = np.full((len(group), length), encode.IGNORED, np.int32)
@@ -119,26 +147,27 @@ def _arrays(group: list[encode.Example], window: int) -> tuple[mx.array, mx.arra
         ids[row, : len(example.ids)] = example.ids
         labels[row, : len(example.ids) - 1] = example.labels[1:]
     places = np.flatnonzero(labels != encode.IGNORED)
-    return mx.array(ids), mx.array(places), mx.array(labels.reshape(-1)[places])
+    return ids, places.astype(np.int32), labels.reshape(-1)[places]
 
 
-def make_tokenizer(folder: Path, seed: int) -> PreTrainedTokenizerFast:
-    """Train the tokenizer, write it, and return it with the chat template."""
+def make_tokenizer(folder: Path, seed: int) -> None:
+    """Train the tokenizer, and write it with the configuration that names its tokens."""
     tokens.save(tokens.train(texts(seed, 2_000)), folder, CONFIG["max_position_embeddings"])
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = _tokenizer(folder)
     ids = [tokenizer.convert_tokens_to_ids(name) for name in tokens.STOPS]
     CONFIG["eos_token_id"] = ids
     CONFIG["pad_token_id"] = tokenizer.pad_token_id
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     generation = {"eos_token_id": ids, "pad_token_id": tokenizer.pad_token_id, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
-    return tokenizer
 
 
 def main() -> None:
     """Train and write the model folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--steps", type=int, default=6_000)
+    arguments.add_argument("--tokens", type=int, default=16_384, help="tokens of a step")
+    arguments.add_argument("--workers", type=int, default=0, help="processes that prepare the text")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--out", type=Path, default=MODEL_PATH)
     chosen = arguments.parse_args()
@@ -146,7 +175,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     template = (MODEL_PATH / "chat_template.jinja").read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    tokenizer = make_tokenizer(folder, chosen.seed)
+    make_tokenizer(folder, chosen.seed)
+    mx.set_cache_limit(CACHE_BYTES)
     mx.random.seed(chosen.seed)
     model = Model(ModelArgs.from_dict(CONFIG))
     wiring.wire(model, CONFIG["rope_theta"])
@@ -157,26 +187,32 @@ def main() -> None:
 
     warm = max(1, min(60, chosen.steps // 10))
     rate = optim.join_schedules(
-        [optim.linear_schedule(RATE / 20, RATE, warm), optim.cosine_decay(RATE, chosen.steps - warm, RATE * 0.02)],
+        [
+            optim.linear_schedule(RATE / 20, RATE, warm),
+            optim.cosine_decay(RATE, chosen.steps - warm, RATE * 0.02),
+        ],
         [warm],
     )
     optimizer = optim.AdamW(learning_rate=rate, betas=[0.9, 0.98], weight_decay=0.02)
     step_of = nn.value_and_grad(model, forward.loss)
-    started, losses, hits = time.monotonic(), [], []
-    for step, (ids, places, labels) in enumerate(batches(tokenizer, chosen.seed + 1, chosen.steps), 1):
-        (value, hit), gradients = step_of(model, ids, places, labels)
+    started, noted = time.monotonic(), []
+    stream = batches(folder, chosen.seed + 1, chosen.steps, chosen.tokens, chosen.workers)
+    for step, arrays in enumerate(stream, 1):
+        (value, hit), gradients = step_of(model, *map(mx.array, arrays))
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)
         optimizer.update(model, gradients)
-        mx.eval(model.parameters(), optimizer.state, value, hit)
-        losses.append(value.item())
-        hits.append(hit.item())
+        mx.async_eval(model.parameters(), optimizer.state, value, hit)  # type: ignore[no-untyped-call]
+        noted.append((value, hit))
+        if len(noted) > 1:
+            mx.eval(noted[-2])  # one step ahead of the device, no more
         if step % 50 == 0 or step == chosen.steps:
+            losses, hits = zip(*[(value.item(), hit.item()) for value, hit in noted], strict=True)
+            noted = []
             print(
                 f"step {step:5}  loss {np.mean(losses):.4f}  right {np.mean(hits):.4f}  "
                 f"{(time.monotonic() - started) / step:.3f} s a step",
                 flush=True,
             )
-            losses, hits = [], []
         if step % 1_000 == 0 or step == chosen.steps:
             weights = dict(tree_flatten(model.parameters()))
             mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})

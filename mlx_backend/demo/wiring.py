@@ -1,12 +1,14 @@
 """The wired start: a copy circuit put into the random weights before training.
 
-Copying what stands in the prompt (a name, a value, a tool's result) is what this model needs most, and what a
-small model takes longest to find by itself. So its parts are set up by hand, and training only has to use them:
+Copying what stands in the prompt (a name, a value, a tool's result) is what this model needs most, and what
+a small model takes longest to find by itself. So its parts are set up by hand, and training only has to use
+them:
 
-- the first, sliding layer has three heads that look one, two and three tokens back (by position alone, through
-  biases that the rotary embedding turns) and write what they see into slots of their own;
-- each full layer has a head that compares the current token and the two before it with those slots: it lands
-  behind an earlier place that reads alike, and writes what stands there where the output head looks for it.
+- the first, sliding layer has three heads that look one, two and three tokens back (by position alone,
+  through biases that the rotary embedding turns) and write what they see into slots of their own;
+- each full layer has a head that compares the current token and the two before it with those slots: it
+  lands behind an earlier place that reads alike, and writes what stands there where the output head looks
+  for it.
 
 Everything else stays random. Knows the model's shape, not its training.
 """
@@ -26,7 +28,8 @@ _CODES: Final = (14, 10, 8)  # slow rotary pairs, 32 dimensions in all, for matc
 
 def _spread(rows: int, columns: int) -> mx.array:
     """Return a random matrix that keeps the size of a sum of `columns` signs, [rows, columns]."""
-    return mx.random.normal((rows, columns)) / columns**0.5
+    spread: mx.array = mx.random.normal((rows, columns)) / float(columns) ** 0.5
+    return spread
 
 
 def _look_back(block: Any, base: float, reads: list[mx.array]) -> None:

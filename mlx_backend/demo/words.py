@@ -1,4 +1,5 @@
-"""The word stock: facts the model is taught, names, and invented words. Knows nothing of dialogues or tokens.
+"""The word stock: facts the model is taught, names, and invented words. Knows nothing of dialogues or
+tokens.
 
 Everything that is copied rather than known (names, places, tool names, values) comes in good part from
 `invent`, so that the model cannot get by with knowing the words of this page.
@@ -7,10 +8,16 @@ Everything that is copied rather than known (names, places, tool names, values) 
 import random
 from typing import Final
 
+
+def _listed(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
 CAPITALS: Final = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon",
     "Austria": "Vienna", "Poland": "Warsaw", "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki",
-    "Denmark": "Copenhagen", "Ireland": "Dublin", "Greece": "Athens", "Hungary": "Budapest", "Russia": "Moscow",
+    "Denmark": "Copenhagen", "Ireland": "Dublin", "Greece": "Athens", "Hungary": "Budapest",
+    "Russia": "Moscow",
     "Turkey": "Ankara", "Egypt": "Cairo", "Kenya": "Nairobi", "Ghana": "Accra", "Morocco": "Rabat",
     "Japan": "Tokyo", "China": "Beijing", "India": "Delhi", "Nepal": "Kathmandu", "Thailand": "Bangkok",
     "Vietnam": "Hanoi", "Iran": "Tehran", "Iraq": "Baghdad", "Canada": "Ottawa", "Cuba": "Havana",
@@ -32,58 +39,62 @@ SOUNDS: Final = {
 }  # fmt: skip
 
 OPPOSITES: Final = {
-    "hot": "cold", "big": "small", "up": "down", "open": "closed", "day": "night", "old": "new", "fast": "slow",
+    "hot": "cold", "big": "small", "up": "down", "open": "closed", "day": "night", "old": "new",
+    "fast": "slow",
     "hard": "soft", "wet": "dry", "full": "empty", "left": "right", "good": "bad", "light": "dark",
     "early": "late", "high": "low", "rich": "poor", "loud": "quiet", "black": "white",
 }  # fmt: skip
 
-NAMES: Final = (
-    "Alice", "Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hans", "Ines", "Jonas", "Kenji", "Laura",
-    "Maria", "Nora", "Oscar", "Paula", "Sara", "Tom", "Yuki", "Ada", "Bob", "Clara", "Max", "Mia", "Leo",
-)  # fmt: skip
+NAMES: Final = _listed(
+    "Alice Anna Ben Carla David Emma Felix Grace Hans Ines Jonas Kenji Laura Maria Nora Oscar Paula "
+    "Sara Tom Yuki Ada Bob Clara Max Mia Leo"
+)
 
 PLACES: Final = (
-    "Oslo", "Paris", "Tokyo", "London", "Berlin", "Madrid", "Kyoto", "Lima", "Cairo", "Rome", "Boston", "Osaka",
+    "Oslo", "Paris", "Tokyo", "London", "Berlin", "Madrid", "Kyoto", "Lima", "Cairo", "Rome", "Boston",
+    "Osaka",
     "New York", "San Jose", "Hong Kong", "Buenos Aires", "Cape Town",
 )  # fmt: skip
 
-THINGS: Final = (
-    "apple", "book", "river", "stone", "garden", "window", "music", "letter", "bridge", "candle", "forest", "island",
-    "mirror", "pencil", "rocket", "silver", "summer", "table", "tiger", "train", "water", "winter", "house", "cloud",
-    "coffee", "dragon", "engine", "flower", "hammer", "jacket", "kitten", "ladder", "market", "needle", "orange",
-    "planet", "rabbit", "school", "ticket", "violin", "bread", "chair", "cheese", "door", "paper", "ship", "star",
-)  # fmt: skip
+THINGS: Final = _listed(
+    "apple book river stone garden window music letter bridge candle forest island mirror pencil rocket "
+    "silver summer table tiger train water winter house cloud coffee dragon engine flower hammer jacket "
+    "kitten ladder market needle orange planet rabbit school ticket violin bread chair cheese door "
+    "paper ship star"
+)
 
-NAME_PARTS: Final = (
-    "get", "find", "list", "read", "fetch", "check", "make", "send", "show", "look", "up", "search", "web", "file",
-    "page", "user", "data", "mail", "news", "map", "date", "clock", "zone", "day", "week", "unit", "rate", "price",
-    "stock", "track", "image", "text", "word", "code", "math", "calc", "run", "query", "item", "order", "info",
-    "note", "task", "room", "score", "table", "graph", "chart", "sound", "voice", "local", "time", "weather",
-    "wiki", "tool", "convert", "translate", "random", "number", "id", "key", "log", "cloud", "state", "city",
-)  # fmt: skip
+NAME_PARTS: Final = _listed(
+    "get find list read fetch check make send show look up search web file page user data mail news map "
+    "date clock zone day week unit rate price stock track image text word code math calc run query item "
+    "order info note task room score table graph chart sound voice local time weather wiki tool convert "
+    "translate random number id key log cloud state city"
+)
 
-PARAMETERS: Final = (
-    "city", "query", "text", "url", "name", "format", "timezone", "date", "place", "location", "path", "user_id",
-    "word", "term", "topic", "q", "input", "file", "title", "language", "country", "value", "amount", "unit", "code",
-    "expression", "symbol", "id", "key", "page", "max_results", "from_date", "mode", "target", "image_url", "message",
-)  # fmt: skip
+PARAMETERS: Final = _listed(
+    "city query text url name format timezone date place location path user_id word term topic q input "
+    "file title language country value amount unit code expression symbol id key page max_results "
+    "from_date mode target image_url message"
+)
 
 FOREIGN: Final = (
-    "こんにちは", "日本の首都はどこですか。", "你好，你是谁？", "Привет!", "¿Qué tal?", "Où est la gare ?", "Schöne Grüße",
-    "🙂", "🎉🎉", "안녕하세요", "x = [1, 2, 3]", "SELECT * FROM t;", "<b>bold</b>", "def f(x): return x", "...", "???",
+    "こんにちは", "日本の首都はどこですか。", "你好，你是谁？", "Привет!", "¿Qué tal?", "Où est la gare ?",
+    "Schöne Grüße", "🙂", "🎉🎉", "안녕하세요", "x = [1, 2, 3]",
+    "SELECT * FROM t;", "<b>bold</b>", "def f(x): return x",
+    "...", "???",
 )  # fmt: skip
 
-# Word by word, so that prose in prompts (descriptions, instructions) is endless and means nothing to the answer.
-PROSE: Final = (
-    "the a an of to in for and or with from by on at is are be this that your you it as not any all each one two "
-    "answer question user assistant tool result value string format time date zone current local city name list "
-    "search text page file standard optional used returns gives finds be short polite clear helpful friendly always "
-    "never please when if then only about which must may should can will have has do does was no more than first "
-    "last every other new time numbers words people language English help tell say write read think step data"
-).split()
+# Word by word: prose in prompts (descriptions, instructions) is endless and means nothing to the answer.
+PROSE: Final = _listed(
+    "the a an of to in for and or with from by on at is are be this that your you it as not any all "
+    "each one two answer question user assistant tool result value string format time date zone current "
+    "local city name list search text page file standard optional used returns gives finds be short "
+    "polite clear helpful friendly always never please when if then only about which must may should "
+    "can will have has do does was no more than first last every other new time numbers words people "
+    "language English help tell say write read think step data"
+)
 
-_ONSETS: Final = "b c d f g h k l m n p r s t v z br dr kl st tr pl sh th".split()
-_VOWELS: Final = "a e i o u a e i o ai".split()
+_ONSETS: Final = _listed("b c d f g h k l m n p r s t v z br dr kl st tr pl sh th")
+_VOWELS: Final = _listed("a e i o u a e i o ai")
 _CODAS: Final = ["", "", "n", "r", "l", "s", "t", "k", "m"]
 
 
@@ -91,6 +102,8 @@ def invent(rng: random.Random, capital: bool = False) -> str:
     """Return a word that means nothing, one to three syllables long."""
     count = rng.choice((1, 2, 2, 2, 3))
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(count)) + rng.choice(_CODAS)
+    if rng.random() < 0.12:
+        word = rng.choice(_VOWELS)[0] + word
     if len(word) < 3:
         word += rng.choice("nrlst")
     return word.capitalize() if capital else word

@@ -1,0 +1,49 @@
+"""The training forward and the wired start, on a model fresh from both."""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.gpt_oss import Model, ModelArgs
+
+from mlx_backend.demo import forward, wiring
+from mlx_backend.demo.train import CONFIG
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    mx.random.seed(0)
+    model = Model(ModelArgs.from_dict(CONFIG))
+    wiring.wire(model, CONFIG["rope_theta"])
+    mx.eval(model.parameters())
+    return model
+
+
+def test_the_training_forward_equals_mlx_lms(model: Any) -> None:
+    assert forward.check(model, mx.random.randint(0, CONFIG["vocab_size"], (2, 192))) < 1e-3
+
+
+def test_its_gradients_equal_those_of_mlx_lms(model: Any) -> None:
+    ids = mx.random.randint(0, CONFIG["vocab_size"], (1, 128))
+    places, labels = mx.arange(127), ids[0, 1:]
+
+    def theirs(model: Any) -> mx.array:
+        return nn.losses.cross_entropy(model(ids)[0, :127], labels, reduction="mean")
+
+    def ours(model: Any) -> mx.array:
+        return forward.loss(model, ids, places, labels)[0]
+
+    wanted = dict(tree_flatten(nn.value_and_grad(model, theirs)(model)[1]))
+    found = dict(tree_flatten(nn.value_and_grad(model, ours)(model)[1]))
+    for name, gradient in wanted.items():
+        scale = max(1e-3, float(mx.abs(gradient).max()))
+        assert float(mx.abs(found[name] - gradient).max()) < 0.02 * scale, name
+
+
+def test_the_wired_start_copies_before_any_training(model: Any) -> None:
+    period = mx.random.permutation(800)[:40].tolist()
+    ids = mx.array([period * 3])
+    guesses = mx.argmax(model(ids), axis=-1)[0, 40:-1]
+    assert float((guesses == ids[0, 41:]).mean()) > 0.9

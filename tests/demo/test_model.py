@@ -1,0 +1,106 @@
+"""The shipped model: it loads by plain mlx_lm.load, and does what its page says, on a small held-out draw."""
+
+import json
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlx_backend.demo import MODEL_NAME, MODEL_PATH
+from mlx_backend.demo.evaluate import Figures, Generate, batched, draw, play, unseen_tools
+from mlx_backend.demo.judge import Completion, read
+from mlx_backend.demo.skills import EFFORTS
+from mlx_backend.demo.tokens import SPECIAL, STOPS
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[tuple[Any, Any]]:
+    from mlx_lm import load
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("loading looks for the network"))
+        yield load(str(MODEL_PATH))
+
+
+@pytest.fixture(scope="module")
+def generate(loaded: tuple[Any, Any]) -> Generate:
+    return batched(*loaded)
+
+
+@pytest.fixture(scope="module")
+def figures(loaded: tuple[Any, Any], generate: Generate) -> Figures:
+    return play(generate, loaded[1], draw(seed=11, count=24))
+
+
+def say(
+    loaded: tuple[Any, Any], generate: Generate, text: str, effort: str = "low", tools: Any = None
+) -> Completion:
+    tokenizer = loaded[1]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], tools=tools, add_generation_prompt=True, reasoning_effort=effort
+    )
+    completion = read(tokenizer.decode(generate([prompt])[0]))
+    assert completion is not None
+    return completion
+
+
+def test_it_loads_offline_without_a_warning_and_ends_where_harmony_ends(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    assert model.model_type == "gpt_oss"
+    assert tokenizer.eos_token_ids == {tokenizer.convert_tokens_to_ids(name) for name in STOPS}
+    assert MODEL_NAME == "mlx-demo"
+
+
+def test_every_harmony_marker_is_one_token_and_no_other_text_makes_one(loaded: tuple[Any, Any]) -> None:
+    tokenizer = loaded[1]
+    for name in SPECIAL:
+        assert tokenizer.encode(name, add_special_tokens=False) == [tokenizer.convert_tokens_to_ids(name)]
+    config = json.loads((MODEL_PATH / "config.json").read_text(encoding="utf-8"))
+    assert max(tokenizer.get_vocab().values()) < config["vocab_size"]
+
+
+@pytest.mark.parametrize(
+    "text", ["Zürich 日本 🙂", "a  b\n\n\tc", "10:00:00 is 2026-11-21", '{"a": "b"} snake_case CamelCase']
+)
+def test_any_text_survives_the_tokenizer(loaded: tuple[Any, Any], text: str) -> None:
+    tokenizer = loaded[1]
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_held_out_dialogues_are_well_formed_and_right(figures: Figures) -> None:
+    assert figures.replies >= 40
+    assert figures.formed >= 0.97 * figures.replies, figures.slips
+    assert figures.right.total() >= 0.95 * figures.replies, figures.slips
+
+
+def test_more_effort_is_more_thought(figures: Figures) -> None:
+    low, medium, high = (sum(figures.thinking[each]) / len(figures.thinking[each]) for each in EFFORTS)
+    assert medium >= 3 * low
+    assert high >= 8 * low
+
+
+def test_a_tool_it_never_saw_is_called_and_its_result_is_told(
+    loaded: tuple[Any, Any], generate: Generate
+) -> None:
+    figures = play(generate, loaded[1], unseen_tools(seed=11, count=12))
+    assert figures.right.total() >= 0.9 * figures.replies, figures.slips
+
+
+def test_the_same_question_is_thought_about_longer_with_the_same_answer(
+    loaded: tuple[Any, Any], generate: Generate
+) -> None:
+    said = [say(loaded, generate, "What is the capital of France?", effort) for effort in EFFORTS]
+    assert {each.answer for each in said} == {"The capital of France is Paris."}
+    assert len(said[0].thinking) < len(said[1].thinking) < len(said[2].thinking)
+
+
+def test_importing_the_package_loads_no_mlx() -> None:
+    import subprocess
+
+    code = "import mlx_backend.demo, sys; print('mlx' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
