@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 ROUNDS = 7
 TOKENS = 14_000
 IDS = {text: token for token, text in HARMONY_TOKENS.items()}
-WORDS = (
+SAMPLE = (
     "we have to find out what the user wants and then look at the file again so that {code} and 3 < 4 or"
     ' perhaps [a list], a "quotation", numbers like 1,024 and <tags> can all be seen here . \n'
-).split(" ")
+)
 
 type Tokens = Sequence[tuple[str, int]]
 
@@ -111,13 +111,14 @@ def _encoding() -> Any:
 def _completion(size: int, encoding: Any) -> Tokens:
     """Make up a long reasoning, an answer and a call of `size` tokens together."""
     choose = random.Random(7)
+    words = SAMPLE.split(" ")
     parts: list[tuple[str, int]] = []
     for header, share, end in (
         ("<|channel|>analysis<|message|>", 0.6, "<|end|><|start|>assistant"),
         ("<|channel|>commentary<|message|>", 0.1, "<|end|><|start|>assistant"),
         ("<|channel|>commentary to=functions.write <|constrain|>json<|message|>", 0.3, "<|call|>"),
     ):
-        text = "".join(choose.choice(WORDS) + " " for _ in range(size))
+        text = "".join(choose.choice(words) + " " for _ in range(size))
         parts += _tokens(header, encoding)
         parts += _body(text, encoding)[: int(size * share)]
         parts += _tokens(end, encoding)

@@ -60,7 +60,7 @@ _SPELT_ENDS = frozenset(
     {"<|im_end|>", "<|endoftext|>", "<|eot_id|>"}
 )  # where there are no ids; `</s>` is HTML too
 _LAYOUT = "\r\n"
-_MOST_LAYOUT = 16  # line breaks held at the end of reasoning; more of them are text
+_MOST_LAYOUT = 16  # line breaks that are held at the end of reasoning
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
@@ -157,9 +157,7 @@ class ThinkReader(Reader):
             self._trims = False
             self._expect(_Place.REASONING, _CLOSERS & self.markers.markers, watched=_LAYOUT)
         text = self._layout + text
-        shown = text.rstrip(_LAYOUT)
-        if len(text) - len(shown) > _MOST_LAYOUT:
-            shown = text
+        shown = text[: max(len(text.rstrip(_LAYOUT)), len(text) - _MOST_LAYOUT)]
         self._layout = text[len(shown) :]
         self.delta = None if self._layout else ReasoningDelta
         if shown:
