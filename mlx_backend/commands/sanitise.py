@@ -86,9 +86,7 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
         resolution = resolve(request, messages)
     except (HistoryError, EffortError) as error:
         return {**identity, "error": str(error), "param": error.param}
-    messages = [
-        message for message in resolution.messages if message["role"] != "system" or message["content"]
-    ]
+    messages = resolution.messages
     if canonical:
         return {**identity, "messages": messages, "effort": resolution.effort.value}
     return {

@@ -62,7 +62,9 @@ _INNER_BLOCK = re.compile(r"<think>\n(.*?)\n</think>\n?", re.DOTALL)
 
 _DETAILS = re.compile(
     r"[ \t]*<details\b(?=[^>]*\stype=([\"'])(?P<type>reasoning|tool_calls)\1)(?P<attributes>[^>]*)>"
-    r"(?P<body>.*?)(?:</details>\n?|\Z)",
+    # Lines behind `>` may hold tags of their own: the block ends on a line that is none.
+    r"(?P<body>\s*<summary>[^<]*</summary>\s*\n(?:[ \t]*(?:>|&gt;)[^\n]*\n|[ \t]*\n)+(?=</details>)|.*?)"
+    r"(?:</details>\n?|\Z)",
     re.DOTALL,
 )
 _OLD_DETAILS = re.compile(

@@ -190,7 +190,13 @@ def resolve(
         sources += switched_on + defaults
     sources.append(("default", Effort.MEDIUM))
     source, effort = sources[0]
-    return Resolution(effort, source, tuple(sources), rewritten)
+    return Resolution(effort, source, tuple(sources), _without_emptied(rewritten))
+
+
+def _without_emptied(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out system messages that held nothing but a line, unless nothing else is there to render."""
+    kept = [m for m in messages if m.get("content") != "" or m.get("role") not in ("system", "developer")]
+    return kept or messages
 
 
 type _Sources = list[tuple[str, Effort]]

@@ -187,7 +187,8 @@ class _History:
                 continue  # there was nothing but a thought
             kept.append(turn)
         system = [{"role": "system", "content": "\n\n".join(self.system)}] if self.system else []
-        return [*system, *kept]
+        # Templates do not render nothing: where only empty messages were sent, there is an empty question.
+        return [*system, *kept] or [{"role": "user", "content": ""}]
 
 
 def _has_substance(turn: Mapping[str, Any]) -> bool:
@@ -278,7 +279,7 @@ def _once(texts: Iterable[str]) -> str:
     for text in texts:
         stripped = text.strip()
         if stripped and not any(stripped in other for other in kept):
-            kept.append(stripped)
+            kept = [other for other in kept if other not in stripped] + [stripped]
     return "\n\n".join(kept)
 
 
@@ -325,4 +326,4 @@ def tool_name(name: Any) -> str:
     """A tool's bare name: without `functions.`, without what a model glued behind it."""
     if not isinstance(name, str):
         return ""
-    return re.split(r"<\|", name.strip().removeprefix("functions."))[0].strip()
+    return re.sub(r"^(?:to=)?(?:functions\.)*", "", name.strip()).partition("<|")[0].strip()

@@ -130,11 +130,10 @@ def _unrefused(value: Any, traits: TemplateTraits) -> Any:
 
 def _open_loop(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return the index of the last answered turn's end: calls behind it belong to an open tool loop."""
-    last = len(messages) - 1
     finals = [
         index
         for index, message in enumerate(messages)
-        if message["role"] == "assistant" and not message.get("tool_calls") and index != last
+        if message["role"] == "assistant" and not message.get("tool_calls")
     ]
     return finals[-1] + 1 if finals else 0
 

@@ -112,7 +112,7 @@ def test_null_and_empty_fields_are_absent() -> None:
         "thinking": None,
     }
     assert resolve(request, [QUESTION]).source == "default"
-    request: dict[str, Any] = {
+    request = {
         "reasoning_effort": "",
         "reasoning": {"effort": None},
         "chat_template_kwargs": {"reasoning_effort": ""},
