@@ -13,31 +13,22 @@ from typing import TYPE_CHECKING
 from mlx_backend import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 COMMANDS = ("serve", "parse", "sanitise")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status."""
+    """Run one command and return its exit status. Without a command's name the server is meant."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] not in (*COMMANDS, "--version", "-h", "--help"):
+    if words[:1] == ["--version"]:
+        print(f"mlx-backend {__version__}")
+        return 0
+    if not words or words[0] not in COMMANDS:
         words.insert(0, "serve")
-    # Only the help on everything needs every command's options.
-    arguments = _parser(words[:1] if words[0] in COMMANDS else COMMANDS).parse_args(words)
+    parser = argparse.ArgumentParser(prog="mlx-backend")
+    commands = parser.add_subparsers()
+    importlib.import_module(f"mlx_backend.commands.{words[0]}").add_parser(commands)
+    arguments = parser.parse_args(words)
     status: int = arguments.run(arguments)
     return status
-
-
-def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="mlx-backend",
-        description="Serve a reasoning model on MLX behind OpenAI's API.",
-        epilog="Without a command the server is started, so `mlx-backend --port 9000` is "
-        "`mlx-backend serve --port 9000`. `mlx-backend serve --help` lists its options.",
-    )
-    parser.add_argument("--version", action="version", version=f"mlx-backend {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in names:
-        importlib.import_module(f"mlx_backend.commands.{name}").add_parser(commands)
-    return parser

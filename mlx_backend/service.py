@@ -162,8 +162,10 @@ class Service:
         last = messages[-1]
         if not (request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")):
             return self._prompts.build(for_template(messages, self._traits), tools, kwargs)
+        # Templates do not render nothing: an answer without a question gets an empty one.
+        earlier = messages[:-1] or [{"role": "user", "content": ""}]
         return self._prompts.continued(
-            for_template(messages[:-1], self._traits),
+            for_template(earlier, self._traits),
             tools,
             kwargs,
             reasoning=last.get("reasoning_content", ""),

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
@@ -32,8 +34,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command and its options."""
     parser = subparsers.add_parser(
         "serve",
-        help="start the server (the default command)",
-        description="Serve a model behind OpenAI's API.",
+        usage="mlx-backend [serve] [option …]",
+        description="Serve a reasoning model on MLX behind OpenAI's API.",
+        epilog="Other commands: `mlx-backend parse` shows what a model's raw output means, `mlx-backend sanitise` "
+        "what a model gets of a history; `mlx-backend --version` prints the version.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
     )
     parser.set_defaults(run=run)
@@ -79,16 +83,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     replies.add_argument(
         "--reasoning-format",
-        choices=[*ReasoningFormat],
-        default=ReasoningFormat.SEPARATE,
-        type=ReasoningFormat,
+        choices=[name.value for name in ReasoningFormat],
+        default=ReasoningFormat.SEPARATE.value,
         help="where the reasoning goes (default: %(default)s)",
     )
     replies.add_argument(
         "--reasoning-field",
-        choices=[*ReasoningField],
-        default=ReasoningField.REASONING_CONTENT,
-        type=ReasoningField,
+        choices=[name.value for name in ReasoningField],
+        default=ReasoningField.REASONING_CONTENT.value,
         help="the field of separate reasoning (default: %(default)s)",
     )
     replies.add_argument(
@@ -183,24 +185,26 @@ def _load_and_serve(server: Server, settings: Settings, arguments: argparse.Name
 
 
 def _serve_until_told(server: Server, engine: Engine, settings: Settings) -> None:
-    told = threading.Event()
+    # A signal handler may interrupt anything, so it does no more than put: that much SimpleQueue allows.
+    told: SimpleQueue[None] = SimpleQueue()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: told.put(None)) for number in signals}
 
-    def tell(*_: object) -> None:
-        if told.is_set():
-            engine.stop()  # told twice: do not wait for anybody
-        told.set()
+    def lose_patience() -> None:
+        with suppress(Empty):  # told twice: wait for nobody
+            told.get(timeout=settings.shutdown_seconds)
+        engine.stop()  # replies that are still running are cut, and their clients told so
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
     serving = threading.Thread(target=server.serve, name="http")
+    patience = threading.Thread(target=lose_patience, name="patience")
     serving.start()
     try:
-        told.wait()
+        told.get()
         print("Stopping …", flush=True)
-        # Replies that take longer than this are cut, and their clients told so.
-        patience = threading.Timer(settings.shutdown_seconds, engine.stop)
         patience.start()
         server.stop()
-        patience.cancel()
+        told.put(None)  # there is nobody left to be patient with
+        patience.join()
         serving.join()
     finally:
         for number, handler in before.items():
@@ -243,8 +247,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         port=arguments.port,
         api_key=arguments.api_key or os.environ.get(API_KEY_VARIABLE) or None,
         reasoning_effort=arguments.reasoning_effort,
-        reasoning_format=arguments.reasoning_format,
-        reasoning_field=arguments.reasoning_field,
+        reasoning_format=ReasoningFormat(arguments.reasoning_format),
+        reasoning_field=ReasoningField(arguments.reasoning_field),
         temperature=temperature,
         max_tokens=arguments.max_tokens,
         max_concurrent=arguments.max_concurrent,

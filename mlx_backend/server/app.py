@@ -40,6 +40,7 @@ type Watch = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 log = logging.getLogger("mlx_backend.requests")
 
+_OWN_HEADERS = "x-request-id, x-mlx-backend-effort, x-mlx-backend-ignored"
 _CLIENT_LEFT = 499
 _CLOSE = (("Connection", "close"),)  # nobody knows where the next request would begin
 
@@ -85,7 +86,7 @@ class App:
             response = self._refusal(as_api_error(error))
         if origin is not None:
             response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = "x-request-id, x-mlx-backend-ignored"
+            response.headers["Access-Control-Expose-Headers"] = _OWN_HEADERS
         if self._settings.cors_origins:
             response.vary.add("Origin")
         return response(environ, start_response)
@@ -162,6 +163,8 @@ class App:
         run = _Run(reply, writer, envelope, body, self._settings, _watch(request))
         response = run.stream() if body.stream else run.whole()
         response.headers["x-request-id"] = envelope.id
+        if reply.effort is not None:
+            response.headers["x-mlx-backend-effort"] = f"{reply.effort.effort} ({reply.effort.source})"
         if body.ignored:
             response.headers["x-mlx-backend-ignored"] = _names(body.ignored)
         return response

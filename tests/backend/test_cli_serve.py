@@ -130,8 +130,11 @@ def test_what_cannot_be_started_says_why(arguments: list[str], status: int, ment
 
 def test_help_and_version() -> None:
     assert ended("--version").stdout == f"mlx-backend {__version__}\n"
-    assert "serve --help" in ended("--help").stdout
-    assert "--reasoning-effort" in ended("serve", "--help").stdout
+    for words in (["--help"], ["serve", "--help"]):
+        told = ended(*words).stdout
+        assert "--reasoning-effort" in told
+        assert "mlx-backend parse" in told
+    assert "--dialect" in ended("parse", "--help").stdout
 
 
 def test_a_folder_is_served_under_the_name_it_is_given() -> None:

@@ -186,6 +186,12 @@ def test_effort_reaches_the_prompt_from_wherever_it_is_said(
     assert f"Reasoning: {level}<|end|>" in engine.requests[-1].prompt
 
 
+def test_the_reply_says_which_effort_it_was_and_who_said_so(client: Client) -> None:
+    response = answered(client, messages=[{"role": "system", "content": "Reasoning: high"}, USER])
+    assert response.headers["x-mlx-backend-effort"] == "high (system prompt)"
+    assert answered(client).headers["x-mlx-backend-effort"] == "medium (default)"
+
+
 def test_the_servers_own_effort_is_the_last_word(engine: ScriptedEngine) -> None:
     client = serving(engine, reasoning_effort=Effort.HIGH)
     answered(client)

@@ -171,6 +171,13 @@ def test_a_last_assistant_message_is_continued() -> None:
         assert text_of(events, ContentDelta) == "is Paris."
 
 
+def test_also_when_there_is_nothing_before_it() -> None:
+    with ScriptedEngine(["is Paris.<|return|>"]) as engine:
+        messages = [{"role": "assistant", "content": "The capital "}]
+        events = events_of(Service(engine).chat(ChatRequest(messages=messages)))
+        assert text_of(events, ContentDelta) == "is Paris."
+
+
 def test_unless_the_request_says_otherwise() -> None:
     with ScriptedEngine([ANSWER]) as engine:
         messages = [USER, {"role": "assistant", "content": "The capital "}]
