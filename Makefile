@@ -22,7 +22,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@touch $@
 
 demo: setup ## server, model and plugin together, as Dify drives them (ARGS=--once to end by itself)
-	@$(RUN) tests/e2e/demo.py $(ARGS)
+	@$(RUN) tests/e2e/tour.py $(ARGS)
 
 test: setup check ## everything CI runs
 	$(RUN) -m pytest tests --ignore=tests/provider $(ARGS)

@@ -25,9 +25,7 @@ def commands(page: Path) -> list[Command]:
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             lines = part.splitlines()
             typed = [lines.pop(0)]
-            while typed[-1].endswith("\\"):
-                typed.append(lines.pop(0))
-            while "<<'EOF'" in typed[0] and typed[-1] != "EOF":
+            while typed[-1].endswith("\\") or "\n".join(typed).count("'") % 2:
                 typed.append(lines.pop(0))
             found.append(Command("\n".join(typed), "\n".join(lines).strip()))
     return found

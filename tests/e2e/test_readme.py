@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from demo import server
+from tour import server
 from readme_blocks import Command, commands
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
         raise SystemExit("The server did not start; its own message is above.")
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()
 
 
 def unpacked_package(folder: Path) -> Path:
