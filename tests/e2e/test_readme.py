@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tour import server
 from readme_blocks import Command, commands
+from tour import server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
