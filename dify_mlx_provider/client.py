@@ -16,6 +16,7 @@ nobody listens any more.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ CONNECT_TIMEOUT = 10.0
 
 LONGEST_QUOTE = 500
 """Characters of a server's own words that are passed on."""
+
+_A_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
 
 
 class ServerError(Exception):
@@ -203,7 +206,7 @@ class Client:
                 f"the server at {self._credentials.base_url} refused the API key{_quote(words)} "
                 "Enter the key the server was started with."
             )
-        if code == "model_not_found" or (status == 404 and "model" in words.lower()):
+        if code == "model_not_found" or (status == 404 and _A_MODEL.search(words)):
             return ModelNotFound(words)
         if status == 429:
             return Overloaded(words or "the server is busy; try again in a moment.")

@@ -300,6 +300,12 @@ def test_another_server_is_asked_for_its_model_when_it_does_not_know_default(
     assert [request["body"]["model"] for request in stub.asked()] == ["default", "served-model"]
 
 
+def test_an_address_that_is_wrong_is_not_taken_for_a_missing_model(plugin: PluginProcess, stub: Stub) -> None:
+    stub.says(json.dumps({"error": {"message": "Nothing here; try /v1/models."}}), status=404)
+    with pytest.raises(PluginError, match="Nothing here"):
+        ask(plugin, stub)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
