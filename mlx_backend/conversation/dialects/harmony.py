@@ -38,7 +38,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from ..events import Channel
-from ..scanner import NO_MARKERS, MarkerSet
+from ..scanner import MarkerSet
 from .base import Continuation, Dialect, Piece, Reader
 from .harmony_header import Header, Tools, read_header
 
@@ -110,7 +110,7 @@ class HarmonyReader(Reader):
         super().__init__()
         self._tools = Tools(tools)
         self._takes_calls = tools is None or bool(tools)
-        self._by_spelling = _MARKERS.without(special_tokens.values()) if special_tokens else _MARKERS
+        self._by_spelling = _MARKERS.without(special_tokens.values())
         self._gathered = ""  # text that is not understood yet, markers spelt out
         self._look_at = PROSE_LIMIT  # length of `_gathered` at which its length may decide something
         self._searched = 0  # how far STRIPPED text has been looked through
@@ -284,7 +284,7 @@ class HarmonyReader(Reader):
                 if self._gathered:
                     self._show(self._gathered)
             case _Place.BETWEEN:
-                self._show_if_text(marker)
+                self._show_if_text()
 
     def _open_rest(self, header: Header, marker: str) -> None:
         """Make a message of a header whose body never began."""
@@ -307,7 +307,7 @@ class HarmonyReader(Reader):
             self._open_header(header)
             self._emit(rest)
 
-    def _show_if_text(self, marker: str) -> None:
+    def _show_if_text(self) -> None:
         """Show what stands between two messages if it says something, else put it aside."""
         text = self._gathered.strip()
         if _has_letters(text.removeprefix("assistant")):
@@ -332,7 +332,7 @@ class HarmonyReader(Reader):
         self._place = _Place.BODY
         self._gathered = self._put_aside = ""
         self._resumes = None
-        self.spelt = self._by_spelling if self._by_spelling.markers else NO_MARKERS
+        self.spelt = self._by_spelling
 
     def _leave_body(self, place: _Place, *, complete: bool = True, interrupted: bool = False) -> None:
         if self._in_call:

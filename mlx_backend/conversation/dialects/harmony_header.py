@@ -24,17 +24,16 @@ from ..events import Channel
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-_MARKER = re.compile(r"<\|(start|channel|constrain|message|end|call|return)\|>")
+_MARKER = re.compile(r"<\|(start|channel|constrain)\|>")
 _ROLE = re.compile(r"\s*(?:assistant\s*)*")
 _WORD = re.compile(r"[^\W\d_]+")
 _RECIPIENT = re.compile(r"to\s*=\s*[\"'`]?")
 _NAMESPACE = re.compile(r"(?:functions?\.)+")
-_NAME = re.compile(r"[^\s<>{}\[\]\"'`(),;=]*")
+_NAME_END = re.compile(r"[\s<>{}\[\]\"'`(),;=]")
 _CONTENT_TYPE = re.compile(r"(?:json|code|text|python|plain|markdown|yaml|xml)(?![\w.-])", re.IGNORECASE)
 _ANY_CONTENT_TYPE = re.compile(r"\w+(?=\s*(?:$|[{\[]))")
 _FOREIGN_ROLE = re.compile(r"\s*(?:user|system|developer|tool)(?![\w.])")
-_TOOL_ROLE = re.compile(r"\s*functions\.")
-_THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|cot\b)", re.IGNORECASE)
+_THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|scratch|monolog|cot\b)", re.IGNORECASE)
 
 _NO_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
 _GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
@@ -92,32 +91,20 @@ def read_header(text: str, tools: Tools = NO_TOOLS) -> Header:
     recipients: list[str] = []
     rest = kind = ""
     for kind, segment in _segments(text):
-        words, addressee, rest = _take_recipient(segment, tools, recipients)
-        glued = False
+        words, addressed, behind = _take_recipients(segment, tools, recipients)
         if kind == "start":
-            role = words[_ROLE.match(words).end() :]  # type: ignore[union-attr]
-            found, behind = _channel_at(role)
-            thinking = thinking or bool(_THINKING.match(role))
-            if _FOREIGN_ROLE.match(role) or (_TOOL_ROLE.match(role) and addressee):
-                foreign = True
-            elif _TOOL_ROLE.match(role):
-                _, addressee, behind = _take_recipient("to=" + role, tools, recipients)
-        elif kind == "channel":
-            found, behind = _channel_at(words)
-            thinking = thinking or bool(_THINKING.match(words))
-        else:
-            found, behind = None, words
+            words = _ROLE.sub("", words, count=1)
+            answers = addressed and not recipients and _NAMESPACE.match(words)  # `functions.f to=assistant`
+            foreign = foreign or bool(_FOREIGN_ROLE.match(words) or answers)
+        found, rest = (None, words) if kind == "constrain" else _channel_at(words)
         channel = found or channel
-        if not addressee:
+        thinking = thinking or (kind != "constrain" and bool(_THINKING.match(words)))
+        glued = found is not None and not addressed and bool(_WORD.match(rest))
+        if addressed:
             rest = behind
-            glued = found is not None and bool(_WORD.match(behind))
-        rest = rest.lstrip()
-        if kind == "constrain" or recipients:
-            rest = _without(_ANY_CONTENT_TYPE, rest)
-        if content_type := _CONTENT_TYPE.match(rest):
-            behind = rest[content_type.end() :].lstrip()
-            if not behind or behind[0] in "{[" or recipients:
-                rest = behind
+        elif _NAMESPACE.match(rest.lstrip()):  # `to=` was forgotten
+            *_, rest = _take_recipients("to=" + rest.lstrip(), tools, recipients)
+        rest = _without_content_type(rest.lstrip(), bare=kind == "constrain" or bool(recipients))
     if channel is None and thinking:
         channel = Channel.ANALYSIS
     return Header(channel, _choose(recipients, tools), foreign, rest, glued, kind == "constrain")
@@ -133,7 +120,7 @@ def _segments(text: str) -> Iterator[tuple[str, str]]:
     yield kind, text[at:]
 
 
-def _take_recipient(segment: str, tools: Tools, recipients: list[str]) -> tuple[str, bool, str]:
+def _take_recipients(segment: str, tools: Tools, recipients: list[str]) -> tuple[str, bool, str]:
     """Take every `to=NAME` out; return the words before it, if there was one, and what follows the last."""
     words, addressed, rest = segment, False, segment
     while found := _RECIPIENT.search(rest):
@@ -153,8 +140,8 @@ def _tool_name(text: str, tools: Tools) -> tuple[str | None, str]:
     for candidate in (text, bare):
         if (name := tools.at(candidate)) is not None:
             return name, _GLUED.sub("", candidate[len(name) :], count=1).lstrip(_QUOTES)
-    word = _NAME.match(bare)[0]  # type: ignore[index]
-    rest = bare[len(word) :].lstrip(_QUOTES)
+    end = _NAME_END.search(bare)
+    word, rest = (bare[: end.start()], bare[end.start() :].lstrip(_QUOTES)) if end else (bare, "")
     word = word.rstrip(".:")
     if not namespace and word.lower() in _NO_TOOLS:
         return None, rest
@@ -192,6 +179,12 @@ def _channel_at(words: str) -> tuple[Channel | None, str]:
     return None, words
 
 
-def _without(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.match(text)
-    return text[found.end() :].lstrip() if found else text
+def _without_content_type(text: str, *, bare: bool) -> str:
+    """Take a content type from the beginning. Only where one belongs (`bare`) may it be any word."""
+    if bare and (word := _ANY_CONTENT_TYPE.match(text)):
+        text = text[word.end() :].lstrip()
+    if word := _CONTENT_TYPE.match(text):
+        behind = text[word.end() :].lstrip()
+        if bare or behind[:1] in ("", "{", "["):
+            return behind
+    return text
