@@ -41,7 +41,7 @@ class Echo:
 
 _HARMONY_MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|call|return)\|>")
 _BARE_HEADER = re.compile(
-    r"\s*(?:assistant)?\s*(?:(?:analysis|commentary|final)\b)?\s*(?:to=\S+)?\s*(?:json|code)?\s*"
+    r"(?:assistant ?)?(?:(?:analysis|commentary|final)\b ?)?(?:to=\S+ ?)?(?:json|code)?"
 )
 _STRUCTURE = re.compile(
     r"<\|end\|>\s*(?:<\|start\|>|<\|channel\|>|<\|return\|>)"
@@ -50,7 +50,6 @@ _STRUCTURE = re.compile(
     r"|<\|start\|>\s*assistant"
     r"|<\|call\|>\s*\Z"
 )
-_TRAILING_ENDS = re.compile(r"(?:\s*<\|(?:end|return)\|>)+\s*\Z")
 _STRIPPED = re.compile(r"\s*analysis.*assistantfinal", re.DOTALL)
 
 _TAGS = r"think|thinking|thought|reason|reasoning"
@@ -61,15 +60,16 @@ _ANY_CLOSER = re.compile(rf"</({_TAGS})\s*>", re.IGNORECASE)
 _INNER_BLOCK = re.compile(r"<think>\n(.*?)\n</think>\n?", re.DOTALL)
 
 _DETAILS = re.compile(
-    r"[ \t]*<details\b(?=[^>]*\stype=([\"'])(?P<type>reasoning|tool_calls)\1)(?P<attributes>[^>]*)>"
+    r"(?<![ \t])[ \t]*<details\b(?=[^>]*\stype=([\"'])(?P<type>reasoning|tool_calls)\1)(?P<attributes>[^>]*)>"
     # Lines behind `>` may hold tags of their own: the block ends on a line that is none.
-    r"(?P<body>\s*<summary>[^<]*</summary>\s*\n(?:[ \t]*(?:>|&gt;)[^\n]*\n|[ \t]*\n)+(?=</details>)|.*?)"
+    r"(?P<body>\s*<summary>[^<]*</summary>[ \t]*\n(?:[ \t]*(?:(?:>|&gt;)[^\n]*)?\n)+(?=</details>)|.*?)"
     r"(?:</details>\n?|\Z)",
     re.DOTALL,
 )
 _OLD_DETAILS = re.compile(
-    r"\s*<details[^>]*>\s*<summary>\W*(?:(?:Thinking|Thought|Reasoning)(?:\s+process)?|Thoughts|Thought for [^<]*"
-    r"|Chain of thought|思考(?:過程|过程|中)?)\W*</summary>(?P<body>.*?)(?:</details>|\Z)",
+    r"\s*<details[^>]*>\s*<summary>\W{0,20}"
+    r"(?:(?:Thinking|Thought|Reasoning)(?:\s+process)?|Thoughts|Thought for [^<]{0,80}|Chain of thought"
+    r"|思考(?:過程|过程|中)?)\W{0,20}</summary>(?P<body>.*?)(?:</details>|\Z)",
     re.DOTALL | re.IGNORECASE,
 )
 _SUMMARY = re.compile(r"\A\s*<summary>.*?</summary>\n?", re.DOTALL)
@@ -112,12 +112,19 @@ def read_reasoning(text: str) -> str:
 
 
 def _read_once(text: str, tools: Sequence[str] | None) -> list[Echo]:
-    text = _TRAILING_ENDS.sub("", text)
+    text = _without_end_markers(text)
     if not is_raw_harmony(text):
         return list(_stretches(text))
     message = read(_from_its_beginning(_without_quotations(text)), "harmony", tools=tools)
     content = message.content.lstrip("\n") if _STRIPPED.match(text) else message.content
-    return [Echo(_shown(message.reasoning), _shown(content), message.tool_calls)]
+    calls = tuple(replace(call, arguments=_shown(call.arguments)) for call in message.tool_calls)
+    return [Echo(_shown(message.reasoning), _shown(content), calls)]
+
+
+def _without_end_markers(text: str) -> str:
+    while (stripped := text.rstrip()).endswith(("<|end|>", "<|return|>")):
+        text = stripped[: stripped.rindex("<|")]
+    return text
 
 
 def is_raw_harmony(text: str) -> bool:
@@ -128,7 +135,7 @@ def is_raw_harmony(text: str) -> bool:
     first = _HARMONY_MARKER.search(text)
     if first is None:
         return False
-    if _BARE_HEADER.fullmatch(text, 0, first.start()):
+    if _is_bare_header(text[: first.start()]):
         return True
     code = [match.span() for match in _CODE.finditer(text)]
     return any(
@@ -137,6 +144,11 @@ def is_raw_harmony(text: str) -> bool:
         and not any(start <= match.start() < end for start, end in code)
         for match in _STRUCTURE.finditer(text)
     )
+
+
+def _is_bare_header(text: str) -> bool:
+    """Whether a text is nothing, or a header whose first marker was cut off."""
+    return _BARE_HEADER.fullmatch(" ".join(text.split())) is not None
 
 
 def _without_quotations(text: str) -> str:
@@ -170,9 +182,7 @@ def _mentioned(text: str, match: re.Match[str]) -> bool:
 def _from_its_beginning(text: str) -> str:
     """Put the lost beginning back before a turn that was cut at the front."""
     first = _HARMONY_MARKER.search(text)
-    if first is None or not text[: first.start()].strip():
-        return text
-    if _BARE_HEADER.fullmatch(text, 0, first.start()):
+    if first is None or _is_bare_header(text[: first.start()]):
         return text
     rest = text[first.end() :].strip()
     # What stands before another message was thought; what stands at the end was the answer.
