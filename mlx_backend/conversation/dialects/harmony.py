@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from ..events import Channel
 from ..scanner import MarkerSet
 from .base import Continuation, Dialect, Piece, Reader
-from .harmony_header import Header, Tools, read_header
+from .harmony_header import Beginning, Header, Tools, beginning, has_letters, is_prose, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -69,12 +69,9 @@ STRIPPED_LIMIT = 65_536  # characters of reasoning that may wait for `assistantf
 
 _MARKERS = MarkerSet(HARMONY_TOKENS.values())
 _CHANNEL_WORDS = tuple(Channel)
-_TO = "to="
 _STRIPPED_TURN = re.compile(r"assistant(?=final|commentary\s{1,2}to=|\s{1,2}to=)")
 _STRIPPED_MESSAGE = re.compile(r"assistant(?=analysis|commentary)")
 _STRIPPED_HOLD = len("assistantcommentary  to=")
-_PROSE_AFTER_A_WORD = frozenset(" \t,.:;!?)-'’/")
-_LONGEST_TYPO = 3  # letters glued to a channel's word: `finalx`
 
 
 class _Place(Enum):
@@ -153,16 +150,16 @@ class HarmonyReader(Reader):
 
     def _look_at_opening(self) -> None:
         text = self._gathered
-        match _begins_header(text, opening=True):
-            case "header":
+        match beginning(text, of_turn=True):
+            case Beginning.HEADER:
                 self._place = _Place.HEADER
                 self._look_for_body()
-            case "stripped":
+            case Beginning.STRIPPED:
                 self._place = _Place.STRIPPED
-            case "answer":  # `assistantfinal` with its markers stripped, and nothing before it
+            case Beginning.STRIPPED_ANSWER:
                 self._begin(Channel.FINAL)
                 self._emit(text[text.index(Channel.FINAL) + len(Channel.FINAL) :])
-            case "text":
+            case Beginning.TEXT:
                 self._show(text)
             case _ if len(text) > HEADER_LIMIT:
                 self._show(text)
@@ -171,7 +168,7 @@ class HarmonyReader(Reader):
         text = self._gathered
         if text.lstrip()[:1] in ("{", "["):
             self._show(text)
-        elif _begins_header(text, opening=False) == "header":
+        elif beginning(text, of_turn=False) is Beginning.HEADER:
             self._place = _Place.HEADER
             self._look_for_body()
         elif len(text) > HEADER_LIMIT:
@@ -250,7 +247,7 @@ class HarmonyReader(Reader):
             self._gathered = ""
         elif self._place in (_Place.HEADER, _Place.STRIPPED):
             header = read_header(self._gathered, self._tools)
-            if _is_prose(header.rest) and header.recipient is None and not header.foreign:
+            if is_prose(header.rest) and header.recipient is None and not header.foreign:
                 self._open_rest(header, END)
                 self._leave_body(_Place.HEADER)
         if marker == START:
@@ -298,10 +295,10 @@ class HarmonyReader(Reader):
             if rest:  # a thought spilled into the header of a call that was never made
                 self._begin(Channel.ANALYSIS)
                 self._emit(rest)
-        elif header.channel is None and self._resumes is not None and _is_prose(rest):
+        elif header.channel is None and self._resumes is not None and is_prose(rest):
             self._begin(self._resumes)  # text that quotes a marker
             self._emit(rest)
-        elif header.channel is None or _is_junk(header):
+        elif header.channel is None or header.is_junk:
             self._put_aside = rest
         else:
             self._open_header(header)
@@ -310,7 +307,7 @@ class HarmonyReader(Reader):
     def _show_if_text(self) -> None:
         """Show what stands between two messages if it says something, else put it aside."""
         text = self._gathered.strip()
-        if _has_letters(text.removeprefix("assistant")):
+        if has_letters(text.removeprefix("assistant")):
             self._show(text)
         elif text:
             self._put_aside = text
@@ -369,70 +366,15 @@ class HarmonyReader(Reader):
         match self._place:
             case _Place.HEADER:
                 header = read_header(self._gathered, self._tools)
-                if _is_prose(header.rest) and header.recipient is None:
+                if is_prose(header.rest) and header.recipient is None:
                     self._open_rest(header, END)
             case _Place.OPENING | _Place.STRIPPED:
                 if self._gathered:
                     self._show(self._gathered)
             case _Place.BETWEEN:
-                if _is_prose(self._gathered):
+                if is_prose(self._gathered):
                     self._show(self._gathered.strip())
         self._leave_body(_Place.BETWEEN, complete=False)
-
-
-def _begins_header(text: str, *, opening: bool) -> str | None:
-    """Tell whether text without markers begins a header: "header", or "text"; None while it may be either.
-
-    At the opening of a turn only `to=` proves a header, because an answer may begin with any word. Between
-    messages the channel's word is enough. "stripped" and "answer" are the openings of turns whose markers
-    were removed.
-    """
-    words = text.lstrip() if opening else text.lstrip(" \t\r\n0123456789.,:;-–—?!*#|<>")
-    spoken = words
-    while spoken.startswith("assistant"):
-        spoken = spoken.removeprefix("assistant").lstrip()
-    if "assistant".startswith(spoken) or _TO.startswith(spoken):
-        return None
-    if spoken.startswith(_TO):
-        return "header"
-    for channel in _CHANNEL_WORDS:
-        if channel.startswith(spoken):
-            return None
-        if not spoken.startswith(channel):
-            continue
-        behind = spoken.removeprefix(channel)
-        if not opening:
-            return "header"
-        if not behind.strip() or _TO.startswith(behind.lstrip()):
-            return None
-        if behind.lstrip().startswith(_TO):
-            return "header"
-        if channel is Channel.ANALYSIS and behind[0] not in _PROSE_AFTER_A_WORD:
-            return "stripped"
-        if channel is Channel.FINAL and spoken is not words:
-            return "answer"
-    return "text"
-
-
-def _has_letters(text: str) -> bool:
-    return any(map(str.isalpha, text))
-
-
-def _is_prose(text: str) -> bool:
-    """More than one word: nothing that a header holds by mistake."""
-    return len(text.split()) > 1 and _has_letters(text)
-
-
-def _is_junk(header: Header) -> bool:
-    """Whether a header's rest is noise rather than a body: no word in it, or a typo of the channel's word."""
-    rest = header.rest
-    if header.channel is Channel.FINAL:
-        return not any(map(str.isalnum, rest)) or (
-            header.glued and rest.isalpha() and len(rest) <= _LONGEST_TYPO
-        )
-    for word in _CHANNEL_WORDS:
-        rest = rest.replace(word, "")
-    return not _has_letters(rest)
 
 
 def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
@@ -457,7 +399,8 @@ def _header(channel: Channel, opened: Channel | None) -> list[Piece]:
 
 
 _OPENED = re.compile(
-    r"<\|channel\|>([^<]*)<\|message\|>(?:(?!<\|(?:end|call|return|start)\|>).)*\Z", re.DOTALL
+    r"<\|channel\|>((?:[^<]|<\|constrain\|>)*)<\|message\|>(?:(?!<\|(?:end|call|return|start)\|>).)*\Z",
+    re.DOTALL,
 )
 
 

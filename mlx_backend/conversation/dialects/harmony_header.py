@@ -10,13 +10,14 @@ against the names of the request's tools. What stands behind all of that and is 
 `rest`: noise, or the body of a message whose `<|message|>` was forgotten. Which of the two, the reader
 decides.
 
-Knows one header's text and the tools; nothing of streams or events.
+Knows one header's text and the tools; keeps nothing, and knows nothing of streams or events.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from ..events import Channel
@@ -38,6 +39,12 @@ _THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|scratch|monolog|cot\
 _NO_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
 _GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
 _QUOTES = "\"'`"
+_TO = "to="
+_NOISE = " \t\r\n0123456789.,:;-–—?!*#|<>"  # what stands between messages by mistake
+_BEHIND_A_WORD = frozenset(
+    " \t,.:;!?)-'’/"
+)  # what follows a word in prose, so not a glued body's first character
+_LONGEST_TYPO = 3  # letters glued to a channel's word: `finalx`
 _SHORTEST_WORD = 4  # letters of a cut-off channel word ("comment" is a token of its own)
 
 
@@ -55,6 +62,27 @@ class Header:
     rest: str
     glued: bool = False
     constrained: bool = False
+
+    @property
+    def is_junk(self) -> bool:
+        """Whether the rest is noise rather than a body: no word in it, or a typo of the channel's word."""
+        if self.channel is Channel.FINAL:
+            typo = self.glued and self.rest.isalpha() and len(self.rest) <= _LONGEST_TYPO
+            return typo or not any(map(str.isalnum, self.rest))
+        rest = self.rest
+        for word in Channel:
+            rest = rest.replace(word, "")
+        return not has_letters(rest)
+
+
+class Beginning(Enum):
+    """What text that no marker has opened may be the beginning of."""
+
+    UNDECIDED = auto()
+    HEADER = auto()
+    TEXT = auto()
+    STRIPPED = auto()  # `analysisWe…`: a whole turn whose markers were taken out
+    STRIPPED_ANSWER = auto()  # `assistantfinal…`: its answer
 
 
 class Tools:
@@ -188,3 +216,48 @@ def _without_content_type(text: str, *, bare: bool) -> str:
         if bare or behind[:1] in ("", "{", "["):
             return behind
     return text
+
+
+def beginning(text: str, *, of_turn: bool) -> Beginning:
+    """Tell what text without markers begins.
+
+    At the beginning of a turn only `to=` proves a header, because an answer may begin with any word. Between
+    messages the channel's word is enough, and noise may stand before it.
+    """
+    words = text.lstrip() if of_turn else text.lstrip(_NOISE)
+    spoken = words
+    while spoken.startswith("assistant"):
+        spoken = spoken.removeprefix("assistant").lstrip()
+    if "assistant".startswith(spoken) or _TO.startswith(spoken):
+        return Beginning.UNDECIDED
+    if spoken.startswith(_TO):
+        return Beginning.HEADER
+    for channel in Channel:
+        if channel.startswith(spoken):
+            return Beginning.UNDECIDED
+        if spoken.startswith(channel):
+            return _behind_a_channel(channel, spoken.removeprefix(channel), spoken is not words, of_turn)
+    return Beginning.TEXT
+
+
+def _behind_a_channel(channel: Channel, behind: str, has_role: bool, of_turn: bool) -> Beginning:
+    bare = behind.lstrip()
+    if not of_turn or bare.startswith(_TO):
+        return Beginning.HEADER
+    if _TO.startswith(bare):
+        return Beginning.UNDECIDED
+    if channel is Channel.ANALYSIS and behind[0] not in _BEHIND_A_WORD:
+        return Beginning.STRIPPED
+    if channel is Channel.FINAL and has_role:
+        return Beginning.STRIPPED_ANSWER
+    return Beginning.TEXT
+
+
+def has_letters(text: str) -> bool:
+    """Whether there is any letter, of whatever script."""
+    return any(map(str.isalpha, text))
+
+
+def is_prose(text: str) -> bool:
+    """Whether there is more than a word: nothing that a header holds by mistake."""
+    return len(text.split()) > 1 and has_letters(text)
