@@ -10,17 +10,17 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mlx_backend.engine.base import Engine
     from mlx_backend.server.serving import Server
@@ -185,30 +185,46 @@ def _load_and_serve(server: Server, settings: Settings, arguments: argparse.Name
 
 
 def _serve_until_told(server: Server, engine: Engine, settings: Settings) -> None:
-    # A signal handler may interrupt anything, so it does no more than put: that much SimpleQueue allows.
-    told: SimpleQueue[None] = SimpleQueue()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: told.put(None)) for number in signals}
-
-    def lose_patience() -> None:
-        with suppress(Empty):  # told twice: wait for nobody
-            told.get(timeout=settings.shutdown_seconds)
-        engine.stop()  # replies that are still running are cut, and their clients told so
-
     serving = threading.Thread(target=server.serve, name="http")
-    patience = threading.Thread(target=lose_patience, name="patience")
-    serving.start()
-    try:
-        told.get()
+    with _signals() as told:
+        serving.start()
+        told.recv(1)
         print("Stopping …", flush=True)
+
+        def lose_patience() -> None:
+            told.settimeout(settings.shutdown_seconds)
+            with suppress(TimeoutError):  # told twice: wait for nobody
+                told.recv(1)
+            engine.stop()  # replies that are still running are cut, and their clients told so
+
+        patience = threading.Thread(target=lose_patience, name="patience")
         patience.start()
         server.stop()
-        told.put(None)  # there is nobody left to be patient with
+        told.shutdown(socket.SHUT_RD)  # nobody is left to be patient with
         patience.join()
         serving.join()
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Give a socket that a byte comes out of with every SIGINT and SIGTERM.
+
+    A handler in Python would not do: the system may hand a signal to any thread, and then nothing wakes the
+    main thread, which alone runs handlers.
+    """
+    told, teller = socket.socketpair()
+    teller.setblocking(False)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    descriptor = signal.set_wakeup_fd(teller.fileno())
+    try:
+        yield told
     finally:
+        signal.set_wakeup_fd(descriptor)
         for number, handler in before.items():
             signal.signal(number, handler)
+        told.close()
+        teller.close()
 
 
 def _announce(url: str, model_id: str, settings: Settings, *, demo: bool) -> None:
