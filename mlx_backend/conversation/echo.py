@@ -45,15 +45,22 @@ _BARE_HEADER = re.compile(
 )
 _STRUCTURE = re.compile(
     r"<\|end\|>\s*(?:<\|start\|>|<\|channel\|>|<\|return\|>)"
-    r"|(?P<header>(?:<\|start\|>\s*assistant\s*)?"
-    r"<\|channel\|>\s*(?:analysis|commentary|final)[^\n<]*(?:<\|constrain\|>[^\n<]*)?<\|message\|>)"
-    r"|<\|start\|>\s*assistant"
+    r"|(?:<\|start\|>\s*assistant\s*)?"
+    r"<\|channel\|>\s*(?:analysis|commentary|final)[^\n<]*(?:<\|constrain\|>[^\n<]*)?<\|message\|>"
+    r"|<\|start\|>\s*assistant(?=\s*(?:<\||to=|\Z))"
     r"|<\|call\|>\s*\Z"
 )
-_STRIPPED = re.compile(r"\s*analysis.*assistantfinal", re.DOTALL)
+_STRIPPED = re.compile(r"\s*(?:analysis.*)?assistantfinal(?=\S)|\s*analysis.*assistantfinal", re.DOTALL)
+_ANOTHER_ROLE = re.compile(r"(?:<\|end\|>)?\s*<\|start\|>\s*(?:user|system|developer)\b")
+_RESULT = re.compile(
+    r"\s*<\|start\|>\s*(?!assistant|user|system|developer)[\w.:-]+[^<\n]*(?:<\|channel\|>[^<\n]*)?<\|message\|>"
+    r"(?P<text>.*?)(?:<\|end\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
 
 _TAGS = r"think|thinking|thought|reason|reasoning"
 _OPENER = re.compile(rf"\s*<({_TAGS})(?:\s[^<>]*)?>(?![,;:)])", re.IGNORECASE)
+_MORE_OPENERS = re.compile(rf"(?:\s*<(?:{_TAGS})>)+", re.IGNORECASE)
 _OTHER_OPENER = re.compile(r"\s*(?:<\|begin_of_thought\|>|◁think▷|\[THINK\])")
 _ANY_CLOSER = re.compile(rf"</({_TAGS})\s*>", re.IGNORECASE)
 # Exactly what Dify's own blocks look like; agents leave them between the texts of their rounds.
@@ -80,21 +87,27 @@ _QUOTATION = re.compile(
 _BOUNDARY = re.compile(r"<\|end\|>\s*<\|start\|>")
 _FINAL = re.compile(r"<\|channel\|>\s*final[^\n<]*(?:<\|constrain\|>[^\n<]*)?<\|message\|>")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+_SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
+_MOST_WRAPPINGS = 16
 _HIDER = "\ufdd0"  # stands behind the `<` of what is hidden; no text may hold this character
 _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def read_echo(text: str, tools: Sequence[str] | None = None) -> list[Echo]:
-    """Read an assistant's text; return its stretches in order (one, unless calls are displayed in between).
+    """Read an assistant's text; return its stretches in order (one, unless there are calls in between).
 
     What was echoed twice is in two wrappings: an answer is read again until nothing comes off it.
     """
+    return _read_wrapped(text, tools, 0)
+
+
+def _read_wrapped(text: str, tools: Sequence[str] | None, depth: int) -> list[Echo]:
     stretches: list[Echo] = []
     for echo in _read_once(text, tools):
-        if echo.content in ("", text):
+        if echo.content in ("", text) or depth == _MOST_WRAPPINGS:
             stretches.append(echo)
             continue
-        first, *rest = read_echo(echo.content, tools)
+        first, *rest = _read_wrapped(echo.content, tools, depth + 1)
         inner = [replace(first, reasoning=_joined([echo.reasoning, first.reasoning])), *rest]
         calls = (*inner[-1].tool_calls, *echo.tool_calls)
         stretches += [*inner[:-1], replace(inner[-1], tool_calls=calls, display=echo.display)]
@@ -103,7 +116,9 @@ def read_echo(text: str, tools: Sequence[str] | None = None) -> list[Echo]:
 
 def read_reasoning(text: str) -> str:
     """Read the text of a reasoning field: servers leave the markup of the channel in it."""
-    while is_raw_harmony(text) or _OPENER.match(text) or _OTHER_OPENER.match(text):
+    for _ in range(_MOST_WRAPPINGS):
+        if not (is_raw_harmony(text) or _OPENER.match(text) or _OTHER_OPENER.match(text)):
+            break
         bare = _joined([part for echo in read_echo(text) for part in (echo.reasoning, echo.content)])
         if bare == text:
             break
@@ -115,14 +130,36 @@ def _read_once(text: str, tools: Sequence[str] | None) -> list[Echo]:
     text = _without_end_markers(text)
     if not is_raw_harmony(text):
         return list(_stretches(text))
-    message = read(_from_its_beginning(_without_quotations(text)), "harmony", tools=tools)
-    content = message.content.lstrip("\n") if _STRIPPED.match(text) else message.content
-    calls = tuple(replace(call, arguments=_shown(call.arguments)) for call in message.tool_calls)
-    return [Echo(_shown(message.reasoning), _shown(content), calls)]
+    stretches: list[Echo] = []
+    # A turn ends with a call; what a client stored behind it is the result and the turns that followed.
+    for generation in _generations(_from_its_beginning(_without_quotations(text))):
+        while stretches and (result := _RESULT.match(generation)):
+            generation = generation[result.end() :]
+            _give(stretches, _shown(result["text"]))
+        if generation.strip() and not _ANOTHER_ROLE.match(generation):
+            message = read(generation, "harmony", tools=tools)
+            content = message.content.lstrip("\n") if _STRIPPED.match(text) else message.content
+            calls = tuple(replace(call, arguments=_shown(call.arguments)) for call in message.tool_calls)
+            stretches.append(Echo(_shown(message.reasoning), _shown(content), calls))
+    return stretches or [Echo()]
+
+
+def _generations(text: str) -> list[str]:
+    *calls, rest = text.split("<|call|>")
+    return [*(f"{call}<|call|>" for call in calls), rest]
+
+
+def _give(stretches: list[Echo], result: str) -> None:
+    """Put a result behind the call it follows; what follows no call was said by nobody."""
+    match stretches[-1]:
+        case Echo(tool_calls=(call,)) as called:
+            stretches[-1] = replace(called, tool_calls=(), display=Display(call, result))
+        case _:
+            stretches.append(Echo(content=result))
 
 
 def _without_end_markers(text: str) -> str:
-    while (stripped := text.rstrip()).endswith(("<|end|>", "<|return|>")):
+    while (stripped := text.rstrip()).endswith(("<|end|>", "<|return|>", "<|endoftext|>")):
         text = stripped[: stripped.rindex("<|")]
     return text
 
@@ -140,7 +177,7 @@ def is_raw_harmony(text: str) -> bool:
     code = [match.span() for match in _CODE.finditer(text)]
     return any(
         not _quoted(text, match.start())
-        and not _mentioned(text, match)
+        and not _mentioned(text, match.start(), match.end())
         and not any(start <= match.start() < end for start, end in code)
         for match in _STRUCTURE.finditer(text)
     )
@@ -173,22 +210,37 @@ def _quoted(text: str, position: int) -> bool:
     return text[max(0, position - 1) : position] in ("`", '"', "'", "“", "「", "(")
 
 
-def _mentioned(text: str, match: re.Match[str]) -> bool:
-    """Whether a header stands in a sentence: blanks around it, or a blank and a punctuation mark."""
-    before, after = text[: match.start()][-1:], text[match.end() :][:1]
-    return match["header"] is not None and before in (" ", "\u3000") and after in tuple(" ,.;:!?、。")
+def _mentioned(text: str, start: int, end: int) -> bool:
+    """Whether a marker stands in a sentence: behind a blank, and the sentence goes on."""
+    before = text[max(0, start - 40) : start]
+    if not before.endswith((" ", "\u3000")):
+        return False
+    return text[end : end + 1] in tuple(" ,.;:!?、。") or not before.rstrip(" \u3000").endswith(
+        _SENTENCE_ENDS
+    )
 
 
 def _from_its_beginning(text: str) -> str:
     """Put the lost beginning back before a turn that was cut at the front."""
     first = _HARMONY_MARKER.search(text)
-    if first is None or _is_bare_header(text[: first.start()]):
+    if first is None:
         return text
-    rest = text[first.end() :].strip()
-    # What stands before another message was thought; what stands at the end was the answer.
-    more = first.group() not in ("<|return|>", "<|call|>") and rest and rest not in ("<|return|>", "<|end|>")
-    channel = "analysis" if more else "final"
+    header = text[: first.start()]
+    if _is_bare_header(header):
+        if first.group() != "<|message|>" or header.strip() not in ("", "assistant"):
+            return text
+        text = text[first.end() :]
+        first = _HARMONY_MARKER.search(text)
+    channel = "analysis" if first is not None and _goes_on(text, first) else "final"
     return f"<|channel|>{channel}<|message|>{text}"
+
+
+def _goes_on(text: str, marker: re.Match[str]) -> bool:
+    """Whether another message of the turn follows: then what stood before it was thought, else it was the answer."""
+    rest = text[marker.end() :].strip()
+    if marker.group() in ("<|return|>", "<|call|>") or rest in ("", "<|return|>", "<|end|>"):
+        return False
+    return _ANOTHER_ROLE.match(text, marker.start()) is None
 
 
 def _stretches(text: str) -> Iterator[Echo]:
@@ -214,18 +266,19 @@ def _stretches(text: str) -> Iterator[Echo]:
         if match["type"] == "reasoning":
             reasoning.append(_quoted_lines(match["body"]))
             continue
-        yield echo(_display(match["attributes"]))
+        yield echo(_display(match["attributes"], match["body"]))
         reasoning, shown = [], []
     shown.append(text[position:])
     yield echo(None)
 
 
-def _display(attributes: str) -> Display:
+def _display(attributes: str, body: str) -> Display:
     written = re.findall(r"([\w-]+)=([\"'])(.*?)\2", attributes, re.DOTALL)
     values = {name: html.unescape(value) for name, _, value in written}
     call = ToolCall(values.get("name", "") or "tool", _unquoted(values.get("arguments", "")) or "{}")
-    result = _unquoted(values["result"]) if "result" in values else None
-    return Display(call, result, values.get("id", ""))
+    # The result stands in an attribute, or, since some version, behind the summary.
+    result = values.get("result", html.unescape(_SUMMARY.sub("", body)).strip() or None)
+    return Display(call, None if result is None else _unquoted(result), values.get("id", ""))
 
 
 def _unquoted(value: str) -> str:
@@ -269,7 +322,8 @@ def _blocks(text: str) -> tuple[str, str]:
     answers: list[str] = []
     position = 0
     code = [match.span() for match in _CODE.finditer(text)]
-    for match in _INNER_BLOCK.finditer(text):
+    # Behind the last closing tag no block ends: looking there would cost the square of the text.
+    for match in _INNER_BLOCK.finditer(text, 0, text.rfind("\n</think>") + len("\n</think>\n")):
         if any(start <= match.start() < end for start, end in code):
             continue
         reasoning.append(match[1].strip())
@@ -286,6 +340,8 @@ def _first_block(text: str) -> tuple[str, str]:
         closer = re.compile(rf"</{opener[1]}\s*>", re.IGNORECASE)
         # Where every closing tag looks quoted, the first one is not: a thought ended in a quotation mark.
         body = hidden[opener.end() :] if closer.search(hidden) else text[opener.end() :]
+        if more := _MORE_OPENERS.match(body):
+            body = body[more.end() :]
         message = read("<think>" + closer.sub("</think>", body, count=1), "think", tools=())
     else:
         message = read(hidden.lstrip(), "think", tools=())
@@ -309,7 +365,9 @@ def _lone_closer(text: str) -> re.Match[str] | None:
         return None
     if any(match.start() <= closer.start() < match.end() for match in _CODE.finditer(text)):
         return None
-    return None if _quoted(text, closer.start()) else closer
+    if _quoted(text, closer.start()) or _mentioned(text, *closer.span()):
+        return None
+    return closer
 
 
 def _joined(texts: list[str]) -> str:
