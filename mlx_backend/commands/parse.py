@@ -194,11 +194,40 @@ def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequen
             raise LineError("token_texts: a list of strings is wanted")
         if len(tokens) != len(texts):
             raise LineError(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
-        return list(zip(texts, tokens, strict=True))
+        return list(zip(_whole_characters(texts, raw_text), tokens, strict=True))
     if not isinstance(raw_text, str):
         missing = "is missing" if raw_text is None else f"must be a string, not {_kind(raw_text)}"
         raise LineError(f"raw_text {missing}")
     return _cut(raw_text, chunk)
+
+
+def _whole_characters(texts: list[str], raw_text: Any) -> list[str]:
+    """Mend texts that were decoded token by token: a token that ends inside a character gives U+FFFD.
+
+    What a run of such tokens means stands in the line's raw text; the last token of the run gets it. Where the
+    two do not agree otherwise, the tokens' own texts are taken as they are.
+    """
+    if not isinstance(raw_text, str) or "\ufffd" not in "".join(texts):
+        return texts
+    mended: list[str] = []
+    position = 0
+    while len(mended) < len(texts):
+        at = len(mended)
+        run = at
+        while run < len(texts) and "\ufffd" in texts[run]:
+            run += 1
+        if run == at:
+            if not raw_text.startswith(texts[at], position):
+                return texts
+            mended.append(texts[at])
+            position += len(texts[at])
+            continue
+        end = raw_text.find(texts[run], position + 1) if run < len(texts) else len(raw_text)
+        if end < 0:
+            return texts
+        mended += [""] * (run - at - 1) + [raw_text[position:end]]
+        position = end
+    return mended
 
 
 def _tools(tools: Any) -> list[str]:

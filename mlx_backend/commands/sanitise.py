@@ -69,11 +69,11 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
     try:
         request = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return {"error": f"this is not JSON: {error}"}
+        return {"error": {"message": f"this is not JSON: {error}"}}
     if isinstance(request, list):
         request = {"messages": request}
     if not isinstance(request, Mapping):
-        return {"error": f"a request is an object with `messages`, not {type(request).__name__}"}
+        return {"error": {"message": f"a request is an object with `messages`, not {type(request).__name__}"}}
     if "id" in request:
         identity = {"id": request["id"]}
     tools = request.get("tools")
@@ -85,7 +85,7 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
         )
         resolution = resolve(request, messages)
     except (HistoryError, EffortError) as error:
-        return {**identity, "error": str(error), "param": error.param}
+        return {**identity, "error": {"message": str(error), "param": error.param}}
     messages = resolution.messages
     if canonical:
         return {**identity, "messages": messages, "effort": resolution.effort.value}

@@ -88,8 +88,8 @@ def test_every_line_gets_a_line_with_its_id(run: Run) -> None:
     assert (status, err) == (1, "")
     assert [result["id"] for result in results] == ["a", 2, None, "last"]
     assert [result.get("param") for result in results] == [None, "messages[0].role", "reasoning_effort", None]
-    assert "banana" in results[1]["error"]
-    assert "banana" in results[2]["error"]
+    assert "banana" in results[1]["error"]["message"]
+    assert "banana" in results[2]["error"]["message"]
     assert "messages" in results[0]
     assert "messages" in results[3]
 
@@ -144,8 +144,8 @@ def test_what_is_no_request_gets_an_error_object(run: Run, given: str, options: 
     status, out, err = run(given, *options)
     assert (status, err) == (1, "")
     result = json.loads(out)
-    assert isinstance(result["error"], str)
-    assert len(result["error"]) < 400
+    assert isinstance(result["error"]["message"], str)
+    assert len(result["error"]["message"]) < 400
 
 
 def test_nothing_to_read_is_an_error_but_no_lines_are_no_error(run: Run) -> None:

@@ -139,6 +139,23 @@ def test_tools_are_names_or_openais_objects(tools: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "raw_text", "content"),
+    [
+        (["a ", "\ufffd", "\ufffd", " b"], "a 🎌 b", "a 🎌 b"),
+        (["\ufffd", "\ufffd"], "日", "日"),
+        (["a", "\ufffd"], "a\ufffd", "a\ufffd"),
+        (["x", "\ufffd"], "something else", "x\ufffd"),
+    ],
+    ids=["inside", "at the end", "never whole", "raw text of another reply"],
+)
+def test_a_character_split_over_tokens_is_taken_from_the_raw_text(
+    texts: list[str], raw_text: str, content: str
+) -> None:
+    row = {"raw_text": raw_text, "tokens": list(range(1, len(texts) + 1)), "token_texts": texts}
+    assert results(row)[0]["content"] == content
+
+
+@pytest.mark.parametrize(
     ("word", "finish"), [("length", "length"), ("max_tokens", "length"), ("eos", "stop"), (None, "stop")]
 )
 def test_what_ended_the_output_has_several_words(word: str | None, finish: str) -> None:
