@@ -87,7 +87,12 @@ def test_every_line_gets_a_line_with_its_id(run: Run) -> None:
     results = [json.loads(line) for line in out.splitlines()]
     assert (status, err) == (1, "")
     assert [result["id"] for result in results] == ["a", 2, None, "last"]
-    assert [result.get("param") for result in results] == [None, "messages[0].role", "reasoning_effort", None]
+    assert [result.get("error", {}).get("param") for result in results] == [
+        None,
+        "messages[0].role",
+        "reasoning_effort",
+        None,
+    ]
     assert "banana" in results[1]["error"]["message"]
     assert "banana" in results[2]["error"]["message"]
     assert "messages" in results[0]
