@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .echo import Display, read_echo, read_reasoning
+from .dialects.harmony_header import Tools
+from .echo import Display, Echo, read_echo, read_reasoning
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles a message may have; `function` is the old name of `tool`."""
@@ -66,6 +68,7 @@ class _History:
 
     def __init__(self, tools: Sequence[str] | None) -> None:
         self.tools = tools
+        self.known = Tools(tools)
         self.system: list[str] = []
         self.turns: list[dict[str, Any]] = []
         self.waiting: dict[str, str] = {}  # id -> name of calls without a result
@@ -79,7 +82,7 @@ class _History:
                 if text.strip() and text not in self.system:
                     self.system.append(text)
             case "user":
-                self.turns.append({"role": "user", "content": _user_content(message.get("content"))})
+                self._add_user(message.get("content"))
             case "assistant":
                 self._add_assistant(message)
             case _:
@@ -89,12 +92,21 @@ class _History:
                     tool_name(message.get("name")),
                 )
 
+    def _add_user(self, content: Any) -> None:
+        results, rest = _take_parts(content, "tool_result")
+        for result in results:
+            self._add_result(text_of(result.get("content")), _identifier(result.get("tool_use_id")), "")
+        if rest or not results:
+            self.turns.append({"role": "user", "content": _user_content(rest)})
+
     # -- assistant -------------------------------------------------------------------------------
 
     def _add_assistant(self, message: Mapping[str, Any]) -> None:
-        stretches = read_echo(text_of(message.get("content")) or text_of(message.get("refusal")), self.tools)
+        posted, content = _take_parts(message.get("content"), "tool_use")
+        calls = list(_posted_calls(message, posted))
+        text = text_of(content) or text_of(message.get("refusal"))
+        stretches = _without_displays_of(calls, read_echo(text, self.tools))
         stated = _stated_reasoning(message)
-        calls = list(_posted_calls(message))
         for index, stretch in enumerate(stretches):
             last = index == len(stretches) - 1
             reasoning = _once([stated if index == 0 else "", read_reasoning(stretch.reasoning)])
@@ -129,6 +141,8 @@ class _History:
             self.renamed.setdefault(identifier, []).append(unique)
         self.ids.add(unique)
         name = tool_name(name) or "tool"
+        if name not in self.known.names:
+            name = self.known.at(name) or name  # a content type is glued to it
         self.waiting[unique] = name
         return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -283,10 +297,37 @@ def _once(texts: Iterable[str]) -> str:
     return "\n\n".join(kept)
 
 
-def _posted_calls(message: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """Yield (id, name, arguments) of a message's calls: today's shape, a flat one, or the old `function_call`."""
+def _take_parts(content: Any, kind: str) -> tuple[list[Mapping[str, Any]], Any]:
+    """Split the parts of one type from a content: Anthropic's clients put calls and results among the texts."""
+    if not isinstance(content, list):
+        return [], content
+    taken = [part for part in content if isinstance(part, Mapping) and part.get("type") == kind]
+    return taken, [part for part in content if part not in taken] if taken else content
+
+
+def _without_displays_of(calls: Iterable[tuple[str, str, str]], stretches: list[Echo]) -> list[Echo]:
+    """Drop the displays of calls that the message holds as calls too (older versions of Open WebUI)."""
+    posted = {identifier for identifier, _, _ in calls}
+    kept: list[Echo] = []
+    for stretch in stretches:
+        if kept and kept[-1].display is not None and kept[-1].display.id in posted:
+            before = kept.pop()
+            reasoning = "\n\n".join(filter(None, (before.reasoning, stretch.reasoning)))
+            content = "\n\n".join(filter(None, (before.content, stretch.content)))
+            stretch = replace(stretch, reasoning=reasoning, content=content)
+        kept.append(stretch)
+    return kept
+
+
+def _posted_calls(
+    message: Mapping[str, Any], parts: Iterable[Mapping[str, Any]]
+) -> Iterable[tuple[str, str, str]]:
+    """Yield (id, name, arguments) of a message's calls: today's shape, a flat one, the old `function_call`, parts."""
     posted = message.get("tool_calls")
-    entries: list[Any] = list(posted) if isinstance(posted, list) else []
+    entries: list[Any] = (
+        [posted] if isinstance(posted, Mapping) else posted if isinstance(posted, list) else []
+    )
+    entries = [*entries, *({**part, "arguments": part.get("input")} for part in parts)]
     if isinstance(message.get("function_call"), Mapping):
         entries.append({"function": message["function_call"]})
     for entry in entries:
@@ -326,4 +367,7 @@ def tool_name(name: Any) -> str:
     """A tool's bare name: without `functions.`, without what a model glued behind it."""
     if not isinstance(name, str):
         return ""
-    return re.sub(r"^(?:to=)?(?:functions\.)*", "", name.strip()).partition("<|")[0].strip()
+    *_, addressed = name.rpartition("to=")
+    if addressed != name:  # a whole header was taken for the name
+        name = addressed.strip().partition(" ")[0]
+    return re.sub(r"^(?:functions\.)*", "", name.strip()).partition("<|")[0].strip()

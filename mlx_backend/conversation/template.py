@@ -8,6 +8,7 @@ text to look at here, never run.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -210,11 +211,18 @@ def _call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
 
 
 def _object(text: str) -> Any:
-    """What a JSON text says; where it is no JSON, the text as the model wrote it."""
+    """What a JSON text says; where it is no JSON, or none that can be written again, the text as it is."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number of JSON")
+    return number
 
 
 def _result(content: Any, traits: TemplateTraits) -> Any:
