@@ -39,6 +39,14 @@ class Echo:
     display: Display | None = None
 
 
+def _begun(word: str) -> str:
+    """Return a pattern for a word of which any number of letters may be missing at the end."""
+    pattern = ""
+    for letter in reversed(word):
+        pattern = f"(?:{letter}{pattern})?"
+    return pattern
+
+
 _HARMONY_MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|call|return)\|>")
 _BARE_HEADER = re.compile(
     r"(?:assistant ?)?(?:(?:analysis|commentary|final)\b ?)?(?:to=\S+ ?)?(?:json|code)?"
@@ -86,7 +94,14 @@ _QUOTATION = re.compile(
 )
 _BOUNDARY = re.compile(r"<\|end\|>\s*<\|start\|>")
 _FINAL = re.compile(r"<\|channel\|>\s*final[^\n<]*(?:<\|constrain\|>[^\n<]*)?<\|message\|>")
+_MENTION = re.compile(r"(?<=[ \u3000])(?:<\|\w+\|>\w*)+(?=[ ,.;:!?、。])(?! *<\|)")
+# A header of which only the beginning was echoed: `<|start|>assist`, `<|start|>assistant<|channel|>fin`.
+_CUT_HEADER = re.compile(
+    rf"(?:<\|start\|>{_begun('assistant')}|(?:<\|start\|>assistant)?<\|channel\|>"
+    rf"(?:{'|'.join(map(_begun, ('analysis', 'commentary', 'final')))}))(?:<(?:\|[a-z]*\|?)?)?\Z"
+)
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+_CLAUSE_ENDS = tuple(",.;:!?、。")
 _SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
 _MOST_WRAPPINGS = 16
 _HIDER = "\ufdd0"  # stands behind the `<` of what is hidden; no text may hold this character
@@ -132,7 +147,7 @@ def _read_once(text: str, tools: Sequence[str] | None) -> list[Echo]:
         return list(_stretches(text))
     stretches: list[Echo] = []
     # A turn ends with a call; what a client stored behind it is the result and the turns that followed.
-    for generation in _generations(_from_its_beginning(_without_quotations(text))):
+    for generation in _generations(_from_its_beginning(_CUT_HEADER.sub("", _without_quotations(text)))):
         while stretches and (result := _RESULT.match(generation)):
             generation = generation[result.end() :]
             _give(stretches, _shown(result["text"]))
@@ -193,6 +208,7 @@ def _without_quotations(text: str) -> str:
     text = _QUOTATION.sub(lambda match: match[0] if _BOUNDARY.search(match[0]) else _hidden(match[0]), text)
     if final := _FINAL.search(text):
         answer = _FENCE.sub(lambda match: _hidden(match[0]), text[final.end() :])
+        answer = _MENTION.sub(lambda match: _hidden(match[0]), answer)
         text = text[: final.end()] + answer
     return text
 
@@ -215,9 +231,7 @@ def _mentioned(text: str, start: int, end: int) -> bool:
     before = text[max(0, start - 40) : start]
     if not before.endswith((" ", "\u3000")):
         return False
-    return text[end : end + 1] in tuple(" ,.;:!?、。") or not before.rstrip(" \u3000").endswith(
-        _SENTENCE_ENDS
-    )
+    return text.startswith((" ", *_CLAUSE_ENDS), end) or not before.rstrip(" \u3000").endswith(_SENTENCE_ENDS)
 
 
 def _from_its_beginning(text: str) -> str:
@@ -365,7 +379,9 @@ def _lone_closer(text: str) -> re.Match[str] | None:
         return None
     if any(match.start() <= closer.start() < match.end() for match in _CODE.finditer(text)):
         return None
-    if _quoted(text, closer.start()) or _mentioned(text, *closer.span()):
+    behind = text[closer.end() :]
+    goes_on = behind.lstrip()[:1].islower() or behind.startswith(_CLAUSE_ENDS)
+    if _quoted(text, closer.start()) or (goes_on and _mentioned(text, *closer.span())):
         return None
     return closer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -83,8 +84,7 @@ def parse(value: object, param: str = "reasoning_effort") -> Effort:
         case int() | float():
             effort = _from_number(value)
         case str():
-            word = " ".join(value.casefold().replace("_", " ").replace("-", " ").split())
-            effort = _EFFORT_OF.get(word)
+            effort = _EFFORT_OF.get(_plain(value))
             if effort is None and re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", value.strip()):
                 effort = _from_number(float(value))
         case _:
@@ -92,6 +92,12 @@ def parse(value: object, param: str = "reasoning_effort") -> Effort:
     if effort is None:
         raise EffortError(value, param)
     return effort
+
+
+def _plain(word: str) -> str:
+    """Fold what makes no difference: case, full-width letters, blanks, `_` and `-` between words."""
+    folded = unicodedata.normalize("NFKC", word).casefold()
+    return " ".join(folded.replace("_", " ").replace("-", " ").split())
 
 
 def _from_number(number: float) -> Effort | None:
@@ -121,7 +127,7 @@ def take_lines(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, An
     def take(text: str) -> str:
         taken: list[tuple[int, int]] = []
         for match in _LINE.finditer(text):
-            effort = _EFFORT_OF.get(" ".join(match[1].rstrip(".").casefold().replace("-", " ").split()))
+            effort = _EFFORT_OF.get(_plain(match[1].rstrip(".")))
             if effort is not None:
                 found.append(effort)
                 taken.append(match.span())
@@ -131,7 +137,7 @@ def take_lines(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, An
             text = text[:start].rstrip(" \t") + "\0" + text[end:]
         # The line goes with its line break; paragraphs keep one empty line between them.
         text = re.sub(r"\n*\0\n*", _joint, text)
-        return text.strip("\n")
+        return text.strip("\r\n")
 
     rewritten: list[dict[str, Any]] = []
     for message in messages:
@@ -208,7 +214,7 @@ def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
     switched_on: _Sources = []
 
     def look(name: str, value: object, *, switch: bool = False) -> None:
-        if value is None or value == "":
+        if value is None or (isinstance(value, str) and not value.strip()):
             return
         effort = parse(value, name)
         (switched_on if switch and value is True else found).append((name, effort))
