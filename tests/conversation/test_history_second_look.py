@@ -64,9 +64,8 @@ def test_a_hostile_text_is_read_to_its_end(text: str) -> None:
 def test_a_sentence_about_markup_is_an_answer(text: str) -> None:
     assert answer(text) == text
     assert answer(f"<think>\nHm.\n</think>\n\n{text}") == text
-    assert answer(
-        f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>{text}"
-    )
+    raw = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert answer(raw + text) == text
 
 
 @pytest.mark.parametrize(
