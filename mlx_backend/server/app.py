@@ -1,15 +1,14 @@
 """The WSGI application: addresses, methods, and one edge where everything raised becomes an error object.
 
 One `on_<endpoint>` method for each address. Reading a request is `schemas`, what it means is `service`, what
-goes back is `wire`; this module only leads from one to the next, and hears when the client leaves.
+goes back is `wire` and how it gets there `replies`; this module only leads from one to the next.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,30 +17,25 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 
 from mlx_backend import __version__
-from mlx_backend.conversation.events import StreamEnd
-from mlx_backend.engine.base import EngineStopped, Progress
 from mlx_backend.server import auth, wire
 from mlx_backend.server.errors import ApiError, as_api_error
+from mlx_backend.server.replies import RunningReply, json_response, names
 from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
 from mlx_backend.server.serving import WATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-    from mlx_backend.conversation.events import Event
-    from mlx_backend.server.wire import Chunk, Envelope, Writer
+    from mlx_backend.server.replies import Watch
+    from mlx_backend.server.wire import Writer
     from mlx_backend.service import Reply, Service
     from mlx_backend.settings import Settings
-
-# A context in which the callable given is called if the client leaves.
-type Watch = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 log = logging.getLogger("mlx_backend.requests")
 
 _OWN_HEADERS = "x-request-id, x-mlx-backend-effort, x-mlx-backend-ignored"
-_CLIENT_LEFT = 499
 _CLOSE = (("Connection", "close"),)  # nobody knows where the next request would begin
 
 _ROUTES = Map(
@@ -110,7 +104,7 @@ class App:
 
     def on_home(self, _request: Request) -> Response:
         """Say what this is."""
-        return _json(
+        return json_response(
             {
                 "name": "mlx-backend",
                 "version": __version__,
@@ -123,16 +117,16 @@ class App:
         """200 while the engine runs, 503 once it has died."""
         healthy = self._service.engine.healthy()
         state = {"status": "ok" if healthy else "engine stopped", "model": self._model}
-        return _json(state, 200 if healthy else 503)
+        return json_response(state, 200 if healthy else 503)
 
     def on_models(self, _request: Request) -> Response:
         """List the one model."""
-        return _json({"object": "list", "data": [self._model_object()]})
+        return json_response({"object": "list", "data": [self._model_object()]})
 
     def on_model(self, _request: Request, name: str) -> Response:
         """Describe it."""
         self._check_model(name)
-        return _json(self._model_object())
+        return json_response(self._model_object())
 
     def on_chat(self, request: Request) -> Response:
         """Answer a conversation."""
@@ -160,13 +154,13 @@ class App:
         self, request: Request, body: ChatBody | CompletionBody, reply: Reply, writer: Writer, *, chat: bool
     ) -> Response:
         envelope = wire.Envelope(self._model, self._fingerprint, chat=chat)
-        run = _Run(reply, writer, envelope, body, self._settings, _watch(request))
+        run = RunningReply(reply, writer, envelope, body, self._settings.keepalive_seconds, _watch(request))
         response = run.stream() if body.stream else run.whole()
         response.headers["x-request-id"] = envelope.id
         if reply.effort is not None:
             response.headers["x-mlx-backend-effort"] = f"{reply.effort.effort} ({reply.effort.source})"
         if body.ignored:
-            response.headers["x-mlx-backend-ignored"] = _names(body.ignored)
+            response.headers["x-mlx-backend-ignored"] = names(body.ignored)
         return response
 
     # -- who and what may ask --------------------------------------------------------------------------------
@@ -237,7 +231,7 @@ class App:
 
     def _refusal(self, error: ApiError) -> Response:
         log.info("refused %d %s%s", error.status, error.message, f" [{error.code}]" if error.code else "")
-        response = _json(error.body, error.status)
+        response = json_response(error.body, error.status)
         response.headers.extend(error.headers)
         return response
 
@@ -251,135 +245,6 @@ class App:
             "context_length": length,
             "max_model_len": length,
         }
-
-
-class _Run:
-    """One reply between the service and the socket."""
-
-    def __init__(
-        self,
-        reply: Reply,
-        writer: Writer,
-        envelope: Envelope,
-        body: ChatBody | CompletionBody,
-        settings: Settings,
-        watch: Watch,
-    ) -> None:
-        self._model = envelope.model
-        self._reply = reply
-        self._writer = writer
-        self._envelope = envelope
-        self._body = body
-        self._keepalive = settings.keepalive_seconds
-        self._watch = watch
-        self._left = False
-        self._outcome = "cancelled"
-        self._born = time.perf_counter()
-        self._first: float | None = None
-
-    def whole(self) -> Response:
-        """Wait for the end and answer with one object."""
-        chunks: list[Chunk] = []
-        try:
-            for step in self._steps(None, include_usage=True):
-                if isinstance(step, list):
-                    chunks += step
-            if self._left:
-                return Response(status=_CLIENT_LEFT)
-            return _json(self._envelope.whole(chunks))
-        finally:
-            self._end()
-
-    def stream(self) -> Response:
-        """Answer with server-sent events, from now on."""
-        response = Response(self._sse(), mimetype="text/event-stream", direct_passthrough=True)
-        response.headers["Cache-Control"] = "no-cache"
-        response.headers["X-Accel-Buffering"] = "no"  # a proxy that collects the stream defeats it
-        # Also if the stream is never begun: a generator that was not started runs no `finally`.
-        response.call_on_close(self._reply.close)
-        return response
-
-    def _sse(self) -> Iterator[bytes]:
-        sse = self._envelope.sse
-        try:
-            for step in self._steps(self._keepalive, include_usage=self._body.include_usage):
-                yield b"".join(map(sse, step)) if isinstance(step, list) else wire.comment(step)
-        except Exception as error:
-            self._outcome = "error"
-            yield wire.error(as_api_error(error).body)
-        else:
-            yield wire.DONE
-        finally:
-            self._end()
-
-    def _steps(self, patience: float | None, *, include_usage: bool) -> Iterator[list[Chunk] | str]:
-        """Yield chunks, and a comment for those who wait when nothing else was said for so many seconds."""
-        with self._watch(self._leave):
-            yield self._writer.open() or "accepted"
-            spoken = time.monotonic()
-            for event in self._reply.events(patience):
-                step: list[Chunk] | str
-                match event:
-                    case None:
-                        step = "keepalive"
-                    case Progress(processed, total):
-                        quiet = patience is None or time.monotonic() - spoken < patience
-                        step = "" if quiet else f"keepalive {processed}/{total}"
-                    case StreamEnd():
-                        *chunks, finish = self._writer.feed(event)
-                        usage = self._reply.usage
-                        step = chunks + wire.last_chunks(finish, usage, include_usage=include_usage)
-                        self._outcome = finish.finish or ""
-                    case _:
-                        step = self._write(event)
-                if step:
-                    yield step
-                    spoken = time.monotonic()
-        if self._reply.finish is None and not self._left:
-            raise EngineStopped("The server is shutting down.")
-
-    def _write(self, event: Event) -> list[Chunk]:
-        if self._first is None:
-            self._first = time.perf_counter()
-        return self._writer.feed(event)
-
-    def _leave(self) -> None:
-        self._left = True
-        self._outcome = "client left"
-        self._reply.close()
-
-    def _end(self) -> None:
-        """Free the engine, and say in one line what the request was and what it cost."""
-        self._reply.close()
-        usage, effort = self._reply.usage, self._reply.effort
-        speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
-        first = (self._first or time.perf_counter()) - self._born
-        log.info(
-            "%s model=%s effort=%s prompt=%d cached=%d completion=%d reasoning=%d %.1f tok/s "
-            "queue=%.3fs first=%.3fs finish=%s%s",
-            self._envelope.id,
-            self._model,
-            f"{effort.effort} ({effort.source})" if effort else "-",
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            usage.reasoning_tokens,
-            speed,
-            usage.queue_seconds,
-            first,
-            self._outcome,
-            f" ignored={_names(self._body.ignored)}" if self._body.ignored else "",
-        )
-
-
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(wire.dumps(body) + "\n", status=status, mimetype="application/json")
-
-
-def _names(fields: list[str]) -> str:
-    """Field names fit for a header: they come from the client, so not every character may pass."""
-    clean = [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in fields[:32]]
-    return ", ".join(clean)
 
 
 def _watch(request: Request) -> Watch:
