@@ -5,6 +5,9 @@
 All continue the same prompt with the demo model, greedily, for the same number of tokens (end tokens are
 biased away), with 1 and with 8 streams. Medians over the rounds, which alternate, so that other load on the
 machine hits all alike. Each server is a process of its own; the client is this one.
+
+The last table has no model in it: transcripts go through the parser, the wire and real sockets, and what is
+counted is this process's CPU time, which other load disturbs least.
 """
 
 from __future__ import annotations
@@ -20,11 +23,16 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from running_server import HELLO, running
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +81,27 @@ def main() -> None:
                     f"{median / base:5.2f} of the bare engine ({added * 1e6:+.0f} us)"
                 )
     engine.stop()
+    own_work(20_000)
+
+
+def own_work(tokens: int) -> None:
+    """Print the CPU time that parser, wire and HTTP add to each token."""
+    text = "<|channel|>final<|message|>" + "abc" * tokens + "<|return|>"
+    print("\nwithout a model: CPU time added to each token")
+    with ScriptedEngine(lambda _: text) as engine, running(engine) as server:
+        start = time.process_time()
+        for _ in engine.generate(GenerationRequest(prompt=[1], max_tokens=2 * tokens)):
+            pass
+        base = time.process_time() - start
+        for kind, stream in (("JSON", False), ("SSE", True)):
+            body = json.dumps({"messages": HELLO, "stream": stream})
+            start = time.process_time()
+            subprocess.run(
+                ["curl", "-sN", f"{server.url}/v1/chat/completions", "-d", body],
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+            print(f"  {kind:20} {(time.process_time() - start - base) / tokens * 1e6:7.1f} us")
 
 
 def bare(engine: Engine, streams: int, tokens: int) -> float:
