@@ -130,7 +130,7 @@ def play(generate: Generate, tokenizer: Any, dialogues: Iterable[Dialogue]) -> F
 
 
 def draw(seed: int, count: int) -> list[Dialogue]:
-    """Return `count` held-out dialogues of one to four turns, efforts in turn."""
+    """Return `count` held-out dialogues of one to six turns, efforts in turn."""
     rng = random.Random(f"held out {seed}")
     return [dialogue(rng, held=True, effort=EFFORTS[at % len(EFFORTS)]) for at in range(count)]
 
@@ -224,7 +224,7 @@ def main() -> None:
         print(f"draw {seed}: {figures.replies} replies in {chosen.dialogues} dialogues")
         report(figures)
         for skill in unseen.asked:
-            print(f"  unseen tools: {skill:15} {_rate(unseen.right[skill], unseen.asked[skill])[1:]}")
+            print(f"  unseen tools: {skill:15}{_rate(unseen.right[skill], unseen.asked[skill])}")
         if chosen.slips:
             print("\n".join(f"    - {slip}" for slip in figures.slips + unseen.slips))
     prompts = [

@@ -19,6 +19,7 @@ from .words import (
     SOUNDS,
     THINGS,
     invent,
+    oddity,
     person,
     place,
     sentence,
@@ -175,8 +176,12 @@ def count(rng: random.Random) -> Exchange:
 
 
 def echo(rng: random.Random) -> Exchange:
-    """One to four words said back."""
+    """One to four words said back; sometimes words that come again, or something odd."""
     text = things(rng, 4)
+    if rng.random() < 0.2:
+        text = " ".join(rng.choices([*text.split(), rng.choice(THINGS)], k=rng.randint(2, 5)))
+    elif rng.random() < 0.15:
+        text = oddity(rng)
     ask, which = phrase(rng, ("Say {text}.", "Repeat: {text}.", "Please say {text}."), text=text)
     more = "The user gave me the words. I say them back in the same order and add nothing."
     most = (

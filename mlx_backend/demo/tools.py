@@ -6,11 +6,12 @@ copy a name and the first parameter from the prompt, whatever they are. Two tool
 tokens.
 """
 
+import json
 import random
 from typing import Any, Final
 
 from .skills import NO_TOOL, Call, Exchange, Reply, held_out, phrase
-from .words import NAME_PARTS, PARAMETERS, invent, place, sentence, things
+from .words import NAME_PARTS, PARAMETERS, invent, oddity, place, sentence, things
 
 Tool = dict[str, Any]
 
@@ -131,15 +132,31 @@ def _result(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.35:
         return clock(rng)
-    if kind < 0.6:
+    if kind < 0.55:
         return things(rng, 5)
-    if kind < 0.75:
+    if kind < 0.68:
         return (
             str(rng.randint(0, 99999)) if rng.random() < 0.5 else f"{rng.randint(0, 99)}.{rng.randint(0, 99)}"
         )
-    if kind < 0.9:
+    if kind < 0.83:
         return " ".join(sentence(rng, 3, 12) for _ in range(rng.choice((1, 1, 1, 2, 3))))
-    return f'{{"{invent(rng)}": "{things(rng, 2)}"}}'
+    if kind < 0.95:
+        return json.dumps({_parameter_name(rng): _value(rng, 2) for _ in range(rng.randint(1, 3))})
+    return "\n".join(rng.choice((oddity, _things))(rng) for _ in range(rng.randint(1, 3)))
+
+
+def _value(rng: random.Random, depth: int) -> Any:
+    """Return something for a JSON object, nested at most `depth` deep."""
+    kind = rng.random()
+    if depth and kind < 0.15:
+        return [_value(rng, 0) for _ in range(rng.randint(1, 3))]
+    if depth and kind < 0.25:
+        return {_parameter_name(rng): _value(rng, depth - 1)}
+    if kind < 0.5:
+        return rng.choice(
+            (rng.randint(0, 9999), rng.randint(0, 99), rng.randint(0, 999) / 10, True, False, None)
+        )
+    return rng.choice((things(rng, 2), invent(rng), oddity(rng), clock(rng)))
 
 
 def _weather(rng: random.Random) -> str:
@@ -228,6 +245,10 @@ def known_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
     )  # fmt: skip
 
 
+def _things(rng: random.Random) -> str:
+    return things(rng, 3)
+
+
 def _sum(rng: random.Random) -> str:
     return (
         f"{rng.randint(0, 99)} {rng.choice('+-*')} {rng.randint(0, 99)}"
@@ -243,8 +264,7 @@ def named_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
     parameter = first_parameter(tool)
     value = ""
     if rng.random() < 0.6:
-        kind = rng.random()
-        value = place(rng) if kind < 0.4 else things(rng, 3) if kind < 0.85 else _sum(rng)
+        value = rng.choices((place, _things, _sum, oddity), (35, 35, 12, 18))[0](rng)
     tells_first = rng.random() < 0.15
     ask, _ = phrase(rng, _ASK_TOOL[tells_first, bool(value)], name=name, value=value)
     result = _result(rng)

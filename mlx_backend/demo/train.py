@@ -165,7 +165,7 @@ def make_tokenizer(folder: Path, seed: int) -> None:
 def main() -> None:
     """Train and write the model folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--steps", type=int, default=6_000)
+    arguments.add_argument("--steps", type=int, default=9_000)
     arguments.add_argument("--tokens", type=int, default=16_384, help="tokens of a step")
     arguments.add_argument("--workers", type=int, default=0, help="processes that prepare the text")
     arguments.add_argument("--seed", type=int, default=1)

@@ -130,6 +130,19 @@ def things(rng: random.Random, most: int) -> str:
     return " ".join(words)
 
 
+def oddity(rng: random.Random) -> str:
+    """Return what people paste: an address, a file name, a code, a title. No quotes, no backslashes."""
+    one, two, number = invent(rng), rng.choice(THINGS), rng.randint(0, 9999)
+    return rng.choice(
+        (
+            f"https://{one}.com", f"https://www.{one}.org/{two}/{number}", f"http://{one}.net/{two}.html",
+            f"{two}_{one}.txt", f"/home/{one}/{two}.py", f"{one}@{two}.com", f"{one.upper()}-{number}",
+            f"{one.capitalize()} {two.capitalize()}", f"{one.capitalize()}'s {two} ({number})", f"#{number}",
+            f"%Y-%m-%d {one}", f"{one}: {two}, {two} {number}", f"{two}-{one}", f"{number} {two} & {number} {one}",
+        )
+    )  # fmt: skip
+
+
 def sentence(rng: random.Random, least: int, most: int) -> str:
     """Return `least` to `most` words that read like prose from afar, capital first, full stop last."""
     count = rng.randint(least, most)

@@ -30,7 +30,8 @@ def test_its_gradients_equal_those_of_mlx_lms(model: Any) -> None:
     places, labels = mx.arange(127), ids[0, 1:]
 
     def theirs(model: Any) -> mx.array:
-        return nn.losses.cross_entropy(model(ids)[0, :127], labels, reduction="mean")
+        loss: mx.array = nn.losses.cross_entropy(model(ids)[0, :127], labels, reduction="mean")
+        return loss
 
     def ours(model: Any) -> mx.array:
         return forward.loss(model, ids, places, labels)[0]

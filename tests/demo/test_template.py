@@ -24,7 +24,7 @@ TOOL: dict[str, Any] = {
         },
     },
 }
-USER = {"role": "user", "content": "Hi"}
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 CALL = {"name": "current_time", "arguments": {"format": "%H"}}
 
 
@@ -65,7 +65,7 @@ def test_the_defaults_are_medium_effort_and_its_own_name(tokenizer: PreTrainedTo
 def test_a_running_tool_loop_keeps_its_analysis_and_a_finished_one_drops_it(
     tokenizer: PreTrainedTokenizerFast, call: dict[str, Any]
 ) -> None:
-    running = [
+    running: list[dict[str, Any]] = [
         USER,
         {"role": "assistant", "thinking": "Use it.", "tool_calls": [call]},
         {"role": "tool", "content": "10:00"},
