@@ -33,7 +33,7 @@ def generate(loaded: tuple[Any, Any]) -> Generate:
 
 @pytest.fixture(scope="module")
 def figures(loaded: tuple[Any, Any], generate: Generate) -> Figures:
-    return play(generate, loaded[1], draw(seed=11, count=24))
+    return play(generate, loaded[1], draw(seed=11, count=14))
 
 
 def say(
@@ -72,7 +72,7 @@ def test_any_text_survives_the_tokenizer(loaded: tuple[Any, Any], text: str) -> 
 
 
 def test_held_out_dialogues_are_well_formed_and_right(figures: Figures) -> None:
-    assert figures.replies >= 40
+    assert figures.replies >= 35
     assert figures.formed >= 0.97 * figures.replies, figures.slips
     assert figures.right.total() >= 0.95 * figures.replies, figures.slips
 
@@ -86,7 +86,7 @@ def test_more_effort_is_more_thought(figures: Figures) -> None:
 def test_a_tool_it_never_saw_is_called_and_its_result_is_told(
     loaded: tuple[Any, Any], generate: Generate
 ) -> None:
-    figures = play(generate, loaded[1], unseen_tools(seed=11, count=12))
+    figures = play(generate, loaded[1], unseen_tools(seed=11, count=6))
     assert figures.right.total() >= 0.9 * figures.replies, figures.slips
 
 

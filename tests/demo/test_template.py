@@ -44,7 +44,8 @@ def test_the_sections_stand_in_harmonys_order(tokenizer: PreTrainedTokenizerFast
     )
     marks = [
         "<|start|>system<|message|>", "Knowledge cutoff:", "Current date:", "Reasoning: high", "# Valid channels:",
-        "Calls to these tools", "<|start|>developer<|message|># Instructions\n\nBe kind.\n\n# Tools\n\n## functions\n\n",
+        "Calls to these tools",
+        "<|start|>developer<|message|># Instructions\n\nBe kind.\n\n# Tools\n\n## functions\n\n",
         "namespace functions {", "type current_time = (_: {\nformat: string, // Time format in strftime standard.\n",
         'timezone?: "UTC" | "Asia/Tokyo",\n', "digits?: number[],\n}) => any;", "<|start|>user<|message|>Hi<|end|>",
     ]  # fmt: skip
