@@ -15,7 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
-COMPILE = ["--all-extras", "--group", "dev", "--universal", "--generate-hashes", "--no-annotate", "--no-header"]
+COMPILE = [
+    "--all-extras",
+    "--group",
+    "dev",
+    "--universal",
+    "--generate-hashes",
+    "--no-annotate",
+    "--no-header",
+]
 
 
 def stamp() -> str:

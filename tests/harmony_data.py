@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-HARMONY_DATA = Path(
-    os.environ.get("HARMONY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
-)
+HARMONY_DATA = Path(os.environ.get("HARMONY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 GPT_OSS_TEMPLATE = HARMONY_DATA / "gpt-oss.chat_template.jinja"
 
 needs_gpt_oss_template = pytest.mark.skipif(
-    not GPT_OSS_TEMPLATE.exists(), reason="the gpt-oss chat template is not here; set HARMONY_DATA to its folder"
+    not GPT_OSS_TEMPLATE.exists(),
+    reason="the gpt-oss chat template is not here; set HARMONY_DATA to its folder",
 )
 needs_o200k_vocabulary = pytest.mark.skipif(
     not (HARMONY_DATA / "o200k_base.tiktoken").exists(),
