@@ -224,7 +224,7 @@ def main() -> None:
         print(f"draw {seed}: {figures.replies} replies in {chosen.dialogues} dialogues")
         report(figures)
         for skill in unseen.asked:
-            print(f"  unseen tools: {skill:15}{_rate(unseen.right[skill], unseen.asked[skill])}")
+            print(f"  unseen tools: {skill:16} {_rate(unseen.right[skill], unseen.asked[skill])}")
         if chosen.slips:
             print("\n".join(f"    - {slip}" for slip in figures.slips + unseen.slips))
     prompts = [

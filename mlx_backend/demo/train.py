@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -60,8 +60,8 @@ LONGEST: Final = 1_024  # tokens of a training sequence
 CACHE_BYTES: Final = 8 << 30  # freed memory that MLX may keep: batches have many shapes
 BLOCK: Final = 16  # steps whose examples are drawn together, sorted by length
 RATE: Final = 3e-3
-Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 COPYING_UNTIL, DRILLS_UNTIL = 0.12, 0.8  # shares of the run
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def texts(seed: int, count: int) -> Iterator[str]:
@@ -162,6 +162,47 @@ def make_tokenizer(folder: Path, seed: int) -> None:
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
 
 
+def start(seed: int) -> Any:
+    """Return a wired model, after checking that the training forward is right on it."""
+    mx.random.seed(seed)
+    model = Model(ModelArgs.from_dict(CONFIG))
+    wiring.wire(model, CONFIG["rope_theta"])
+    mx.eval(model.parameters())
+    size = sum(weight.size for _, weight in tree_flatten(model.parameters()))
+    off = forward.check(model, mx.random.randint(0, tokens.VOCABULARY, (2, 4 * CONFIG["sliding_window"])))
+    print(f"{BLAS}; {size:,} parameters; the training forward differs from mlx-lm's by {off:.1e}", flush=True)
+    return model
+
+
+def train(model: Any, stream: Iterator[Batch], steps: int, save: Callable[[], None]) -> None:
+    """Train on `steps` batches: a short warm-up, then a rate that falls along a cosine; save now and then."""
+    warm = max(1, min(60, steps // 10))
+    rising = optim.linear_schedule(RATE / 20, RATE, warm)
+    falling = optim.cosine_decay(RATE, steps - warm, RATE * 0.02)
+    rate = optim.join_schedules([rising, falling], [warm])
+    optimizer = optim.AdamW(learning_rate=rate, betas=[0.9, 0.98], weight_decay=0.02)
+    step_of = nn.value_and_grad(model, forward.loss)
+    started, noted = time.monotonic(), []
+    for step, arrays in enumerate(stream, 1):
+        (value, hit), gradients = step_of(model, *map(mx.array, arrays))
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        optimizer.update(model, gradients)
+        mx.async_eval(model.parameters(), optimizer.state, value, hit)  # type: ignore[no-untyped-call]
+        noted.append((value, hit))
+        if len(noted) > 1:
+            mx.eval(noted[-2])  # one step ahead of the device, no more
+        if step % 50 == 0 or step == steps:
+            losses, hits = zip(*[(value.item(), hit.item()) for value, hit in noted], strict=True)
+            noted = []
+            each = (time.monotonic() - started) / step
+            line = (
+                f"step {step:5}  loss {np.mean(losses):.4f}  right {np.mean(hits):.4f}  {each:.3f} s a step"
+            )
+            print(line, flush=True)
+        if step % 1_000 == 0 or step == steps:
+            save()
+
+
 def main() -> None:
     """Train and write the model folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
@@ -177,45 +218,14 @@ def main() -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     make_tokenizer(folder, chosen.seed)
     mx.set_cache_limit(CACHE_BYTES)
-    mx.random.seed(chosen.seed)
-    model = Model(ModelArgs.from_dict(CONFIG))
-    wiring.wire(model, CONFIG["rope_theta"])
-    mx.eval(model.parameters())
-    size = sum(weight.size for _, weight in tree_flatten(model.parameters()))
-    off = forward.check(model, mx.random.randint(0, tokens.VOCABULARY, (2, 4 * CONFIG["sliding_window"])))
-    print(f"{BLAS}; {size:,} parameters; the training forward differs from mlx-lm's by {off:.1e}", flush=True)
+    model = start(chosen.seed)
 
-    warm = max(1, min(60, chosen.steps // 10))
-    rate = optim.join_schedules(
-        [
-            optim.linear_schedule(RATE / 20, RATE, warm),
-            optim.cosine_decay(RATE, chosen.steps - warm, RATE * 0.02),
-        ],
-        [warm],
-    )
-    optimizer = optim.AdamW(learning_rate=rate, betas=[0.9, 0.98], weight_decay=0.02)
-    step_of = nn.value_and_grad(model, forward.loss)
-    started, noted = time.monotonic(), []
+    def save() -> None:
+        weights = dict(tree_flatten(model.parameters()))
+        mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
     stream = batches(folder, chosen.seed + 1, chosen.steps, chosen.tokens, chosen.workers)
-    for step, arrays in enumerate(stream, 1):
-        (value, hit), gradients = step_of(model, *map(mx.array, arrays))
-        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
-        optimizer.update(model, gradients)
-        mx.async_eval(model.parameters(), optimizer.state, value, hit)  # type: ignore[no-untyped-call]
-        noted.append((value, hit))
-        if len(noted) > 1:
-            mx.eval(noted[-2])  # one step ahead of the device, no more
-        if step % 50 == 0 or step == chosen.steps:
-            losses, hits = zip(*[(value.item(), hit.item()) for value, hit in noted], strict=True)
-            noted = []
-            print(
-                f"step {step:5}  loss {np.mean(losses):.4f}  right {np.mean(hits):.4f}  "
-                f"{(time.monotonic() - started) / step:.3f} s a step",
-                flush=True,
-            )
-        if step % 1_000 == 0 or step == chosen.steps:
-            weights = dict(tree_flatten(model.parameters()))
-            mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    train(model, stream, chosen.steps, save)
 
 
 if __name__ == "__main__":
