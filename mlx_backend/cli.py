@@ -24,9 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"mlx-backend {__version__}")
         return 0
+    parser = argparse.ArgumentParser(prog="mlx-backend")
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        parser.error(f"{words[0]!r} is no command; use {', '.join(COMMANDS)}, or options of serve alone")
     if not words or words[0] not in COMMANDS:
         words.insert(0, "serve")
-    parser = argparse.ArgumentParser(prog="mlx-backend")
     commands = parser.add_subparsers()
     importlib.import_module(f"mlx_backend.commands.{words[0]}").add_parser(commands)
     arguments = parser.parse_args(words)

@@ -177,7 +177,8 @@ def _row(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise LineError(f"not UTF-8: {error.reason} at byte {error.start}") from error
     except (ValueError, RecursionError) as error:
-        raise LineError(f"not JSON: {error}") from error
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise LineError(f"not JSON: {why}") from error
     if not isinstance(row, dict):
         raise LineError(f"an object is wanted, not {_kind(row)}")
     return row

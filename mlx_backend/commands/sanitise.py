@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..conversation.effort import EffortError, resolve, template_kwargs
 from ..conversation.history import HistoryError, sanitise
+from ..conversation.nesting import DEEPEST, too_deep
 from ..conversation.template import GPT_OSS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
@@ -52,24 +53,37 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"mlx-backend sanitise: cannot read {arguments.template}: {error}", file=sys.stderr)
             return 2
     text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
-    requests = [line for line in text.split("\n") if line.strip()] if arguments.jsonl else [text]
+    requests = text.split("\n") if arguments.jsonl else [text]
     failed = False
-    for request in requests:
+    for number, request in enumerate(requests, start=1):
+        if arguments.jsonl and not request.strip():
+            continue
         result = answer(request, traits, canonical=arguments.canonical)
-        failed = failed or "error" in result
-        printed = json.dumps(result, ensure_ascii=False, indent=None if arguments.jsonl else 2)
+        if "error" in result:
+            failed = True
+            result["error"]["line"] = number
+        printed = json.dumps(result, ensure_ascii=False)
         sys.stdout.buffer.write(printed.encode("utf-8", "backslashreplace") + b"\n")
     sys.stdout.buffer.flush()
     return 1 if failed else 0
 
 
+_TOO_DEEP = f"the request is nested too deeply: more than {DEEPEST} levels"
+
+
 def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dict[str, Any]:
     """Return the result object for one request's JSON text; `error` says what was wrong with it."""
     identity: dict[str, Any] = {}
+    if not text.strip():
+        return {"error": {"message": "there is nothing on standard input; a chat request as JSON is wanted"}}
     try:
         request = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {"error": {"message": f"this is not JSON: {error}"}}
+    except RecursionError:
+        return {"error": {"message": _TOO_DEEP}}
+    if too_deep(request):
+        return {"error": {"message": _TOO_DEEP}}
     if isinstance(request, list):
         request = {"messages": request}
     if not isinstance(request, Mapping):

@@ -43,7 +43,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", metavar="PATH_OR_REPO", help="model folder or Hugging Face repository (default: the demo)"
+        "--model",
+        type=_not_empty,
+        metavar="PATH_OR_REPO",
+        help="model folder or Hugging Face repository (default: the demo)",
     )
     model.add_argument("--model-id", metavar="NAME", help="name clients use (default: the model's own)")
     model.add_argument(
@@ -65,7 +68,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="port to listen on, 0 for any free one (default: %(default)s)",
     )
     network.add_argument(
-        "--api-key", metavar="KEY", help=f"key that clients must send (default: ${API_KEY_VARIABLE}, if set)"
+        "--api-key",
+        type=_not_empty,
+        metavar="KEY",
+        help=f"key that clients must send (default: ${API_KEY_VARIABLE}, if set; others cannot see that one in `ps`)",
     )
     network.add_argument(
         "--cors-origin",
@@ -177,7 +183,7 @@ def _load_and_serve(server: Server, settings: Settings, arguments: argparse.Name
     try:
         service = Service(engine, effort=settings.reasoning_effort, max_tokens=settings.max_tokens)
         server.wsgi_app = App(service, settings)
-        _announce(server.url, engine.model_id, settings, demo=arguments.model is None)
+        _announce(server.url, engine.model_id, settings, demo=not arguments.model)
         _serve_until_told(server, engine, settings)
     finally:
         engine.stop()
@@ -300,6 +306,12 @@ def _number[T: (int, float)](
         return value
 
     return read
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty (an unset variable?)")
+    return text
 
 
 _count = _number(int, 1, 1 << 40, "a whole number from 1 up")

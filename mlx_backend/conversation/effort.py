@@ -6,6 +6,7 @@ here and nowhere else; what a model's template makes of it is `template_kwargs`.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
@@ -66,7 +67,8 @@ class EffortError(ValueError):
 
     def __init__(self, value: object, param: str = "reasoning_effort") -> None:
         self.param = param
-        shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "…"
+        shown = json.dumps(value, ensure_ascii=False, default=str)
+        shown = shown if len(shown) <= 60 else shown[:57] + "…"
         super().__init__(f"{param}: {shown} is not a reasoning effort; use one of {_ACCEPTED}")
 
 

@@ -60,7 +60,8 @@ def _check(messages: Any) -> None:
         role = message.get("role")
         if role not in ROLES:
             known = ", ".join(ROLES)
-            raise HistoryError(f"messages[{index}].role", f"{role!r} is not a role; use one of {known}")
+            given = "is missing" if role is None else f"{json.dumps(role, default=str)} is not a role"
+            raise HistoryError(f"messages[{index}].role", f"{given}; use one of {known}")
 
 
 class _History:

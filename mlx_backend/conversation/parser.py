@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from .events import Channel, EndedBy, Event, FinishReason
 
 
+_SLICE = 4096
+"""Characters looked at at once: cutting a marker off copies what is behind it."""
+
+
 class ChannelParser:
     """Reads one assistant turn.
 
@@ -72,7 +76,8 @@ class ChannelParser:
             return [delta(text)] if text else []
         if self._closed or not text:
             return []
-        self._feed_text(self._held + text, by_ids=token is not None)
+        for at in range(0, len(text), _SLICE):  # a whole transcript at once costs no more than its pieces
+            self._feed_text(self._held + text[at : at + _SLICE], by_ids=token is not None)
         return self._events()
 
     def close(self, ended_by: EndedBy = "stop") -> list[Event]:

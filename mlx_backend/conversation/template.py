@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from .nesting import too_deep
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -213,9 +215,10 @@ def _call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
 def _object(text: str) -> Any:
     """What a JSON text says; where it is no JSON, or none that can be written again, the text as it is."""
     try:
-        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
+    return text if too_deep(value) else value
 
 
 def _finite(text: str) -> float:

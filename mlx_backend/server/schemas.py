@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.conversation.nesting import DEEPEST, too_deep
 from mlx_backend.engine.base import Sampling
 from mlx_backend.server.errors import refuse
 from mlx_backend.service import ChatRequest, CompletionRequest
@@ -38,7 +39,7 @@ _STRUCTURED = "answers are not held to a grammar or schema yet"
 
 # field -> (the values that ask for nothing, what to say to all others)
 UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (_is(1), "one choice a request is what this server gives: send several requests"),
+    "n": (_is(1), "a request gets one answer; send several requests"),
     "best_of": (_is(1), "this server generates one candidate"),
     "response_format": (_is({"type": "text"}), _STRUCTURED),
     "structured_outputs": (_nothing, _STRUCTURED),
@@ -303,11 +304,17 @@ def parse_json(data: bytes) -> Any:
         where = f"line {error.lineno}, column {error.colno}"
         raise refuse(f"The body is not JSON: {error.msg} at {where}.") from None
     except RecursionError:
-        raise refuse("The body is nested too deeply.") from None
+        raise refuse(_TOO_DEEP) from None
     except ValueError as error:  # NaN, or a number of thousands of digits
-        raise refuse(f"The body is not JSON: {error}.") from None
+        what = "a number has thousands of digits" if "digits" in str(error) else str(error)
+        raise refuse(f"The body is not JSON that can be read: {what}.") from None
+    if too_deep(value):
+        raise refuse(_TOO_DEEP)
     # Half a surrogate pair is what is left when a client cuts a text in the middle of an emoji.
     return _mended(value) if re.search(r"\\u[dD][89a-fA-F]", text) else value
+
+
+_TOO_DEEP = f"The body is nested too deeply: more than {DEEPEST} levels."
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -371,7 +378,7 @@ def _refuse(error: ValidationError) -> NoReturn:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:77] + "…"
 
 

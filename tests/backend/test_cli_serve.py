@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mlx_backend import __version__
+from mlx_backend.cli import main
 from mlx_backend.demo import MODEL_PATH
 
 if TYPE_CHECKING:
@@ -143,3 +144,20 @@ def test_a_folder_is_served_under_the_name_it_is_given() -> None:
         request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": "Bearer sesame"})
         with urllib.request.urlopen(request, timeout=60) as response:
             assert json.load(response)["data"][0]["id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["banana"], "'banana' is no command; use serve, parse, sanitise"),
+        (["--model", ""], "--model: is empty"),
+        (["--api-key", ""], "--api-key: is empty"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_words(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

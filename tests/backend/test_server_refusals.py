@@ -45,8 +45,8 @@ def part(kind: str) -> dict[str, Any]:
 
 # the fields beside messages | the field to blame | what the message must mention
 FIELDS: list[tuple[dict[str, Any], str, str]] = [
-    ({"n": 2}, "n", "one choice"),
-    ({"n": "two"}, "n", "'two'"),
+    ({"n": 2}, "n", "one answer"),
+    ({"n": "two"}, "n", '"two"'),
     ({"response_format": {"type": "json_object"}}, "response_format", "schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "schema"),
     ({"guided_json": {"type": "object"}}, "guided_json", "schema"),
@@ -60,33 +60,33 @@ FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"web_search_options": {}}, "web_search_options", "search"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"temperature": -1}, "temperature", "-1"),
-    ({"temperature": "0.7"}, "temperature", "'0.7'"),
-    ({"temperature": True}, "temperature", "True"),
+    ({"temperature": "0.7"}, "temperature", '"0.7"'),
+    ({"temperature": True}, "temperature", "true"),
     ({"top_p": 1.5}, "top_p", "1.5"),
     ({"top_k": 1.5}, "top_k", "1.5"),
     ({"max_tokens": 0}, "max_tokens", "greater than 0"),
     ({"max_tokens": -5}, "max_tokens", "-5"),
     ({"max_tokens": 1.5}, "max_tokens", "1.5"),
-    ({"max_tokens": "10"}, "max_tokens", "'10'"),
+    ({"max_tokens": "10"}, "max_tokens", '"10"'),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than 0"),
-    ({"seed": "x"}, "seed", "'x'"),
+    ({"seed": "x"}, "seed", '"x"'),
     ({"stop": 5}, "stop", "list of strings"),
     ({"stop": ["a", 5]}, "stop", "list of strings"),
-    ({"stream": "yes"}, "stream", "'yes'"),
-    ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", "'yes'"),
+    ({"stream": "yes"}, "stream", '"yes"'),
+    ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", '"yes"'),
     ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
     ({"logit_bias": {"1": 1000}}, "logit_bias", "100"),
     ({"logit_bias": {"999999999": 1}}, "logit_bias", "999999999"),
-    ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "'retrieval'"),
+    ({"tools": [{"type": "retrieval"}]}, "tools[0].type", '"retrieval"'),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
-    ({"tools": "f"}, "tools", "'f'"),
+    ({"tools": "f"}, "tools", '"f"'),
     ({"reasoning_effort": "banana"}, "reasoning_effort", "medium"),
     ({"reasoning_format": "banana"}, "reasoning_format", "separate"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs", "5"),
     ({"messages": []}, "messages", ""),
-    ({"messages": None}, "messages", "None"),
-    ({"messages": "hello"}, "messages", "'hello'"),
+    ({"messages": None}, "messages", "null"),
+    ({"messages": "hello"}, "messages", '"hello"'),
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "wizard"),
     (part("image_url"), "messages[0].content[1]", "text only"),
     (part("input_audio"), "messages[0].content[1]", "text only"),
@@ -228,3 +228,26 @@ def test_what_nobody_expected_is_a_500_with_a_number_that_is_in_the_log(
     assert error["code"] == "internal"
     number = error["message"].split(":")[0].removeprefix("Internal error ")
     assert any(number in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": "DEEP"}}]},
+        {"metadata": "DEEP"},
+    ],
+)
+def test_json_nested_beyond_reason_is_refused_before_anything_walks_through_it(
+    client: Client, fields: dict[str, Any]
+) -> None:
+    body = json.dumps({"messages": [USER], **fields}).replace('"DEEP"', '{"a":' * 300 + "1" + "}" * 300)
+    response = client.post(CHAT, data=body, content_type="application/json")
+    assert response.status_code == 400
+    assert "nested too deeply" in response.get_json()["error"]["message"]
+
+
+def test_call_arguments_nested_beyond_reason_are_read_as_the_text_they_are(client: Client) -> None:
+    deep = '{"a":' * 900 + "1" + "}" * 900
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
+    assert client.post(CHAT, json={"messages": messages}).status_code == 200

@@ -167,7 +167,7 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
 @pytest.mark.parametrize(
     ("path", "old", "new", "complaint"),
     [
-        ("manifest.yaml", "author: mlx-", "author: MLX-", "author is 'MLX-community-tools'"),
+        ("manifest.yaml", "author: mlx-", "author: MLX-", "author is 'MLX-backend'"),
         ("manifest.yaml", "name: dify_mlx_provider", "name: Dify MLX", "name is 'Dify MLX'"),
         ("manifest.yaml", "version: 0.1.0\n", "version: 0.1.0.dev1\n", "version is '0.1.0.dev1'"),
         ("pyproject.toml", 'version = "0.1.0"', 'version = "9.9.9"', "pyproject.toml 9.9.9"),

@@ -123,7 +123,8 @@ class MLXTokenizer:
         return self._stream()
 
     def _ids(self, backend: Backend, text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        # The batch call lets other threads run while a long text is read; the single one does not.
+        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def _spelt_out(self, token: int) -> list[int]:
