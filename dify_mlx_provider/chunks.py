@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +186,9 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def texts(reader: Reader, thinking: ThinkingText, chunks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def texts(
+    reader: Reader, thinking: ThinkingText, chunks: Iterable[Mapping[str, Any]]
+) -> Generator[str, None, None]:
     """Yield the pieces of text of a whole answer; the block is closed also when the chunks break off."""
     try:
         for chunk in chunks:

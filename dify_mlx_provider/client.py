@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import requests
@@ -79,7 +79,7 @@ class Client:
             except (ValueError, KeyError, TypeError) as error:
                 raise self._not_openai() from error
 
-    def chat(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Send a chat request; return its chunks. What is wrong before the first chunk is raised here, not later.
 
         The model `default` means whatever the server serves: a server that does not know the word is asked for
@@ -124,7 +124,7 @@ class Client:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _chunks(self, response: requests.Response) -> Iterator[dict[str, Any]]:
+    def _chunks(self, response: requests.Response) -> Generator[dict[str, Any], None, None]:
         with response:
             try:
                 if "text/event-stream" in response.headers.get("Content-Type", ""):

@@ -55,7 +55,7 @@ def invoke(
         shown = 0
         pieces = texts(reader, thinking, wire)
         try:
-            with closing(wire), closing(pieces):  # type: ignore[type-var]
+            with closing(wire), closing(pieces):
                 for piece in pieces:
                     shown += estimated_tokens(piece)
                     yield _chunk(model, index, piece)

@@ -48,7 +48,7 @@ def test_closing_the_iterator_leaves_the_server() -> None:
     chunks = Client(Credentials(base_url=server.address)).chat({})
     assert next(iter(chunks))["choices"][0]["delta"] == {"content": "Hi"}
     assert not server.left.is_set()
-    chunks.close()  # type: ignore[attr-defined]
+    chunks.close()
     server.join()
     assert server.left.is_set()
 
