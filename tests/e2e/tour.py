@@ -182,7 +182,9 @@ def main() -> int:
             print("Plugin  from the built package, driven with the JSON lines of Dify's daemon")
             converse(Dify(plugin, address), tokenizer)
         if not once:
-            body = json.dumps({"messages": [user(QUESTION)], "reasoning_effort": "high"})
+            body = json.dumps(
+                {"messages": [{"role": "user", "content": QUESTION}], "reasoning_effort": "high"}
+            )
             print(f"\nThe server keeps running at {address}/v1; Ctrl-C ends it. Try:\n")
             print(f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
             try:
