@@ -24,6 +24,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.conversation.json_values import kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -180,7 +182,7 @@ def _row(line: bytes) -> dict[str, Any]:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise LineError(f"not JSON: {why}") from error
     if not isinstance(row, dict):
-        raise LineError(f"an object is wanted, not {_kind(row)}")
+        raise LineError(f"an object is wanted, not {kind(row)}")
     return row
 
 
@@ -197,7 +199,7 @@ def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequen
             raise LineError(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
         return list(zip(_whole_characters(texts, raw_text), tokens, strict=True))
     if not isinstance(raw_text, str):
-        missing = "is missing" if raw_text is None else f"must be a string, not {_kind(raw_text)}"
+        missing = "is missing" if raw_text is None else f"must be a string, not {kind(raw_text)}"
         raise LineError(f"raw_text {missing}")
     return _cut(raw_text, chunk)
 
@@ -235,7 +237,7 @@ def _tools(tools: Any) -> list[str]:
     if tools is None:
         return []
     if not isinstance(tools, list):
-        raise LineError(f"tools: a list is wanted, not {_kind(tools)}")
+        raise LineError(f"tools: a list is wanted, not {kind(tools)}")
     return [_tool_name(tool, at) for at, tool in enumerate(tools)]
 
 
@@ -256,22 +258,6 @@ def _ended_by(value: Any, default: EndedBy) -> EndedBy:
 
 def _all(values: Any, kind: type) -> bool:
     return isinstance(values, list) and all(type(value) is kind for value in values)
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-        case dict():
-            return "an object"
-        case _:
-            return "a number"
 
 
 def _names(text: str) -> list[str]:

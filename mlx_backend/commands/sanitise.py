@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..conversation.effort import EffortError, resolve, template_kwargs
 from ..conversation.history import HistoryError, sanitise
-from ..conversation.nesting import DEEPEST, too_deep
+from ..conversation.json_values import DEEPEST, kind, too_deep
 from ..conversation.template import GPT_OSS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
     if isinstance(request, list):
         request = {"messages": request}
     if not isinstance(request, Mapping):
-        return {"error": {"message": f"a request is an object with `messages`, not {type(request).__name__}"}}
+        return {"error": {"message": f"a request is an object with `messages`, not {kind(request)}"}}
     if "id" in request:
         identity = {"id": request["id"]}
     tools = request.get("tools")

@@ -6,7 +6,6 @@ here and nowhere else; what a model's template makes of it is `template_kwargs`.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import unicodedata
@@ -14,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from .json_values import shown
 
 if TYPE_CHECKING:
     from .template import TemplateTraits
@@ -67,9 +68,7 @@ class EffortError(ValueError):
 
     def __init__(self, value: object, param: str = "reasoning_effort") -> None:
         self.param = param
-        shown = json.dumps(value, ensure_ascii=False, default=str)
-        shown = shown if len(shown) <= 60 else shown[:57] + "…"
-        super().__init__(f"{param}: {shown} is not a reasoning effort; use one of {_ACCEPTED}")
+        super().__init__(f"{param}: {shown(value, 60)} is not a reasoning effort; use one of {_ACCEPTED}")
 
 
 def parse(value: object, param: str = "reasoning_effort") -> Effort:

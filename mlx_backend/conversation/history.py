@@ -17,6 +17,7 @@ from typing import Any
 
 from .dialects.harmony_header import Tools
 from .echo import Display, Echo, read_echo, read_reasoning
+from .json_values import kind, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles a message may have; `function` is the old name of `tool`."""
@@ -51,16 +52,16 @@ def sanitise(
 
 def _check(messages: Any) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise HistoryError("messages", f"must be a list of messages, not {type(messages).__name__}")
+        raise HistoryError("messages", f"must be a list of messages, not {kind(messages)}")
     if not messages:
         raise HistoryError("messages", "is empty; send at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise HistoryError(f"messages[{index}]", f"must be an object, not {type(message).__name__}")
+            raise HistoryError(f"messages[{index}]", f"must be an object, not {kind(message)}")
         role = message.get("role")
         if role not in ROLES:
             known = ", ".join(ROLES)
-            given = "is missing" if role is None else f"{json.dumps(role, default=str)} is not a role"
+            given = "is missing" if role is None else f"{shown(role)} is not a role"
             raise HistoryError(f"messages[{index}].role", f"{given}; use one of {known}")
 
 

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .nesting import too_deep
+from .json_values import too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

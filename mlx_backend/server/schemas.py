@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from mlx_backend.conversation.nesting import DEEPEST, too_deep
+from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
 from mlx_backend.engine.base import Sampling
 from mlx_backend.server.errors import refuse
 from mlx_backend.service import ChatRequest, CompletionRequest
@@ -189,11 +189,11 @@ class _Body(_Lenient):
     def read(cls, body: Any) -> Self:
         """Validate a decoded body; raise the 400 that names what is wrong with it."""
         if not isinstance(body, dict):
-            raise refuse(f"The body must be a JSON object, not {_kind(body)}.")
+            raise refuse(f"The body must be a JSON object, not {kind(body)}.")
         for name, (asks_for_nothing, reason) in UNSUPPORTED.items():
             if name in body and not asks_for_nothing(body[name]):
                 raise refuse(
-                    f"{name} = {_shown(body[name])} is not supported: {reason}.", name, "unsupported_value"
+                    f"{name} = {shown(body[name])} is not supported: {reason}.", name, "unsupported_value"
                 )
         try:
             return cls.model_validate(body)
@@ -337,10 +337,10 @@ def _refuse_what_is_not_text(messages: Sequence[Any]) -> None:
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type", "text") if isinstance(part, dict) else "text"
-            if kind not in _TEXT_PARTS:
+            part_type = part.get("type", "text") if isinstance(part, dict) else "text"
+            if part_type not in _TEXT_PARTS:
                 raise refuse(
-                    f"messages[{i}].content[{j}] is of type {_shown(kind)}; this model reads text only.",
+                    f"messages[{i}].content[{j}] is of type {shown(part_type)}; this model reads text only.",
                     f"messages[{i}].content[{j}]",
                     "unsupported_content",
                 )
@@ -362,7 +362,7 @@ def _one_prompt(prompt: Any) -> str | tuple[int, ...]:
         case _ if _nothing(prompt):
             raise refuse("prompt: must not be empty.", "prompt")
         case _:
-            raise refuse(f"prompt: must be a string or a list of token ids, not {_shown(prompt)}.", "prompt")
+            raise refuse(f"prompt: must be a string or a list of token ids, not {shown(prompt)}.", "prompt")
 
 
 def _refuse(error: ValidationError) -> NoReturn:
@@ -374,17 +374,7 @@ def _refuse(error: ValidationError) -> NoReturn:
         raise refuse(f"{where} is missing.", where)
     message = first["msg"]
     message = message[:1].lower() + message[1:]
-    raise refuse(f"{where}: {message}; got {_shown(first['input'])}.", where)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _kind(value: Any) -> str:
-    names = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), "null")
+    raise refuse(f"{where}: {message}; got {shown(first['input'])}.", where)
 
 
 def _or[T](value: T | None, default: T) -> T:

@@ -1,0 +1,47 @@
+"""JSON values as people see them: their kinds in words, their spelling in messages, and how deep they may nest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+DEEPEST = 100
+"""Levels. Tool schemas of real applications have under 20; Python's own recursion ends near 1,000."""
+
+
+def too_deep(value: Any, deepest: int = DEEPEST) -> bool:
+    """Whether lists and objects are nested in each other more than `deepest` levels. Does not recurse itself."""
+    level = [value]
+    for _ in range(deepest + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def kind(value: Any) -> str:
+    """Name a value's kind: "a list", "a string", "null" …"""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case dict():
+            return "an object"
+        case _:
+            return "a number"
+
+
+def shown(value: Any, longest: int = 80) -> str:
+    """Spell a value as JSON does, cut to `longest` characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= longest else text[: longest - 1] + "…"
