@@ -1,0 +1,48 @@
+"""The bare loop of mlx-lm: what a token costs before any server touches it.
+
+Reads `{"streams": 8, "tokens": 256}` line by line and answers each with the seconds it took. The prompt is
+in a cache already, as it is for a server that keeps prompts.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    model, tokenizer = mlx_lm.load(str(Path(sys.argv[1])))
+    question = [{"role": "user", "content": sys.argv[2]}]
+    prompt: list[int] = tokenizer.apply_chat_template(question, add_generation_prompt=True)
+    cache = make_prompt_cache(model)
+    mx.eval(model(mx.array(prompt[:-1])[None], cache), [part.state for part in cache])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        streams, tokens = job["streams"], job["tokens"]
+        begin = time.perf_counter()
+        generator = BatchGenerator(model)
+        generator.insert(
+            [prompt[-1:]] * streams,
+            max_tokens=[tokens] * streams,
+            caches=[copy.deepcopy(cache) for _ in range(streams)],
+            all_tokens=[prompt[:-1] for _ in range(streams)],
+        )
+        count = 0
+        while count < streams * tokens:
+            count += len(generator.next()[1])
+        generator.close()
+        print(time.perf_counter() - begin, flush=True)
+
+
+if __name__ == "__main__":
+    main()

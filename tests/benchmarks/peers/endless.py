@@ -1,0 +1,19 @@
+"""Make a copy of the demo model that never ends a reply, so that every server writes exactly as many tokens
+as it is asked for: the output rows of the end tokens are set to nothing.
+
+    python endless.py FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+
+folder = Path(sys.argv[1])
+weights = mx.load(str(folder / "model.safetensors"))
+ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+weights["lm_head.weight"][mx.array(ends)] = 0
+mx.eval(weights)
+mx.save_safetensors(str(folder / "endless.safetensors"), weights, {"format": "mlx"})
+(folder / "endless.safetensors").replace(folder / "model.safetensors")

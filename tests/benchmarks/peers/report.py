@@ -1,0 +1,118 @@
+"""Figures: as lines on the screen, kept in a file from run to run, and as a table in the README."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from benchmarks.peer_environments import HOME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEPT: Final = HOME / "figures.json"
+README: Final = Path(__file__).resolve().parents[1] / "README.md"
+BEGIN, END = "<!-- figures: written by bench_peers.py --write -->\n", "<!-- end of the figures -->"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one system did: as read, and as the number that is compared."""
+
+    text: str
+    value: float | None = None
+
+
+@dataclass
+class Line:
+    """One thing measured on every system."""
+
+    row: str
+    what: str
+    better: Literal["less", "more"] = "less"
+    figures: dict[str, Figure] = field(default_factory=dict)
+    note: str = ""
+
+    def add(self, name: str, figure: Figure) -> None:
+        """Note a system's figure."""
+        self.figures[name] = figure
+
+    def ratio(self, name: str, ours: str) -> float | None:
+        """Return this system's figure in units of ours."""
+        mine, theirs = self.figures.get(ours), self.figures[name]
+        if mine is None or not mine.value or mine.value < 0 or theirs.value is None or theirs.value <= 0:
+            return None
+        return theirs.value / mine.value
+
+    def leaders(self) -> set[str]:
+        """Name the systems whose figure nobody beats; nobody, if all are alike."""
+        values = {name: figure.value for name, figure in self.figures.items() if figure.value is not None}
+        if len(set(values.values())) < 2:
+            return set()
+        best = (min if self.better == "less" else max)(values.values())
+        return {name for name, value in values.items() if value == best}
+
+
+def spread(values: Sequence[float], unit: str = "ms", scale: float = 1000) -> Figure:
+    """Return the median, with least and most."""
+    median, least, most = (f(values) * scale for f in (statistics.median, min, max))
+    digits = 0 if median >= 10 else 2
+    return Figure(f"{median:.{digits}f} {unit} ({least:.{digits}f}-{most:.{digits}f})", median)
+
+
+def show(line: Line, ours: str) -> None:
+    """Print a line for each system."""
+    print(f"\n[{line.row}] {line.what}" + (f"  ({line.note})" if line.note else ""))
+    for name, figure in line.figures.items():
+        ratio = line.ratio(name, ours)
+        print(f"    {name:28} {figure.text:32} {'' if ratio is None else f'{ratio:6.2f} x ours'}", flush=True)
+
+
+def keep(row: str, lines: list[Line], about: str) -> None:
+    """Put a row's lines in the place of those of an earlier run."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept[row] = {"about": about, "lines": [asdict(line) for line in lines]}
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps(kept, indent=1))
+
+
+def write(titles: dict[str, str], ours: str, columns: Sequence[str]) -> None:
+    """Write everything kept into the README, as tables."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    text = []
+    for row, title in titles.items():
+        if row not in kept:
+            continue
+        lines = [
+            Line(**{**line, "figures": {name: Figure(**figure) for name, figure in line["figures"].items()}})
+            for line in kept[row]["lines"]
+        ]
+        names = [name for name in columns if any(name in line.figures for line in lines)]
+        text += [f"### {title}", "", f"{kept[row]['about']}.", ""]
+        text += ["| | " + " | ".join(names) + " |", "|--" * (len(names) + 1) + "|"]
+        for line in lines:
+            leaders = line.leaders()
+            cells = []
+            for name in names:
+                figure = line.figures.get(name)
+                if figure is None:
+                    cells.append("")
+                    continue
+                ratio = line.ratio(name, ours) if name != ours else None
+                cell = f"**{figure.text}**" if name in leaders else figure.text
+                cells.append(cell + ("" if ratio is None else f" · {ratio:.2f}×"))
+            what = line.what + (f" ({line.note})" if line.note else "")
+            text.append(f"| {what} | " + " | ".join(cells) + " |")
+        text.append("")
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + BEGIN + "\n" + "\n".join(text) + END + rest.partition(END)[2])
+
+
+def machine() -> str:
+    """Say what kind of machine this is."""
+    return f"{os.cpu_count()} {platform.machine()} cores, {platform.system()}"

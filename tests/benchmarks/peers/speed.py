@@ -1,0 +1,160 @@
+"""Rows about time: what a token costs, how soon the first one comes, and who is made to wait."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from benchmarks.peers.client import (
+    NoAnswer,
+    ask,
+    decoding,
+    events,
+    first_token,
+    question,
+    said,
+    together,
+)
+from benchmarks.peers.report import Figure, Line, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.peers.systems import Flavour, Fleet, Message, Running
+
+STEADY = "What is the capital of France?"
+TOKENS = 256
+
+
+def cost(fleet: Fleet) -> Iterator[Line]:
+    """Time whole replies of 256 tokens, over the bare loop's."""
+    servers = fleet.servers("cost", "endless")
+    bare = fleet.bare(STEADY)
+    broken: set[str] = set()
+    for streams in (1, 8):
+        ways = {"JSON": False, "SSE": True}
+        times: dict[tuple[str, str], list[float]] = {}
+        for turn in range(fleet.rounds + 1):
+            taken = {(bare.name, ""): bare.seconds(streams, TOKENS)}
+            for way, stream in ways.items():
+                for server in servers:
+                    if server.name in broken:
+                        continue
+                    try:
+                        seconds = together(server, question(STEADY), streams, TOKENS, stream)
+                        taken[server.name, way] = seconds
+                    except NoAnswer as problem:
+                        broken.add(server.name)
+                        print(f"({server.name}: {problem})")
+            for key, seconds in taken.items():
+                if turn:  # the first round warms everything up
+                    times.setdefault(key, []).append(seconds / (streams * TOKENS) * 1000)
+        base = statistics.median(times[bare.name, ""])
+        for way in ways:
+            line = Line("cost", f"{streams} stream{'s' * (streams > 1)}, {way}: ms added to each token")
+            line.note = f"bare loop {base:.2f} ms"
+            for server in servers:
+                if (server.name, way) in times:
+                    added = [each - base for each in times[server.name, way]]
+                    middle = statistics.median(added)
+                    text = f"{middle:+.2f} ({min(added):+.2f}..{max(added):+.2f})"
+                    line.add(server.name, Figure(text, middle))
+            yield line
+    bare.stop()
+
+
+def first(fleet: Fleet) -> Iterator[Line]:
+    """Time the first token of B, arriving at random, while others decode."""
+    flavours: tuple[tuple[Flavour, str], ...] = (("slow", "10 ms a step"), ("endless", "plain model"))
+    for flavour, said_of in flavours:
+        servers = fleet.servers("first", flavour)
+        for streams in (0, 1, 8):
+            line = Line("first", f"{said_of}, {('alone', 'A decodes')[streams > 0]}")
+            if streams > 1:
+                line.what = f"{said_of}, {streams} decode"
+            for server in servers:
+                try:
+                    with decoding(server, question(STEADY), streams):
+                        line.add(server.name, spread(list(_arrivals(server, streams))))
+                except NoAnswer as problem:
+                    line.add(server.name, Figure(f"failed: {problem}"))
+            yield line
+
+
+def _arrivals(server: Running, seed: int, count: int = 20) -> Iterator[float]:
+    chance = random.Random(seed)
+    for at in range(count):
+        time.sleep(chance.uniform(0.1, 0.5))
+        yield first_token(server, question(f"What is {at} + {chance.randint(0, 20)}?"))
+
+
+def stall(fleet: Fleet) -> Iterator[Line]:
+    """Find the longest gap in A's stream while B's long prompt is read."""
+    line = Line("stall", "A's longest wait for a token when a prompt of 3,000 tokens arrives (10 ms a step)")
+    second = Line("stall", "that prompt's own first token")
+    for server in fleet.servers("stall", "slow"):
+        try:
+            runs = [_gap(server, at) for at in range(max(3, fleet.rounds))]
+            line.add(server.name, spread([gap for gap, _ in runs]))
+            second.add(server.name, spread([own for _, own in runs]))
+        except NoAnswer as problem:
+            line.add(server.name, Figure(f"failed: {problem}"))
+    yield line
+    yield second
+
+
+def _gap(server: Running, at: int) -> tuple[float, float]:
+    times: list[float] = []
+    ready, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        for when, event in events(server, question(STEADY), max_tokens=2000):
+            if said(event):
+                times.append(when)
+                if len(times) == 60:
+                    ready.set()
+                if done.is_set():
+                    return
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(read)
+        try:
+            if not ready.wait(60):
+                raise NoAnswer("A did not start")
+            begin = time.perf_counter()
+            own = first_token(server, long_question(at))
+            time.sleep(0.3)
+        finally:
+            done.set()
+        reader.result()
+    during = [when for when in times if when > begin - 0.1]
+    return max(b - a for a, b in itertools.pairwise(during)), own
+
+
+def long_question(at: int) -> list[Message]:
+    """Return a prompt of about 3,000 tokens that no earlier one begins with."""
+    return question(f"{at} {at + 7} {at * 3}. " + "Say summer river bridge. " * 500)
+
+
+def behind(fleet: Fleet) -> Iterator[Line]:
+    """Time a short stream that comes after six long requests that do not stream."""
+    line = Line("behind", "a short stream's first token behind 6 long JSON requests (10 ms a step)")
+    for server in fleet.servers("behind", "slow"):
+        times = []
+        try:
+            for _ in range(3):
+                with ThreadPoolExecutor(6) as pool:
+                    jobs = [pool.submit(ask, server, question(STEADY), max_tokens=400) for _ in range(6)]
+                    time.sleep(1)
+                    times.append(first_token(server, question("Hello!")))
+                    for job in jobs:
+                        job.result()
+            line.add(server.name, spread(times))
+        except NoAnswer as problem:
+            line.add(server.name, Figure(f"failed: {problem}"))
+    yield line
