@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.peers import report, speed, systems
+from benchmarks.peers import answers, load, report, reuse, speed, systems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,14 @@ ROWS: dict[str, tuple[str, Callable[[systems.Fleet], Iterator[Line]]]] = {
     "cost": ("What a server adds to each token", speed.cost),
     "first": ("First token of B, arriving at random, n = 20", speed.first),
     "stall": ("A long prompt arrives while A decodes", speed.stall),
+    "reuse": ("Prompt tokens read again", reuse.reuse),
+    "leaving": ("Work done for clients who left", load.leaving),
+    "crowd": ("Many clients at once", load.crowd),
     "behind": ("A short stream behind long requests", speed.behind),
+    "beside": ("A greedy question beside a wild stream", answers.beside),
+    "stop": ("Stop strings and logprobs", answers.shapes),
+    "memory": ("Memory", load.memory),
+    "batched": ("Batched and single replies", answers.batched),
 }
 
 
@@ -40,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write the figures kept so far into the README")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that no server stays behind
     for name in systems.missing():
         print(f"{name} is not installed: skipped (peer_environments.py installs it)")
     ours = systems.OURS.name

@@ -37,7 +37,7 @@ def installed(name: str) -> bool:
 def install(name: str) -> None:
     """Make the environment, and mark it as finished."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", HOME / name], check=True)
-    pip = [python_of(name), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pip = [str(python_of(name)), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "install", PACKAGES[name], *ALSO], check=True)
     (HOME / name / "finished").write_text(PACKAGES[name] + "\n")
 

@@ -144,13 +144,14 @@ def together(server: Running, messages: list[Message], streams: int, tokens: int
 @contextlib.contextmanager
 def decoding(server: Running, messages: list[Message], streams: int, **fields: Any) -> Iterator[None]:
     """Keep so many streams running; a stream that ends begins again."""
+    fields.setdefault("max_tokens", 3000)
     leave = threading.Event()
     running = threading.Semaphore(0)
 
-    def one(_: int) -> None:
+    def one() -> None:
         begun = False
         while not leave.is_set():
-            for _, event in events(server, messages, **{"max_tokens": 3000, **fields}):
+            for _, event in events(server, messages, **fields):
                 if leave.is_set():
                     break
                 if not begun and said(event):
@@ -158,7 +159,7 @@ def decoding(server: Running, messages: list[Message], streams: int, **fields: A
                     running.release()
 
     with ThreadPoolExecutor(max(streams, 1)) as pool:
-        jobs = [pool.submit(one, at) for at in range(streams)]
+        jobs = [pool.submit(one) for _ in range(streams)]
         for _ in range(streams):
             if not running.acquire(timeout=60):
                 leave.set()

@@ -7,11 +7,12 @@ as it is asked for: the output rows of the end tokens are set to nothing.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 folder = Path(sys.argv[1])
-weights = mx.load(str(folder / "model.safetensors"))
+weights: Any = mx.load(str(folder / "model.safetensors"))
 ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
 weights["lm_head.weight"][mx.array(ends)] = 0
 mx.eval(weights)

@@ -51,8 +51,8 @@ class System:
 OURS: Final = System(
     "mlx-backend",
     None,
-    ("mlx_backend", "--model", "{model}", "--port", "{port}", "--log-level", "warning"),
-    model="mlx-demo",
+    ("mlx_backend", "--model", "{model}", "--model-id", "demo", "--port", "{port}"),
+    model="demo",
 )
 _MLX_VLM: Final = ("mlx_vlm.server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}")
 _RAPID: Final = (
@@ -169,7 +169,11 @@ class Bare:
     name = "bare BatchGenerator"
 
     def __init__(self, folder: Path, question: str) -> None:
-        command = [sys.executable, LAUNCHER, Path(__file__).with_name("bare.py"), folder, question]
+        command = [
+            sys.executable,
+            *map(str, (LAUNCHER, Path(__file__).with_name("bare.py"), folder)),
+            question,
+        ]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -189,7 +193,8 @@ class Bare:
 
     def _read(self) -> str:
         assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        line: str = self._process.stdout.readline()
+        return line.strip()
 
     def stop(self) -> None:
         """End it by closing its input."""
@@ -254,8 +259,10 @@ class Fleet:
 
     def close(self) -> None:
         """Stop all and remove what they left."""
-        for one in [*self._up, *self._bare]:
-            one.stop()
+        for server in self._up:
+            server.stop()
+        for bare in self._bare:
+            bare.stop()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

@@ -1,0 +1,147 @@
+"""Rows about what is answered: whether company, batching, stop strings or logprobs change or break it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers.client import NoAnswer, ask, content_of, decoding, events, question, streamed, text_of
+from benchmarks.peers.report import Figure, Line
+from benchmarks.peers.speed import STEADY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.peers.systems import Fleet, Running
+
+COUNTING = "Count to 30."
+STOP = "7,"
+BEFORE_STOP = "1, 2, 3, 4, 5, 6, "
+PROMPTS = [
+    *(f"What is {at} + {20 - at}?" for at in range(12)),
+    *(f"Count to {at}." for at in range(3, 15)),
+    *(f"What is the capital of {land}?" for land in ("France", "Spain", "Italy", "Japan", "Norway", "Peru")),
+    *(f"What does a {animal} say?" for animal in ("cow", "dog", "cat", "duck", "sheep")),
+    *(f"What is the opposite of {word}?" for word in ("hot", "big", "old", "up", "wet")),
+]
+
+
+def beside(fleet: Fleet) -> Iterator[Line]:
+    """Ask greedily while another client samples wildly."""
+    line = Line("beside", "greedy questions answered otherwise beside a stream at temperature 2, of 20")
+    for server in fleet.servers("beside", "endless"):
+        try:
+            alone = [_greedy(server, at) for at in range(20)]
+            with decoding(server, question(STEADY), 1, temperature=2):
+                company = [_greedy(server, at) for at in range(20)]
+        except NoAnswer as problem:
+            line.add(server.name, Figure(f"failed: {problem}"))
+            continue
+        wrong = sum(a != b for a, b in zip(alone, company, strict=True))
+        line.add(server.name, Figure(f"{wrong} of 20", wrong))
+    yield line
+
+
+def _greedy(server: Running, at: int) -> str:
+    return text_of(ask(server, question(PROMPTS[at * 2]), max_tokens=40))
+
+
+def batched(fleet: Fleet) -> Iterator[Line]:
+    """Compare greedy replies alone and 8 at a time."""
+    line = Line("batched", f"greedy replies equal alone and 8 at a time, of {len(PROMPTS)}", better="more")
+    for server in fleet.servers("batched", "real"):
+
+        def one(text: str, server: Running = server) -> str:
+            return text_of(ask(server, question(text), max_tokens=200))
+
+        try:
+            alone = [one(text) for text in PROMPTS]
+            with ThreadPoolExecutor(8) as pool:
+                at_once = list(pool.map(one, PROMPTS))
+        except NoAnswer as problem:
+            line.add(server.name, Figure(f"failed: {problem}"))
+            continue
+        equal = sum(a == b for a, b in zip(alone, at_once, strict=True))
+        line.add(server.name, Figure(f"{equal} of {len(PROMPTS)}", equal))
+    yield line
+
+
+def stop(fleet: Fleet) -> Iterator[Line]:
+    """Stop at a string that ends inside an answer."""
+    lines = [
+        Line("stop", "stop string: the JSON answer ends right before it", better="more"),
+        Line("stop", "stop string: the stream ends right before it", better="more"),
+        Line("stop", "tokens generated, with the stop string and without"),
+    ]
+    for server in fleet.servers("stop", "real"):
+        try:
+            whole = ask(server, question(COUNTING), max_tokens=200)
+            cut = ask(server, question(COUNTING), max_tokens=200, stop=[STOP])
+            texts = (content_of(cut), streamed(server, question(COUNTING), max_tokens=200, stop=[STOP]))
+        except NoAnswer as problem:
+            lines[0].add(server.name, Figure(f"failed: {problem}"))
+            continue
+        for line, text in zip(lines, texts, strict=False):
+            line.add(server.name, _ends(text))
+        short, long = (int(reply["usage"]["completion_tokens"]) for reply in (cut, whole))
+        lines[2].add(server.name, Figure(f"{short}, {long}", short / long))
+    yield from lines
+
+
+def _ends(text: str) -> Figure:
+    answer = text.rpartition("<|message|>")[
+        2
+    ]  # where a server shows Harmony's markers, its answer is the last
+    if answer == BEFORE_STOP:
+        return Figure("yes", 1)
+    return Figure(f"no: `…{answer[-18:]}`".replace("|", "\\|"), 0)
+
+
+def logprobs(fleet: Fleet) -> Iterator[Line]:
+    """Look at the shape of logprobs."""
+    lines = [
+        Line("stop", "logprobs as OpenAI shapes them, JSON", better="more"),
+        Line("stop", "logprobs as OpenAI shapes them, stream", better="more"),
+    ]
+    wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 12}
+    for server in fleet.servers("stop", "real"):
+        for line, read in zip(lines, (_json_entries, _stream_entries), strict=True):
+            try:
+                line.add(server.name, _shape(read(server, wanted)))
+            except NoAnswer as problem:
+                line.add(server.name, Figure(f"no: {str(problem)[:40]}", 0))
+    yield from lines
+
+
+def _json_entries(server: Running, wanted: dict[str, Any]) -> list[Any]:
+    return list(
+        (ask(server, question(STEADY), **wanted)["choices"][0].get("logprobs") or {}).get("content") or ()
+    )
+
+
+def _stream_entries(server: Running, wanted: dict[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    for _, event in events(server, question(STEADY), **wanted):
+        for choice in event.get("choices") or ():
+            found += (choice.get("logprobs") or {}).get("content") or ()
+    return found
+
+
+def _shape(entries: list[Any]) -> Figure:
+    if not entries:
+        return Figure("no: none", 0)
+    lacking = {name for entry in entries for name in ("token", "logprob", "bytes") if name not in entry}
+    if any(len(entry.get("top_logprobs") or ()) != 2 for entry in entries):
+        lacking.add("top_logprobs")
+    for entry in entries:
+        for top in entry.get("top_logprobs") or ():
+            lacking |= {name for name in ("token", "logprob", "bytes") if name not in top}
+    if lacking:
+        return Figure(f"no: without {', '.join(sorted(lacking))}", 0)
+    return Figure("yes", 1)
+
+
+def shapes(fleet: Fleet) -> Iterator[Line]:
+    """Stop strings and logprobs."""
+    yield from stop(fleet)
+    yield from logprobs(fleet)
