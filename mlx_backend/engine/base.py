@@ -25,7 +25,24 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+class Constraint(Protocol):
+    """What a reply may still say: a grammar, read token by token on the engine thread.
+
+    What it raises is its own request's failure and nobody else's.
+    """
+
+    def allowed(self) -> Sequence[int] | None:
+        """Return the next token's mask, 32 tokens to a word, lowest bit first; None: anything goes."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Read the token that was chosen."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +52,22 @@ class GenerationRequest:
     `prompt` is not empty and every id is in the vocabulary (`EngineRefused` otherwise). `checkpoints` are
     positions in the prompt (0 < p < len) after which other requests are likely to differ: the end of the
     system part, the end of the history. An engine may keep its cache there; it may also ignore them.
+
+    `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit;
+    memory is set aside for that many. `logprobs` asks for the chosen token's log probability and for that many
+    of the likeliest beside it. `adapter` names a LoRA adapter the engine knows. `patience` is how many seconds
+    the request may wait for its turn.
     """
 
     prompt: Sequence[int]
     max_tokens: int
     checkpoints: Sequence[int] = ()
     sampling: Sampling = field(default_factory=Sampling)
+    expected_tokens: int | None = None
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+    adapter: str | None = None
+    patience: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +89,18 @@ class TokenDelta:
 
     token: int
     text: str
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """How likely the model found a token, before penalties, bias and temperature: natural logarithms.
+
+    `top` are the likeliest tokens at this place, likeliest first, as many as were asked for.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +136,25 @@ class EngineBusy(EngineError):
 
 
 class EngineStopped(EngineError):
-    """The engine thread has ended (shutdown, or it died)."""
+    """The engine thread has ended (shutdown, or it could not be started again)."""
+
+
+class EngineFailed(EngineError):
+    """The engine broke in mid-reply and is being restarted; the same request may well succeed then."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """What an engine is doing at this moment; `detail` is for people."""
+
+    state: Literal["loading", "ready", "restarting", "stopped"]
+    running: int = 0
+    waiting: int = 0
+    detail: str = ""
 
 
 class Generation(Protocol):
@@ -158,6 +215,10 @@ class Tokenizer(Protocol):
         """The text of tokens, special tokens included."""
         ...
 
+    def bytes_of(self, token: int) -> bytes:
+        """What one token stands for; it need not be whole characters."""
+        ...
+
 
 class Engine(Protocol):
     """A loaded model that continues prompts, several at once."""
@@ -177,12 +238,25 @@ class Engine(Protocol):
         """The model's tokenizer."""
         ...
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """What the model's makers advise (generation_config.json), by the names of `Sampling`."""
+        ...
+
     def generate(self, request: GenerationRequest) -> Generation:
-        """Queue a request and return at once. Raises EngineRefused, EngineBusy or EngineStopped."""
+        """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
+        ...
+
+    def prewarm(self, prompt: Sequence[int]) -> None:
+        """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """What it is doing."""
         ...
 
     def healthy(self) -> bool:
-        """False once the engine thread has died or been stopped."""
+        """Whether requests are being served: False while it loads, restarts or is stopped."""
         ...
 
     def stop(self) -> None:

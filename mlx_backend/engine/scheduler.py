@@ -1,4 +1,4 @@
-"""The one engine thread: what it hears, what it runs, what it tells.
+"""The one engine thread: what it hears, what it runs, what it tells, and how it gets up again.
 
 Knows requests, items and time; no model, no HTTP and no MLX. What it drives is a `Batch`: something that is
 loaded, given requests, stepped, and unloaded, always on this thread and on no other.
@@ -13,12 +13,20 @@ Between two steps the thread reads its inbox to the end, so a new request waits 
 does a cancellation. With nothing to step it sleeps on the inbox. A job appears in the inbox when it is born
 and once more if its generation is closed; it departs exactly once.
 
+The waiting line is first come, first served; the batch says whether the first of it has room now. Below all
+of them are the warm-ups, prompts that are likely to come: they are read while nobody waits for anything, and
+put aside within a step when somebody does.
+
+What a step raises is nobody's fault in particular. Those who were running are told, the batch is unloaded and
+loaded anew, those who wait go on waiting. If it fails again before any request was answered, those are told
+as well, and it is tried again after a pause that doubles.
+
 Locks: other threads only ever put into the inbox and get from an outbox. Both are `queue.SimpleQueue`, whose
 `put` is reentrant: it may be called by a finaliser or a signal handler that interrupts another `put`. The one
 lock is for callers of `submit` among themselves; the engine thread never takes it, so `stop` cannot deadlock.
 
 Memory: an outbox holds at most what its request may produce (prompt / chunk + max_tokens items), the waiting
-line at most `max_waiting` jobs.
+line at most `max_waiting` jobs, the warm-ups at most `MOST_WARMUPS`.
 """
 
 from __future__ import annotations
@@ -29,20 +37,33 @@ import logging
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .base import EngineBusy, EngineError, EngineStopped, Finished, Progress, TokenDelta
+from .base import (
+    EngineBusy,
+    EngineError,
+    EngineFailed,
+    EngineStatus,
+    EngineStopped,
+    Finished,
+    Progress,
+    TokenDelta,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from .base import EngineItem, GenerationRequest, Tokenizer
 
 log = logging.getLogger(__name__)
+
+MOST_WARMUPS = 16
+FIRST_PAUSE = 1.0  # seconds before the second restart in a row; doubled for each one after it
+LONGEST_PAUSE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +73,8 @@ class ModelFacts:
     model_id: str
     context_length: int
     tokenizer: Tokenizer
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    adapters: Collection[str] = ()  # the LoRA adapters a request may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +90,15 @@ type Outcome = Progress | TokenDelta | Ended | EngineError
 class Batch(Protocol):
     """Several requests, stepped together. Every method is called on the engine thread."""
 
-    def load(self) -> ModelFacts:
-        """Load the model; raise EngineError with a text for people if that fails."""
+    def load(self, report: Callable[[float], None]) -> ModelFacts:
+        """Load the model, reporting from 0 to 1; raise EngineError with a text for people if that fails."""
+        ...
+
+    def admits(self, request: GenerationRequest) -> bool:
+        """Whether there is room to begin a request now. An empty batch never says no.
+
+        Raises EngineError if there can never be.
+        """
         ...
 
     def insert(self, key: int, request: GenerationRequest) -> None:
@@ -82,7 +112,8 @@ class Batch(Protocol):
     def step(self) -> Iterable[tuple[int, Outcome]]:
         """Advance every request by a token or a chunk of prompt.
 
-        After `Ended` or an `EngineError` a request has left the batch. What this raises ends the engine.
+        After `Ended` or an `EngineError` a request has left the batch. What this raises breaks the engine: it
+        is unloaded and loaded again.
         """
         ...
 
@@ -91,7 +122,11 @@ class Batch(Protocol):
         ...
 
     def unload(self) -> None:
-        """Give everything back; the last act of the thread, also after a failed load."""
+        """Give everything back, also after a failed load; `load` may follow."""
+        ...
+
+    def close(self) -> None:
+        """The last act of the thread."""
         ...
 
 
@@ -103,15 +138,30 @@ class _Order(Enum):
 class _Job:
     """A request on its way: written by the engine thread, except for `left`."""
 
-    __slots__ = ("admitted", "born", "cached", "first", "key", "left", "outbox", "over", "request", "tokens")
+    __slots__ = (
+        "admitted",
+        "born",
+        "cached",
+        "deadline",
+        "first",
+        "key",
+        "left",
+        "outbox",
+        "over",
+        "request",
+        "tokens",
+        "warmup",
+    )
 
-    def __init__(self, key: int, request: GenerationRequest) -> None:
+    def __init__(self, key: int, request: GenerationRequest, *, warmup: bool = False) -> None:
         self.key = key
         self.request = request
+        self.warmup = warmup  # nobody listens, and anybody goes first
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
         self.left = False  # nobody listens any more
         self.over = False  # nothing more will come
         self.born = perf_counter()
+        self.deadline = None if request.patience is None else monotonic() + request.patience
         self.admitted = 0.0
         self.first = 0.0
         self.cached = 0
@@ -183,21 +233,35 @@ class ScheduledGeneration:
 
 
 class Scheduler:
-    """Runs one batch on one thread."""
+    """Runs one batch on one thread. `report` hears how far loading has come, from 0 to 1."""
 
-    def __init__(self, batch: Batch, *, max_running: int = 32, max_waiting: int = 256) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        max_running: int = 32,
+        max_waiting: int = 256,
+        report: Callable[[float], None] | None = None,
+        first_pause: float = FIRST_PAUSE,
+    ) -> None:
         self._batch = batch
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._report = report or (lambda _part: None)
+        self._first_pause = first_pause
         self._inbox: SimpleQueue[_Job | _Order] = SimpleQueue()
         self._door = threading.Lock()
         self._keys = itertools.count()
         self._arrived = 0  # written at the door
         self._departed = 0  # written by the engine thread
         self._waiting: deque[_Job] = deque()
+        self._warmups: deque[_Job] = deque(maxlen=MOST_WARMUPS)
         self._running: dict[int, _Job] = {}
         self._mean_seconds = 1.0
         self._facts: ModelFacts | None = None
+        self._failures = 0  # in a row, with nothing answered in between
+        self._broken = ""  # why it is being restarted
+        self._pause = 0.0
         self._ending: EngineError | None = None
         self._started = threading.Event()
         # A daemon: the interpreter waits for the others before it runs atexit, and it is there that we stop.
@@ -217,7 +281,9 @@ class Scheduler:
         return self._facts
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
-        """Queue a request that has been checked. Raises EngineBusy or EngineStopped."""
+        """Queue a request that has been checked. Raises EngineBusy, EngineFailed or EngineStopped."""
+        if self._broken:
+            raise EngineFailed(self._broken, self._retry_after())
         with self._door:
             here = self._arrived - self._departed
             if here >= self._max_running + self._max_waiting:
@@ -231,13 +297,27 @@ class Scheduler:
             raise EngineStopped(str(self._ending))
         return ScheduledGeneration(job, self._inbox)
 
+    def prewarm(self, request: GenerationRequest) -> None:
+        """Have a prompt read whenever there is nothing else to do."""
+        self._inbox.put(_Job(next(self._keys), request, warmup=True))
+
     def wake(self) -> None:
         """Have the thread ask its batch again whether it is ready."""
         self._inbox.put(_Order.WAKE)
 
+    def status(self) -> EngineStatus:
+        """What it is doing; the figures may be a step old."""
+        running = sum(not job.warmup for job in list(self._running.values()))
+        waiting = max(0, self._arrived - self._departed - running)
+        if self._ending is not None:
+            return EngineStatus(state="stopped", detail=str(self._ending))
+        if self._broken:
+            return EngineStatus(state="restarting", waiting=waiting, detail=self._broken)
+        return EngineStatus(state="ready" if self._facts else "loading", running=running, waiting=waiting)
+
     def healthy(self) -> bool:
-        """False before `start`, and once the thread has died or been stopped."""
-        return self._facts is not None and self._ending is None
+        """False before `start`, while it restarts, and once it has been stopped."""
+        return self._facts is not None and self._ending is None and not self._broken
 
     def stop(self) -> None:
         """Cancel everything, end the thread and join it. Idempotent, also from atexit or a signal handler."""
@@ -247,26 +327,66 @@ class Scheduler:
             self._thread.join()
 
     def _retry_after(self) -> int:
-        # A place is free as soon as one of the running requests ends.
-        return min(60, max(1, math.ceil(self._mean_seconds / self._max_running)))
+        # A place is free as soon as one of the running requests ends, or the engine has been restarted.
+        seconds = max(self._pause, self._mean_seconds / self._max_running)
+        return min(60, max(1, math.ceil(seconds)))
 
     # -- the engine thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         ending: EngineError = EngineStopped("The engine has been stopped.")
         try:
-            self._facts = self._batch.load()
-            self._started.set()
-            while self._listen():
-                for key, outcome in self._batch.step():
-                    self._deliver(key, outcome)
+            while not self._serve():
+                pass
         except EngineError as error:
             ending = error
         except BaseException as error:  # whatever it is, nobody may be left waiting
             log.exception("The engine thread died.")
-            ending = EngineStopped(f"The engine has died: {type(error).__name__}: {error}")
+            ending = EngineStopped(f"The engine has died: {_name(error)}")
         finally:
             self._end(ending)
+
+    def _serve(self) -> bool:
+        """Load, and step until told to stop (True) or until something breaks (False)."""
+        try:
+            self._facts = self._batch.load(self._report)
+            self._broken, self._pause = "", 0.0
+            self._started.set()
+            while self._listen():
+                for key, outcome in self._batch.step():
+                    self._deliver(key, outcome)
+            return True
+        except Exception as error:
+            if not self._started.is_set():  # it never ran: that is for whoever starts it
+                raise
+            log.exception("The engine broke; it is being restarted.")
+            return not self._get_up(error)
+
+    def _get_up(self, error: Exception) -> bool:
+        """Tell those it concerns, give everything back, and pause if this is not the first time."""
+        self._failures += 1
+        again = self._failures > 1
+        self._pause = min(LONGEST_PAUSE, self._first_pause * 2 ** (self._failures - 2)) if again else 0.0
+        self._broken = f"The engine broke and is being restarted: {_name(error)}"
+        failure = EngineFailed(self._broken, self._retry_after())
+        for job in [*self._running.values(), *(self._waiting if again else ())]:
+            self._depart(job, failure)
+        self._running.clear()
+        self._warmups.clear()
+        if again:
+            self._waiting.clear()
+        try:
+            self._batch.unload()
+        except Exception:
+            log.exception("What was left of the engine could not be unloaded cleanly.")
+        until = monotonic() + self._pause
+        while (left := until - monotonic()) > 0:
+            try:
+                if not self._take(self._inbox.get(timeout=left)):
+                    return False
+            except Empty:
+                break
+        return True
 
     def _listen(self) -> bool:
         """Read the inbox; sleep on it while there is nothing to step. False: stop."""
@@ -274,10 +394,15 @@ class Scheduler:
             while not self._inbox.empty():
                 if not self._take(self._inbox.get()):
                     return False
+            patience = self._give_up_on_the_late()
             self._admit()
             if self._running and self._batch.ready():
                 return True
-            if not self._take(self._inbox.get()):
+            try:
+                message = self._inbox.get(timeout=patience)
+            except Empty:
+                continue
+            if not self._take(message):
                 return False
 
     def _take(self, message: _Job | _Order) -> bool:
@@ -286,11 +411,14 @@ class Scheduler:
                 return False
             case _Order.WAKE:
                 pass
+            case job if job.warmup:
+                self._warmups.append(job)
             case job if job.over:  # ended before we read that it was left
                 pass
             case job if job.left:
                 self._drop(job)
             case job:
+                self._put_warmups_aside()
                 self._waiting.append(job)
         return True
 
@@ -302,22 +430,58 @@ class Scheduler:
             self._waiting.remove(job)
         self._depart(job, None)
 
+    def _put_warmups_aside(self) -> None:
+        for job in [job for job in self._running.values() if job.warmup]:
+            del self._running[job.key]
+            self._batch.remove(job.key)
+            if len(self._warmups) < MOST_WARMUPS:
+                self._warmups.appendleft(job)
+
+    def _give_up_on_the_late(self) -> float | None:
+        """Refuse those who have waited for too long; return the seconds until the next of them has."""
+        soonest: float | None = None
+        for job in [job for job in self._waiting if job.deadline is not None]:
+            assert job.deadline is not None
+            left = job.deadline - monotonic()
+            if left > 0:
+                soonest = left if soonest is None else min(soonest, left)
+                continue
+            self._waiting.remove(job)
+            text = f"The request waited {job.request.patience:g} seconds for its turn and did not get it."
+            self._depart(job, EngineBusy(text, self._retry_after()))
+        return soonest
+
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
-            job = self._waiting.popleft()
-            job.admitted = perf_counter()
+            job = self._waiting[0]
             try:
+                if not self._batch.admits(job.request):
+                    break
+                job.admitted = perf_counter()
                 self._batch.insert(job.key, job.request)
             except EngineError as error:
-                self._depart(job, error)
+                self._depart(self._waiting.popleft(), error)
             except Exception as error:
                 log.exception("A request could not be started.")
-                self._depart(job, EngineError(f"The request could not be started: {error}"))
+                failure = EngineError(f"The request could not be started: {error}")
+                self._depart(self._waiting.popleft(), failure)
             else:
-                self._running[job.key] = job
+                self._running[job.key] = self._waiting.popleft()
+        if self._warmups and not self._running and not self._waiting:
+            job = self._warmups.popleft()
+            try:
+                if self._batch.admits(job.request):
+                    self._batch.insert(job.key, job.request)
+                    self._running[job.key] = job
+            except Exception as error:  # it was only a guess
+                log.debug("A warm-up was given up: %s", error)
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
         job = self._running[key]
+        if job.warmup:
+            if isinstance(outcome, Ended | EngineError):
+                del self._running[key]
+            return
         match outcome:
             case TokenDelta():
                 job.tokens += 1
@@ -329,6 +493,7 @@ class Scheduler:
                 job.outbox.put(outcome)
             case Ended(reason):
                 del self._running[key]
+                self._failures = 0
                 self._mean_seconds += 0.1 * (perf_counter() - job.admitted - self._mean_seconds)
                 self._depart(job, job.finished(reason))
             case EngineError():
@@ -337,6 +502,8 @@ class Scheduler:
 
     def _depart(self, job: _Job, last: Finished | EngineError | None) -> None:
         """Let a job go. Its place is free before anybody can hear that it has ended."""
+        if job.warmup:
+            return
         job.over = True
         self._departed += 1
         job.outbox.put(last)
@@ -354,7 +521,13 @@ class Scheduler:
                 self._depart(job, EngineStopped(str(ending)))
         self._running.clear()
         self._waiting.clear()
-        try:
-            self._batch.unload()
-        except Exception:
-            log.exception("The engine could not be unloaded cleanly.")
+        self._warmups.clear()
+        for give_back in (self._batch.unload, self._batch.close):
+            try:
+                give_back()
+            except Exception:
+                log.exception("The engine could not be unloaded cleanly.")
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -224,8 +224,12 @@ class _ScriptedBatch:
         self.asked: list[Asked] = []
         self.permits: threading.Semaphore | None = None
 
-    def load(self) -> ModelFacts:
+    def load(self, report: Callable[[float], None]) -> ModelFacts:
+        report(1.0)
         return self._facts
+
+    def admits(self, request: GenerationRequest) -> bool:
+        return True
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         asked = Asked(request, self._tokenizer.decode(request.prompt))
@@ -255,6 +259,9 @@ class _ScriptedBatch:
     def unload(self) -> None:
         for key in list(self._plays):
             self.remove(key)
+
+    def close(self) -> None:
+        pass
 
 
 class ScriptedEngine(ThreadedEngine):

@@ -7,24 +7,34 @@ a request that could harm others is looked at here, in the caller's thread, befo
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from .base import EngineRefused
+from .base import EngineRefused, GenerationRequest
 from .scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from .base import Generation, GenerationRequest, Sampling, Tokenizer
+    from .base import EngineStatus, Generation, Sampling, Tokenizer
     from .scheduler import Batch
+
+MOST_LOGPROBS = 20
 
 
 class ThreadedEngine:
     """Loads the batch on its own thread when constructed; raises EngineError if that fails."""
 
-    def __init__(self, batch: Batch, *, max_concurrent: int = 32, max_waiting: int = 256) -> None:
-        self._scheduler = Scheduler(batch, max_running=max_concurrent, max_waiting=max_waiting)
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        max_concurrent: int = 32,
+        max_waiting: int = 256,
+        report: Callable[[float], None] | None = None,
+    ) -> None:
+        self._scheduler = Scheduler(batch, max_running=max_concurrent, max_waiting=max_waiting, report=report)
         self._facts = self._scheduler.start()
 
     @property
@@ -42,12 +52,27 @@ class ThreadedEngine:
         """The model's tokenizer."""
         return self._facts.tokenizer
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """What the model's makers advise, by the names of `Sampling`."""
+        return self._facts.sampling_defaults
+
     def generate(self, request: GenerationRequest) -> Generation:
-        """Queue a request and return at once. Raises EngineRefused, EngineBusy or EngineStopped."""
+        """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         return self._scheduler.submit(self._checked(request))
 
+    def prewarm(self, prompt: Sequence[int]) -> None:
+        """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done."""
+        if 0 < len(prompt) < self.context_length:
+            self._check_ids("The prompt", prompt)
+            self._scheduler.prewarm(GenerationRequest(prompt=prompt, max_tokens=0))
+
+    def status(self) -> EngineStatus:
+        """What it is doing."""
+        return self._scheduler.status()
+
     def healthy(self) -> bool:
-        """False once the engine thread has died or been stopped."""
+        """Whether requests are being served: False while it loads, restarts or is stopped."""
         return self._scheduler.healthy()
 
     def stop(self) -> None:
@@ -61,7 +86,7 @@ class ThreadedEngine:
         self.stop()
 
     def _checked(self, request: GenerationRequest) -> GenerationRequest:
-        """Refuse what cannot run; clip max_tokens to what the context has room for."""
+        """Refuse what cannot run; clip max_tokens to what the context has room for; settle the seed."""
         length, room = len(request.prompt), self.context_length - len(request.prompt)
         if not length:
             raise EngineRefused("The prompt is empty.")
@@ -72,10 +97,18 @@ class ThreadedEngine:
             )
         if request.max_tokens < 1:
             raise EngineRefused(f"max_tokens must be at least 1, not {request.max_tokens}.")
+        if request.logprobs is not None and not 0 <= request.logprobs <= MOST_LOGPROBS:
+            raise EngineRefused(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {request.logprobs}.")
+        if request.adapter is not None and request.adapter not in self._facts.adapters:
+            there = ", ".join(map(repr, self._facts.adapters)) or "none"
+            raise EngineRefused(f"There is no adapter {request.adapter!r}; there is {there}.")
         self._check_ids("The prompt", request.prompt)
         self._check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
         _check_sampling(request.sampling)
-        return replace(request, max_tokens=min(request.max_tokens, room))
+        sampling = request.sampling
+        if sampling.seed is None:  # every reply has a seed; this one nobody knows
+            sampling = replace(sampling, seed=int.from_bytes(os.urandom(8)))
+        return replace(request, max_tokens=min(request.max_tokens, room), sampling=sampling)
 
     def _check_ids(self, where: str, tokens: Sequence[int]) -> None:
         size = self.tokenizer.vocabulary_size
@@ -90,8 +123,9 @@ def _check_sampling(sampling: Sampling) -> None:
             raise EngineRefused(f"{name} must be {what}, not {value}.")
 
     demand("temperature", sampling.temperature, sampling.temperature >= 0, "a number from 0 up")
-    demand("top_p", sampling.top_p, 0 <= sampling.top_p <= 1, "between 0 and 1")
-    demand("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "between 0 and 1")
+    for name in ("top_p", "min_p", "xtc_probability", "xtc_threshold"):
+        value = getattr(sampling, name)
+        demand(name, value, 0 <= value <= 1, "between 0 and 1")
     demand("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more")
     penalty = sampling.repetition_penalty
     demand("repetition_penalty", penalty, penalty > 0, "a number above 0")

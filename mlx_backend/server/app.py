@@ -114,10 +114,18 @@ class App:
         )
 
     def on_health(self, _request: Request) -> Response:
-        """200 while the engine runs, 503 once it has died."""
-        healthy = self._service.engine.healthy()
-        state = {"status": "ok" if healthy else "engine stopped", "model": self._model}
-        return json_response(state, 200 if healthy else 503)
+        """200 while requests are served, 503 while the engine loads, restarts, or has been stopped."""
+        status = self._service.engine.status()
+        ready = status.state == "ready"
+        state: dict[str, Any] = {
+            "status": "ok" if ready else status.state,
+            "model": self._model,
+            "running": status.running,
+            "waiting": status.waiting,
+        }
+        if status.detail:
+            state["detail"] = status.detail
+        return json_response(state, 200 if ready else 503)
 
     def on_models(self, _request: Request) -> Response:
         """List the one model."""

@@ -8,6 +8,7 @@ ApiError                     status, message, param, code: an OpenAI error objec
     ├── HistoryError, EffortError  400  what the conversation core cannot read
     ├── EngineRefused              400  what the engine cannot run
     ├── EngineBusy                 503  with Retry-After
+    ├── EngineFailed               503  with Retry-After: it broke and is being restarted
     ├── EngineStopped              503
     ├── EngineError                500  in the engine's own words
     └── anything else              500  with an id; the cause is in the log under the same id, and only there
@@ -23,7 +24,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.history import HistoryError
-from mlx_backend.engine.base import EngineBusy, EngineError, EngineRefused, EngineStopped
+from mlx_backend.engine.base import EngineBusy, EngineError, EngineFailed, EngineRefused, EngineStopped
 from mlx_backend.service import RequestError
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,9 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineBusy():
             retry = (("Retry-After", str(error.retry_after)),)
             return ApiError(503, str(error), code="queue_full", headers=retry)
+        case EngineFailed():
+            retry = (("Retry-After", str(error.retry_after)),)
+            return ApiError(503, str(error), code="engine_failed", headers=retry)
         case EngineStopped():
             return ApiError(503, str(error), code="engine_stopped")
         case EngineError():

@@ -1,12 +1,10 @@
 """The real engine: the same tokens alone, in a crowd and from a warm cache; and no request harms another."""
 
-import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-import mlx.core as mx
 import mlx_lm
 import pytest
 from engine_models import write_model
@@ -24,10 +22,6 @@ from mlx_backend.engine.base import (
     TokenDelta,
 )
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batching import MLXBatch, cut
-from mlx_backend.engine.mlx.sampling import Choice, Chooser, Guard, greedy, unchanged
-from mlx_backend.engine.scheduler import Ended
-from mlx_backend.engine.threaded import ThreadedEngine
 
 SOON = 60
 QUESTIONS = [
@@ -196,53 +190,6 @@ def test_prefixes_are_reused_across_a_sliding_window_and_from_checkpoints_alone(
         assert [item.token for item in items if isinstance(item, TokenDelta)] == tokens_of(cold, elsewhere)
 
 
-def test_prompts_are_cut_at_checkpoints_into_pieces_that_are_neither_long_nor_single() -> None:
-    for length, after, at, chunk in itertools.product(range(1, 20), range(19), range(1, 20), (4, 5, 16)):
-        if after >= length:
-            continue
-        cuts = cut(length, after=after, at=(at, at + 1), chunk=chunk)
-        sizes = [end - start for start, end in itertools.pairwise(cuts)]
-        assert (cuts[0], cuts[-1]) == (after, length)
-        assert sizes[-1] == 1, "the last token is read by itself"
-        assert all(1 < size <= chunk for size in sizes[:-2])
-        assert all(0 < size <= chunk for size in sizes)
-        if after + 1 < at < length:
-            assert at in cuts
-
-
-def test_a_prompt_that_joins_another_in_mid_read_is_read_as_if_alone(
-    random_model: Path, rambler: Engine
-) -> None:
-    """A checkpoint after one token, taken literally, would corrupt the rotating caches of mlx-lm."""
-    batch = MLXBatch(random_model, prefill_chunk=64, max_concurrent=8, cache_bytes=1 << 30)
-    shorts = [
-        GenerationRequest(
-            prompt=[9 + at * 31 % 380 for at in range(seed, seed + 7)], max_tokens=20, checkpoints=(1,)
-        )
-        for seed in range(12)
-    ]
-
-    def joining(seed: int, short: GenerationRequest) -> list[int]:
-        text = [9 + (seed + at) * 7 % 380 for at in range(64)]
-        batch.insert(0, GenerationRequest(prompt=text, max_tokens=1, checkpoints=(52,)))
-        said: list[int] = []
-        for step in itertools.count():
-            if step == 2:  # the long prompt has its last token left to read
-                batch.insert(1, short)
-            for key, outcome in batch.step():
-                if key == 1 and isinstance(outcome, TokenDelta):
-                    said.append(outcome.token)
-                if key == 1 and isinstance(outcome, Ended):
-                    return said
-        raise AssertionError("the loop only returns")
-
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(batch.load).result()
-        joined = [thread.submit(joining, seed, short).result() for seed, short in enumerate(shorts)]
-        thread.submit(batch.unload).result()
-    assert joined == [tokens_of(rambler, short) for short in shorts]
-
-
 # -- requests and their neighbours --------------------------------------------------------------------------
 
 
@@ -268,39 +215,74 @@ def test_cancelling_one_of_three_leaves_the_other_two_as_they_were(rambler: Engi
     assert [item.token for item in third if isinstance(item, TokenDelta)] == expected[2]
 
 
-class Saboteur(Chooser):
-    """Breaks what a request with this seed is given: its processor (on some call) or its sampler."""
+class Saboteur:
+    """A grammar that allows anything for a while and then breaks."""
 
-    def __call__(self, sampling: Sampling, prompt_length: int) -> Choice:
-        choice = super().__call__(sampling, prompt_length)
-        calls = iter(range(1, 100))
+    def __init__(
+        self, *, mask_at: int = 1000, read_at: int = 1000, mask: Sequence[int] | None = None
+    ) -> None:
+        self._masks = iter(range(mask_at))
+        self._reads = iter(range(read_at))
+        self._mask = mask
 
-        def broken(*_: mx.array) -> mx.array:
-            if next(calls) >= 1000 - (sampling.seed or 0):
-                raise ZeroDivisionError("sabotage")
-            return _[-1]
+    def allowed(self) -> Sequence[int] | None:
+        if next(self._masks, None) is None:
+            if self._mask is not None:
+                return self._mask
+            raise ZeroDivisionError("sabotage")
+        return None
 
-        match sampling.seed:
-            case 999 | 996:  # at the step from prompt to decoding, or in mid-decode
-                return Choice(choice.sampler, (Guard(broken, unchanged),))
-            case 666:
-                return Choice(Guard(lambda logprobs: mx.reshape(logprobs, (3,)), greedy))
-        return choice
+    def advance(self, token: int) -> None:
+        if next(self._reads, None) is None:
+            raise ZeroDivisionError("sabotage")
 
 
-@pytest.mark.parametrize("seed", [999, 996, 666])
-def test_a_request_whose_callables_raise_fails_alone(random_model: Path, rambler: Engine, seed: int) -> None:
-    batch = MLXBatch(random_model, max_concurrent=8, prefill_chunk=16, cache_bytes=0, chooser=Saboteur)
+@pytest.mark.parametrize(
+    "saboteur",
+    [{"mask_at": 0}, {"mask_at": 4}, {"read_at": 0}, {"read_at": 6}, {"mask_at": 2, "mask": ["what", "is"]}],
+    ids=str,
+)
+def test_a_request_whose_grammar_raises_fails_alone(rambler: Engine, saboteur: dict[str, Any]) -> None:
     innocents = [asking(rambler, "fox " * count, max_tokens=30) for count in (1, 3)]
     expected = [tokens_of(rambler, request) for request in innocents]
-    guilty = asking(rambler, "dog", max_tokens=30, sampling=Sampling(temperature=1, seed=seed))
-    with ThreadedEngine(batch) as engine:
-        before, sabotaged, after = (engine.generate(each) for each in (innocents[0], guilty, innocents[1]))
-        with pytest.raises(EngineError, match=r"Choosing the next token failed: .*(sabotage|reshape)"):
-            list(sabotaged)
-        assert [item.token for item in before if isinstance(item, TokenDelta)] == expected[0]
-        assert [item.token for item in after if isinstance(item, TokenDelta)] == expected[1]
-        assert engine.healthy()
+    guilty = asking(rambler, "dog", max_tokens=30, constraint=Saboteur(**saboteur))
+    before, sabotaged, after = (rambler.generate(each) for each in (innocents[0], guilty, innocents[1]))
+    with pytest.raises(EngineError, match=r"Choosing the next token failed"):
+        list(sabotaged)
+    assert [item.token for item in before if isinstance(item, TokenDelta)] == expected[0]
+    assert [item.token for item in after if isinstance(item, TokenDelta)] == expected[1]
+    assert rambler.healthy()
+
+
+class Alternating:
+    """A grammar of two words that take turns."""
+
+    def __init__(self, one: int, other: int) -> None:
+        self._words = [one, other]
+        self.read: list[int] = []
+
+    def allowed(self) -> Sequence[int]:
+        words = [0] * 16
+        next_token = self._words[len(self.read) % 2]
+        words[next_token // 32] = 1 << next_token % 32
+        return words
+
+    def advance(self, token: int) -> None:
+        self.read.append(token)
+
+
+def test_a_grammar_holds_its_own_reply_and_no_other(rambler: Engine) -> None:
+    free = asking(rambler, "fox", max_tokens=20)
+    expected = tokens_of(rambler, free)
+    held = [
+        asking(
+            rambler, "dog", max_tokens=20, constraint=Alternating(70, 301), sampling=Sampling(temperature=t)
+        )
+        for t in (0, 1)
+    ]
+    first, second, third = all_at_once(rambler, [held[0], free, held[1]])
+    assert first == third == [70, 301] * 10
+    assert second == expected
 
 
 # -- what is refused ----------------------------------------------------------------------------------------
@@ -325,6 +307,9 @@ def test_a_request_whose_callables_raise_fails_alone(random_model: Path, rambler
         ({"sampling": Sampling(min_p=2)}, "min_p must be between 0 and 1"),
         ({"sampling": Sampling(repetition_penalty=0)}, "repetition_penalty must be a number above 0"),
         ({"sampling": Sampling(presence_penalty=float("inf"))}, "presence_penalty must be a number"),
+        ({"sampling": Sampling(xtc_probability=2)}, "xtc_probability must be between 0 and 1, not 2"),
+        ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
+        ({"adapter": "pirate"}, "There is no adapter 'pirate'; there is none"),
     ],
 )
 def test_what_could_harm_the_engine_is_refused_by_name(

@@ -2,16 +2,19 @@
 
 import gc
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from mlx_backend.engine.base import (
     EngineBusy,
     EngineError,
+    EngineFailed,
     EngineItem,
     EngineRefused,
+    EngineStatus,
     EngineStopped,
     Finished,
     Generation,
@@ -221,17 +224,58 @@ def test_a_request_that_cannot_be_started_fails_alone() -> None:
         assert text_of(good) == "fine"
 
 
-def test_when_the_engine_dies_everybody_is_told_and_nobody_waits() -> None:
+def test_when_a_step_fails_those_who_run_are_told_and_those_who_wait_are_served_by_the_next_engine() -> None:
     crash = Transcript(text="x", failure=MemoryError("no memory left"))
-    with engine_of(LONG, crash, max_concurrent=2, gated=True) as engine:
-        generations = [engine.generate(request()) for _ in range(4)]
-        engine.advance(3)
-        for generation in generations:
-            with pytest.raises(EngineStopped, match="has died: MemoryError: no memory left"):
+    with engine_of(LONG, crash, "third", "fourth", max_concurrent=2, gated=True) as engine:
+        running = [engine.generate(request()) for _ in range(2)]
+        waiting = [engine.generate(request()) for _ in range(2)]
+        engine.advance(2)
+        for generation in running:
+            with pytest.raises(
+                EngineFailed, match="broke and is being restarted: MemoryError: no memory left"
+            ):
                 list(generation)
-        assert not engine.healthy()
-        with pytest.raises(EngineStopped, match="no memory left"):
-            engine.generate(request())
+        engine.advance(20)
+        assert [text_of(generation) for generation in waiting] == ["third", "fourth"]
+        assert engine.healthy()
+        assert engine.status().state == "ready"
+
+
+def test_an_engine_that_fails_twice_in_a_row_tells_all_and_pauses_and_says_so_meanwhile() -> None:
+    batch = FailingBatch(failures=2)
+    scheduler = Scheduler(batch, max_running=1, first_pause=60)
+    scheduler.start()
+    first, second, third = (scheduler.submit(request()) for _ in range(3))
+    batch.gate.set()
+    for generation in (first, second, third):
+        with pytest.raises(EngineFailed, match="RuntimeError: the device is gone") as failure:
+            list(generation)
+    assert failure.value.retry_after == 60, "as long as the pause"
+    assert batch.loads == 2, "the third start is still to come"
+    assert not scheduler.healthy()
+    assert scheduler.status().state == "restarting"
+    assert "the device is gone" in scheduler.status().detail
+    with pytest.raises(EngineFailed, match="is being restarted"):
+        scheduler.submit(request())
+    scheduler.stop()
+    assert scheduler.status().state == "stopped"
+
+
+def test_an_engine_that_cannot_be_loaded_again_is_tried_until_it_can() -> None:
+    batch = FailingBatch(failures=1, failed_loads=3)
+    scheduler = Scheduler(batch, first_pause=0.001)
+    scheduler.start()
+    broken = scheduler.submit(request())
+    batch.gate.set()
+    with pytest.raises(EngineFailed):
+        list(broken)
+    assert batch.reloaded.wait(SOON)
+    while not scheduler.healthy():  # it is loaded; it says so a moment later
+        pass
+    *_, last = scheduler.submit(request())
+    assert isinstance(last, Finished)
+    assert batch.loads == 5
+    scheduler.stop()
 
 
 def test_stopping_tells_everybody_and_can_be_done_twice_by_anybody() -> None:
@@ -266,11 +310,14 @@ class RecordingBatch:
     def _note(self, name: str) -> None:
         self.calls.append((name, threading.get_ident()))
 
-    def load(self) -> ModelFacts:
+    def load(self, report: Callable[[float], None]) -> ModelFacts:
         self._note("load")
         if self._load_error is not None:
             raise self._load_error
         return ModelFacts(model_id="recording", context_length=10, tokenizer=ScriptedTokenizer())
+
+    def admits(self, request: GenerationRequest) -> bool:
+        return True
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         self._note("insert")
@@ -291,6 +338,127 @@ class RecordingBatch:
         self._note("unload")
         raise RuntimeError("even this must not keep anybody waiting")
 
+    def close(self) -> None:
+        self._note("close")
+
+
+class FailingBatch(RecordingBatch):
+    """Fails its first steps once the gate is open, and some of the loads after that."""
+
+    def __init__(self, failures: int, failed_loads: int = 0) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.reloaded = threading.Event()
+        self.loads = 0
+        self._failures = failures
+        self._failed_loads = failed_loads
+
+    def load(self, report: Callable[[float], None]) -> ModelFacts:
+        self.loads += 1
+        if self.loads > 1 and self._failed_loads:
+            self._failed_loads -= 1
+            raise EngineError("the file is gone")
+        if self.loads > 1:
+            self.reloaded.set()
+        return super().load(report)
+
+    def step(self) -> Iterable[tuple[int, Outcome]]:
+        self.gate.wait(SOON)
+        if self._failures:
+            self._failures -= 1
+            raise RuntimeError("the device is gone")
+        return super().step()
+
+    def unload(self) -> None:
+        self._keys.clear()
+
+
+class RoomyBatch(RecordingBatch):
+    """Has room for requests of so many tokens altogether, and keeps each until it is told to end it."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.inserted: list[GenerationRequest] = []
+        self._sizes: dict[int, int] = {}
+        self.ending = threading.Semaphore(0)
+
+    def admits(self, request: GenerationRequest) -> bool:
+        if request.max_tokens > self.room:
+            raise EngineRefused(f"{request.max_tokens} tokens can never fit into {self.room}.")
+        return sum(self._sizes.values()) + request.max_tokens <= self.room
+
+    def insert(self, key: int, request: GenerationRequest) -> None:
+        self._sizes[key] = request.max_tokens
+        self.inserted.append(request)
+
+    def ready(self) -> bool:
+        return self.ending.acquire(blocking=False)
+
+    def step(self) -> Iterable[tuple[int, Outcome]]:
+        key = next(iter(self._sizes))
+        del self._sizes[key]
+        return [(key, Ended("stop"))]
+
+    def remove(self, key: int) -> None:
+        del self._sizes[key]
+
+
+def test_what_must_wait_for_room_waits_in_its_turn_and_what_can_never_fit_is_refused() -> None:
+    batch = RoomyBatch(room=100)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    first, second, third, giant, fourth = (
+        scheduler.submit(request(max_tokens=size)) for size in (60, 60, 30, 101, 20)
+    )
+    for generation in (first, second, third, fourth):
+        batch.ending.release()
+        scheduler.wake()
+        assert isinstance(generation.next(SOON), Finished)
+    with pytest.raises(EngineRefused, match="101 tokens can never fit"):
+        giant.next(SOON)
+    assert [each.max_tokens for each in batch.inserted] == [60, 60, 30, 20]
+    scheduler.stop()
+
+
+def test_a_request_that_waits_for_longer_than_its_patience_is_told_when_to_come_back() -> None:
+    batch = RoomyBatch(room=100)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    running = scheduler.submit(request(max_tokens=100))
+    late = scheduler.submit(replace(request(max_tokens=50), patience=0.01))
+    with pytest.raises(EngineBusy, match=r"waited 0.01 seconds for its turn") as refusal:
+        late.next(SOON)
+    assert refusal.value.retry_after >= 1
+    assert scheduler.status() == EngineStatus(state="ready", running=1, waiting=0)
+    batch.ending.release()
+    scheduler.wake()
+    assert isinstance(running.next(SOON), Finished)
+    scheduler.stop()
+
+
+def test_warm_ups_run_while_nobody_waits_and_are_put_aside_as_soon_as_somebody_does() -> None:
+    batch = RoomyBatch(room=100)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    guess = request("what may come next", max_tokens=0)
+    scheduler.prewarm(guess)
+    asked = scheduler.submit(request(max_tokens=10))
+    batch.ending.release()
+    scheduler.wake()
+    assert isinstance(asked.next(SOON), Finished)
+    batch.ending.release()
+    scheduler.wake()
+    after = scheduler.submit(request(max_tokens=11))
+    batch.ending.release()
+    scheduler.wake()
+    assert isinstance(after.next(SOON), Finished)
+    scheduler.stop()
+    asked_for = [each.max_tokens for each in batch.inserted if each is not guess]
+    assert asked_for == [10, 11]
+    assert guess in batch.inserted
+    assert scheduler.status().running == 0, "nobody counts a warm-up"
+
 
 def test_loading_stepping_and_unloading_happen_on_one_thread_that_is_not_ours() -> None:
     batch = RecordingBatch()
@@ -300,7 +468,7 @@ def test_loading_stepping_and_unloading_happen_on_one_thread_that_is_not_ours() 
     assert scheduler.healthy()
     list(scheduler.submit(request()))
     scheduler.stop()
-    assert [name for name, _ in batch.calls] == ["load", "insert", "step", "unload"]
+    assert [name for name, _ in batch.calls] == ["load", "insert", "step", "unload", "close"]
     assert len({thread for _, thread in batch.calls}) == 1
     assert threading.get_ident() not in {thread for _, thread in batch.calls}
 
@@ -312,7 +480,7 @@ def test_an_idle_thread_sleeps() -> None:
     for _ in range(5):
         scheduler.wake()
     scheduler.stop()
-    assert [name for name, _ in batch.calls] == ["load", "unload"]
+    assert [name for name, _ in batch.calls] == ["load", "unload", "close"]
 
 
 def test_a_failed_load_is_raised_to_whoever_started_it_and_leaves_no_thread() -> None:
@@ -321,6 +489,6 @@ def test_a_failed_load_is_raised_to_whoever_started_it_and_leaves_no_thread() ->
     with pytest.raises(EngineRefused, match="there is no such model"):
         scheduler.start()
     assert not scheduler.healthy()
-    assert [name for name, _ in batch.calls] == ["load", "unload"]
+    assert [name for name, _ in batch.calls] == ["load", "unload", "close"]
     with pytest.raises(EngineStopped, match="there is no such model"):
         scheduler.submit(request())

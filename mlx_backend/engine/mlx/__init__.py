@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from ..options import EngineOptions
 from ..threaded import ThreadedEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-
-DEFAULT_CACHE_BYTES = 2 << 30
 
 
 def load_engine(
     model: str | Path,
+    options: EngineOptions | None = None,
     *,
     model_id: str | None = None,
-    context_length: int | None = None,
-    max_concurrent: int = 32,
-    prefill_chunk: int = 512,
-    max_waiting: int = 256,
-    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    report: Callable[[float], None] | None = None,
+    **changes: Any,
 ) -> ThreadedEngine:
     """Load a model folder or Hugging Face repository and start its engine thread.
 
-    `model_id` is the name clients use (else the repository's or the folder's name), `context_length` a limit
-    below the model's own. A running stream waits for at most one `prefill_chunk` of each prompt that is being
-    read. `cache_bytes` bounds the memory for reusable prompt prefixes; 0 turns reuse off.
+    `model_id` is the name clients use (else the repository's or the folder's name). `changes` are single
+    fields of `EngineOptions`. `report` hears on the engine's thread how far loading has come, from 0 to 1.
     Raises EngineError with a text for people.
     """
     from .batching import MLXBatch
 
-    batch = MLXBatch(
-        model,
-        model_id=model_id,
-        context_length=context_length,
-        max_concurrent=max_concurrent,
-        prefill_chunk=prefill_chunk,
-        cache_bytes=cache_bytes,
+    chosen = replace(options or EngineOptions(), **changes)
+    return ThreadedEngine(
+        MLXBatch(model, chosen, model_id=model_id),
+        max_concurrent=chosen.max_concurrent,
+        max_waiting=chosen.max_waiting,
+        report=report,
     )
-    return ThreadedEngine(batch, max_concurrent=max_concurrent, max_waiting=max_waiting)

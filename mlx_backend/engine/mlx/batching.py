@@ -1,189 +1,517 @@
-"""The batch on mlx-lm's `BatchGenerator`: prompts read in chunks, decoded together, prefixes reused.
+"""The batch on MLX: prompts read in chunks, replies decoded together, prefixes reused, memory watched.
 
 Runs on the engine thread only (see scheduler.py), where the model is loaded too: MLX's streams belong to
 threads. Requests arrive here checked; nothing of them may raise inside a step.
+
+A step says one token for every reply and then reads one chunk of prompts, so a running stream never waits for
+more than that chunk. Each prompt is read by itself: its text does not depend on who is read beside it, and a
+mistake in it is its own.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from dataclasses import dataclass
-from itertools import pairwise
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.generate import maybe_set_recommended_wired_limit
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..base import EngineError, Progress, TokenDelta
 from ..scheduler import Ended, ModelFacts
 from .caches import PrefixCache
-from .loading import load_model
-from .sampling import Chooser
+from .decoding import Decoder, Row
+from .drafting import ModelDrafter, TextDrafter
+from .loading import load_draft, load_model, with_adapter
+from .memory import CACHE_SHARE, CacheCost, Ledger, device_limit
+from .sampling import Choice, text_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ..base import GenerationRequest
+    from ..options import EngineOptions
     from ..scheduler import Outcome
-    from .detokenizing import TextStream
-    from .sampling import Choice
+    from .decoding import Layers
+    from .disk import DiskCheckpoints
+    from .drafting import Drafter
+    from .loading import LoadedModel
 
-# Prompts read at the same time. A running stream waits for a chunk of each of them.
-PREFILL_TOGETHER = 4
+log = logging.getLogger(__name__)
+
+LEAST_CHUNK, MOST_CHUNK = 64, 2048  # tokens
+FIRST_CHUNK = 256
+LONGEST_STALL = 0.25  # seconds that a running stream should wait for a chunk at most
+LONGEST_CHUNK_SECONDS = 1.0  # where nobody runs, but somebody may come
+EXPECTED_TOKENS = 2048  # set aside for a reply whose length nobody knows
+WORTH_KEEPING = 64  # tokens of a prompt that was given up half-way
+STEPS_BETWEEN_CLEANINGS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    key: int
-    request: GenerationRequest
-    cached: int
-    checkpoints: frozenset[int]
-    choice: Choice
-    text: TextStream
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A prompt on its way into a cache. `layers` is None until its first piece is read."""
+
+    row: Row
+    marks: tuple[int, ...]  # positions to stop at, ascending; the last is the prompt's end
+    layers: Layers | None = None
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.marks[-1] - self.done
 
 
-def cut(length: int, *, after: int, at: Iterable[int], chunk: int) -> list[int]:
-    """Cut the part of a prompt that is still to be read: the ends of its pieces, from `after` to `length`.
+class _Pace:
+    """How large a chunk may be: as large as fits into the longest stall, measured on this machine."""
 
-    A piece ends at each position of `at` and holds at most `chunk` tokens; the last token is a piece by itself,
-    as the generator wants it. No piece but that and the one before it is a single token, and a cut that would
-    make one is left out: after a step of one token the rotating caches of mlx-lm are in decoding order, and the
-    mask they make for the next longer step (0.32.2) hides a token too many.
-    """
-    last = length - 1
-    cuts = [after]
-    for end in sorted({position for position in at if after < position < last} | {last}):
-        size = end - cuts[-1]
-        if size > 1 or end == last:
-            count = -(-size // chunk)
-            cuts += [cuts[-1] + size * part // count for part in range(1, count + 1)]
-    return [*cuts, length]
+    def __init__(self, fixed: int | None) -> None:
+        self._fixed = fixed
+        self._rate: float | None = None  # tokens a second
+
+    def chunk(self, *, others: bool) -> int:
+        """Return the tokens to read in this step; `others` are waiting for theirs meanwhile."""
+        if self._fixed is not None:
+            return self._fixed
+        if self._rate is None:
+            return FIRST_CHUNK
+        seconds = LONGEST_STALL if others else LONGEST_CHUNK_SECONDS
+        return max(LEAST_CHUNK, min(MOST_CHUNK, int(self._rate * seconds)))
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk that was read; short ones say little."""
+        if tokens >= LEAST_CHUNK and seconds > 0:
+            rate = tokens / seconds
+            self._rate = rate if self._rate is None else 0.7 * self._rate + 0.3 * rate
 
 
 class MLXBatch:
     """Implements the scheduler's `Batch`."""
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        model_id: str | None = None,
-        context_length: int | None = None,
-        max_concurrent: int,
-        prefill_chunk: int,
-        cache_bytes: int,
-        chooser: type[Chooser] = Chooser,
-    ) -> None:
-        if prefill_chunk < 4:
-            raise EngineError(f"A prefill chunk of {prefill_chunk} tokens is too small; 4 are the least.")
+    def __init__(self, model: str | Path, options: EngineOptions, *, model_id: str | None = None) -> None:
+        if options.prefill_chunk is not None and options.prefill_chunk < 1:
+            raise EngineError(f"A prefill chunk of {options.prefill_chunk} tokens is too small.")
         self._source = model
+        self._options = options
         self._model_id = model_id
-        self._context_length = context_length
-        self._max_concurrent = max_concurrent
-        self._prefill_chunk = prefill_chunk
-        self._chooser_type = chooser
-        self._prefixes = PrefixCache(cache_bytes)
-        self._running: dict[int, _Running] = {}  # by the generator's uid
-        self._uids: dict[int, int] = {}  # by the scheduler's key
+        self._wired: int | None = None
+        self._reset()
 
-    def load(self) -> ModelFacts:
-        """Load the model on this thread."""
-        model = load_model(self._source)
-        limit = self._context_length
+    def _reset(self) -> None:
+        self._model: LoadedModel | None = None
+        self._draft: Any = None
+        self._networks: dict[str, Any] = {}  # by adapter; "" is the model as it is
+        self._decoders: dict[str, list[Decoder]] = {}
+        self._readings: list[_Reading] = []
+        self._rows: dict[int, Row] = {}
+        self._put_off: deque[Row] = deque()  # for want of memory, in the middle of their replies
+        self._prefixes = PrefixCache(0)
+        self._disk: DiskCheckpoints | None = None
+        self._steps = 0
+
+    # -- the model -------------------------------------------------------------------------------------------
+
+    def load(self, report: Callable[[float], None]) -> ModelFacts:
+        """Load the model on this thread, warm it up, and see how much memory is left."""
+        options = self._options
+        model = self._model = load_model(self._source, options, report)
+        limit = options.context_length
         if limit is not None and not 0 < limit <= model.context_length:
             raise EngineError(
                 f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
             )
-        self._tokenizer = model.tokenizer
-        self._chooser = self._chooser_type(
-            model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys()
-        )
-        self._generator = BatchGenerator(
-            model.network,
-            stop_tokens=[[token] for token in sorted(model.end_tokens)],
-            completion_batch_size=self._max_concurrent,
-            prefill_batch_size=min(PREFILL_TOGETHER, self._max_concurrent),
-            prefill_step_size=self._prefill_chunk,
-        )
+        self._wired = maybe_set_recommended_wired_limit()
+        self._networks = {"": model.network}
+        self._decoders = {}
+        for name in options.adapters:
+            self._networks[name] = with_adapter(model, options, name)
+        if options.adapter is not None and options.adapter not in options.adapters:
+            raise EngineError(f"There is no adapter {options.adapter!r}.")
+        self._text = text_tokens(model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys())
+        self._pace = _Pace(options.prefill_chunk)
+        layers = self._fresh_layers("")
+        self._together = all(_can_merge(layer) for layer in layers)
+        if not self._together:
+            kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
+            log.warning(
+                "Caches of this kind cannot be batched (%s): replies take turns, token by token.", kinds
+            )
+        self._set_up_drafts(model, layers)
+        cost = CacheCost(*self._warm_up(layers))
+        weights = mx.get_active_memory()
+        memory = options.memory_bytes or device_limit()
+        self._ledger = Ledger(memory, weights, cost, padded=self._together)
+        self._ledger.check(1, "A single token")
+        cache_bytes = options.cache_bytes
+        if cache_bytes is None:
+            cache_bytes = int(max(0, self._ledger.room) * CACHE_SHARE)
+        self._prefixes = PrefixCache(cache_bytes)
+        if options.cache_folder is not None:
+            from .disk import DiskCheckpoints, model_fingerprint
+
+            extra = f"kv_bits={options.kv_bits}/{options.kv_group_size}"
+            self._disk = DiskCheckpoints(
+                options.cache_folder,
+                max_bytes=options.cache_folder_bytes,
+                fingerprint=model_fingerprint(model.folder, extra),
+            )
+            self._disk.open()
+        report(1.0)
         return ModelFacts(
             model_id=self._model_id or model.name,
             context_length=limit or model.context_length,
             tokenizer=model.tokenizer,
+            sampling_defaults=model.sampling_defaults,
+            adapters=tuple(options.adapters),
         )
 
+    def unload(self) -> None:
+        """Give the memory back."""
+        if self._disk is not None:
+            self._disk.close()
+        self._reset()
+        if self._wired is not None:
+            mx.synchronize()
+            mx.set_wired_limit(self._wired)
+            self._wired = None
+        mx.clear_cache()
+
+    def close(self) -> None:
+        """Leave MLX's streams of this thread in order.
+
+        A thread that used MLX and ends without this aborts the process when the interpreter exits.
+        """
+        mx.synchronize()
+        mx.clear_streams()
+
+    def _warm_up(self, layers: Layers) -> tuple[Layers, int]:
+        """Run the network once, which compiles its kernels and shows the shapes of its caches."""
+        count = 8
+        self._networks[""](mx.array([[0] * count]), cache=layers)
+        mx.eval([layer.state for layer in layers])
+        mx.clear_cache()
+        return layers, count
+
+    def _set_up_drafts(self, model: LoadedModel, layers: Layers) -> None:
+        options = self._options
+        if options.draft_model is None and not options.draft_from_text:
+            return
+        stuck = sorted({type(layer).__name__ for layer in layers if not _can_rewind(layer)})
+        if stuck:
+            raise EngineError(
+                f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be taken back."
+            )
+        if options.draft_model is not None:
+            self._draft = load_draft(options.draft_model, options, model)
+        log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")
+
+    def _fresh_layers(self, space: str) -> Layers:
+        options, network = self._options, self._networks[space]
+        if options.max_kv_size is not None and hasattr(network, "make_cache"):
+            raise EngineError(
+                "--max-kv-size is not possible with this model, which makes its own caches; limit the context "
+                "with --context-length instead."
+            )
+        layers: Layers = make_prompt_cache(network, options.max_kv_size)
+        if options.kv_bits is None:
+            return layers
+        if other := sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}):
+            raise EngineError(
+                f"--kv-bits is not possible with this model: its {', '.join(other)} cannot be quantised."
+            )
+        return [
+            layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers
+        ]
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def admits(self, request: GenerationRequest) -> bool:
+        """Whether its caches fit beside those that are there; raises EngineRefused if they never can."""
+        tokens = _expected(request)
+        reply = tokens - len(request.prompt)
+        self._ledger.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
+        if self._put_off:
+            return False
+        return not self._rows or self._ledger.fits(tokens, self._space(request))
+
     def insert(self, key: int, request: GenerationRequest) -> None:
-        """Begin a request, with the longest prefix of its prompt that is known already."""
-        prompt = list(request.prompt)
-        cached, layers = self._prefixes.longest(prompt)
-        wanted = (*request.checkpoints, len(prompt) - 1) if self._prefixes.enabled else ()
-        cuts = cut(len(prompt), after=cached, at=wanted, chunk=self._prefill_chunk)
-        choice = self._chooser(request.sampling, len(prompt))
-        [uid] = self._generator.insert_segments(
-            [[prompt[start:end] for start, end in pairwise(cuts)]],
-            max_tokens=[request.max_tokens],
-            caches=[layers],
-            all_tokens=[prompt[:cached]],  # a list of its own: the generator appends to it
-            samplers=[choice.sampler],
-            logits_processors=[list(choice.processors)],
+        """Begin a request."""
+        assert self._model is not None
+        choice = Choice(request, self._text)
+        row = Row(
+            key,
+            request,
+            choice,
+            self._model.tokenizer.text_stream(),
+            list(request.prompt),
+            self._model.end_tokens,
         )
-        text = self._tokenizer.text_stream()
-        self._running[uid] = _Running(key, request, cached, frozenset(wanted) & frozenset(cuts), choice, text)
-        self._uids[key] = uid
+        row.memory = choice.memory_of(())
+        row.drafter = self._drafter()
+        self._begin(row, _expected(request))
 
     def ready(self) -> bool:
         """There is always a token or a chunk to compute."""
         return True
 
-    def step(self) -> Iterable[tuple[int, Outcome]]:
-        """Decode one token for everybody, then read one chunk of the prompts that wait."""
-        prompts, tokens = self._generator.next()
-        for response in tokens:
-            running = self._running[response.uid]
-            yield running.key, TokenDelta(response.token, running.text.push(response.token))
-            if response.finish_reason is not None:
-                self._keep(response.all_tokens, response.prompt_cache)
-                self._forget(response.uid)
-                yield running.key, Ended(response.finish_reason)
-        for response in prompts:
-            running = self._running[response.uid]
-            done = running.cached + response.progress[0]
-            if response.end_of_segment and done in running.checkpoints:
-                self._checkpoint(response.uid, running.request, done)
-            yield running.key, Progress(done, len(running.request.prompt), running.cached)
-        for uid, running in list(self._running.items()):
-            if running.choice.error is not None:
-                self._generator.remove([uid])
-                self._forget(uid)
-                yield running.key, EngineError(f"Choosing the next token failed: {running.choice.error}")
+    def step(self) -> Iterator[tuple[int, Outcome]]:
+        """Say one token for everybody, then read one chunk of the prompts that wait."""
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_CLEANINGS == 0:
+            mx.clear_cache()
+        for space in list(self._decoders):
+            for decoder in self._decoders[space]:
+                yield from self._decode(space, decoder)
+        self._bring_back()
+        if self._readings:
+            yield from self._read()
 
     def remove(self, key: int) -> None:
         """Drop a request that nobody wants any more."""
-        uid = self._uids[key]
-        self._generator.remove([uid])
-        self._forget(uid)
+        row = self._rows[key]
+        if row in self._put_off:
+            self._put_off.remove(row)
+        else:
+            self._take_out(row)
+        self._forget(row)
 
-    def unload(self) -> None:
-        """Give the memory back, and leave MLX's streams of this thread in order.
+    def _begin(self, row: Row, expected: int) -> None:
+        self._ledger.reserve(row.key, expected, self._space(row.request))
+        self._shrink_prefixes()
+        end = len(row.tokens)
+        marks = {*row.request.checkpoints, end - 1} if self._keeps else {end - 1}
+        if row.request.max_tokens == 0:  # to be kept whole, and nothing said behind it
+            marks = set()
+        self._readings.append(_Reading(row, tuple(sorted({mark for mark in marks if mark > 0} | {end}))))
+        self._rows[row.key] = row
 
-        A thread that used MLX and ends without this aborts the process when the interpreter exits.
+    def _shrink_prefixes(self) -> None:
+        self._prefixes.shrink(max(0, self._ledger.room - self._ledger.used))
+
+    def _forget(self, row: Row) -> None:
+        self._rows.pop(row.key, None)
+        self._ledger.release(row.key)
+
+    def _drafter(self) -> Drafter | None:
+        if self._draft is not None:
+            return ModelDrafter(self._draft)
+        return TextDrafter() if self._options.draft_from_text else None
+
+    def _space(self, request: GenerationRequest) -> str:
+        return request.adapter or self._options.adapter or ""
+
+    # -- replies ---------------------------------------------------------------------------------------------
+
+    def _decode(self, space: str, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+        ended: list[Row] = []
+        for said in decoder.step():
+            row = said.row
+            if row.choice.error is not None:
+                continue
+            yield row.key, TokenDelta(said.token, row.text.push(said.token), said.logprobs)
+            if said.reason is not None:
+                ended.append(row)
+                yield row.key, Ended(said.reason)
+        broken = [row for row in decoder.rows if row.choice.error is not None]
+        for row in broken:
+            yield row.key, EngineError(f"Choosing the next token failed: {row.choice.error}")
+        kept = decoder.leave([*ended, *broken], wanted=ended if self._keeps else ())
+        for row in [*ended, *broken]:
+            if row.key in kept:
+                self._keep(row, row.tokens, kept[row.key], persist=False)
+            self._forget(row)
+        self._tidy(space)
+        yield from self._make_room(decoder)
+
+    def _make_room(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+        """Set more aside for replies that grow longer than expected, or put the youngest off until it fits."""
+        for row in list(decoder.rows):
+            if row in self._put_off or len(row.tokens) < self._ledger.reserved(row.key):
+                continue
+            space = self._space(row.request)
+            most = len(row.request.prompt) + row.request.max_tokens
+            self._ledger.reserve(row.key, min(most, len(row.tokens) + EXPECTED_TOKENS), space)
+            self._shrink_prefixes()
+            while self._ledger.used > self._ledger.room:
+                others = [other for other in self._rows.values() if other not in self._put_off]
+                if len(others) == 1:  # alone, and still no room: this is as long as it can get
+                    decoder.leave([row])
+                    self._tidy(space)
+                    self._forget(row)
+                    yield row.key, Ended("length")
+                    break
+                self._put_one_off(max(others, key=lambda other: other.key))
+
+    def _put_one_off(self, row: Row) -> None:
+        """Take a reply out; it is read again, from its prompt to its last word, when there is room."""
+        log.info("Memory is short: a reply of %d tokens so far has to wait.", row.said)
+        self._take_out(row)
+        self._ledger.release(row.key)
+        row.chosen = row.said
+        row.memory = row.choice.memory_of(row.tokens[len(row.request.prompt) :])
+        row.report = None
+        self._put_off.append(row)
+
+    def _bring_back(self) -> None:
+        while self._put_off:
+            row = self._put_off[0]
+            tokens = len(row.tokens) + min(row.request.max_tokens - row.said, EXPECTED_TOKENS)
+            alone = len(self._put_off) == len(self._rows)
+            if not (alone or self._ledger.fits(tokens, self._space(row.request))):
+                return
+            self._begin(self._put_off.popleft(), tokens)
+
+    def _take_out(self, row: Row) -> None:
+        """Take a row out of wherever it is."""
+        for reading in self._readings:
+            if reading.row is row:
+                self._readings.remove(reading)
+                if reading.layers is not None and reading.done - row.cached >= WORTH_KEEPING:
+                    self._keep(row, row.tokens[: reading.done], reading.layers)
+                return
+        space = self._space(row.request)
+        for decoder in self._decoders.get(space, ()):
+            if row in decoder.rows:
+                decoder.leave([row])
+        self._tidy(space)
+
+    def _tidy(self, space: str) -> None:
+        self._decoders[space] = [decoder for decoder in self._decoders[space] if decoder.rows]
+        if not self._decoders[space]:
+            del self._decoders[space]
+
+    # -- prompts ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> Iterator[tuple[int, Outcome]]:
+        """Read one chunk, of several prompts if they are short."""
+        left = self._pace.chunk(others=bool(self._decoders) or len(self._readings) > 1)
+        for reading, share in self._shares(left):
+            row = reading.row
+            started = perf_counter()
+            before = reading.done
+            try:
+                logits = self._read_some(reading, share)
+            except Exception as error:
+                log.exception("A prompt could not be read.")
+                self._readings.remove(reading)
+                self._forget(row)
+                yield row.key, EngineError(f"The prompt could not be read: {error}")
+                continue
+            self._pace.measured(reading.done - max(before, row.cached), perf_counter() - started)
+            if not row.said:
+                yield row.key, Progress(reading.done, len(row.tokens), row.cached)
+            if reading.left:
+                continue
+            self._readings.remove(reading)
+            assert reading.layers is not None
+            if row.request.max_tokens == 0:
+                self._forget(row)
+                yield row.key, Ended("length")
+            else:
+                assert logits is not None
+                self._start_decoding(row, reading.layers, logits)
+
+    def _shares(self, budget: int) -> Iterator[tuple[_Reading, int]]:
+        """Deal the chunk out: all the first needs, or half of it if others could be done with the other half.
+
+        A prompt is looked up among the prefixes when its turn comes: the one before it may just have left one.
         """
-        generator = self.__dict__.pop("_generator", None)
-        if generator is not None:
-            generator.close()
-        self._prefixes.clear()
-        self._running.clear()
-        mx.synchronize()
-        mx.clear_streams()
+        first, *others = self._readings
+        needed = self._to_read(first)
+        if needed > budget:
+            others = [other for other in others if self._at_most(other) <= budget // 2]
+            needed = budget // 2 if others else budget
+        yield first, needed
+        budget -= needed
+        for reading in others:
+            needed = self._to_read(reading)
+            if needed > budget:
+                break
+            yield reading, needed
+            budget -= needed
 
-    def _forget(self, uid: int) -> None:
-        del self._uids[self._running.pop(uid).key]
+    def _to_read(self, reading: _Reading) -> int:
+        if reading.layers is None:
+            self._find_prefix(reading)
+        return reading.left
 
-    def _checkpoint(self, uid: int, request: GenerationRequest, position: int) -> None:
-        prefix = request.prompt[:position]
-        if not self._prefixes.has(prefix):
-            layers, _ = self._generator.extract_cache([uid])[uid]
-            self._prefixes.keep(prefix, layers)
+    def _at_most(self, reading: _Reading) -> int:
+        if reading.layers is not None:
+            return reading.left
+        return reading.left - self._prefixes.covered(reading.row.tokens, self._space(reading.row.request))
 
-    def _keep(self, tokens: list[int], layers: list[Any]) -> None:
-        if self._prefixes.enabled:
-            self._prefixes.keep(tokens, layers)
+    def _find_prefix(self, reading: _Reading) -> None:
+        """Begin with the longest prefix that is known, here or on disk."""
+        row = reading.row
+        space, most = self._space(row.request), reading.marks[-2] if len(reading.marks) > 1 else 0
+        if row.request.max_tokens == 0:
+            most = reading.marks[-1]
+        known, layers = self._prefixes.longest(row.tokens[:most], space)
+        if self._disk is not None and not space:
+            stored = self._disk.longest(row.tokens[:most], beyond=known)
+            if stored is not None and (read := self._disk.read(stored)) is not None:
+                known, layers = stored.length, read
+                self._prefixes.keep(row.tokens[:known], layers, space)
+        reading.layers = layers if layers is not None else self._fresh_layers(space)
+        reading.done = row.cached = known
+
+    def _read_some(self, reading: _Reading, count: int) -> mx.array | None:
+        """Read up to `count` tokens, stopping at marks to keep the caches; return the last token's logits."""
+        row, tokens = reading.row, reading.row.tokens
+        assert reading.layers is not None
+        network = self._networks[self._space(row.request)]
+        end, until = len(tokens), min(reading.done + count, len(tokens))
+        while reading.done < until:
+            stop = min(until, next(mark for mark in reading.marks if mark > reading.done))
+            logits = network(mx.array([tokens[reading.done : stop]]), cache=reading.layers)
+            reading.done = stop
+            if stop == end and row.request.max_tokens:
+                last: mx.array = logits[:, -1]
+                return last
+            mx.eval([layer.state for layer in reading.layers])
+            if stop in reading.marks:
+                self._keep(row, tokens[:stop], reading.layers)
+        mx.clear_cache()
+        return None
+
+    def _start_decoding(self, row: Row, layers: Layers, logits: mx.array) -> None:
+        space = self._space(row.request)
+        decoders = self._decoders.setdefault(space, [])
+        if not decoders or not self._together:
+            drafts = self._options.draft_tokens if row.drafter is not None else 0
+            decoders.append(Decoder(self._networks[space], drafts=drafts))
+        decoders[-1].join(row, layers, logits)
+
+    # -- prefixes --------------------------------------------------------------------------------------------
+
+    @property
+    def _keeps(self) -> bool:
+        return self._prefixes.enabled or self._disk is not None
+
+    def _keep(self, row: Row, tokens: list[int], layers: Layers, *, persist: bool = True) -> None:
+        if not self._keeps:
+            return
+        space = self._space(row.request)
+        self._prefixes.keep(tokens, layers, space)
+        if persist and self._disk is not None and not space and not self._disk.has(tokens):
+            self._disk.write(tokens, layers)
+
+
+def _expected(request: GenerationRequest) -> int:
+    """Return how many tokens to set memory aside for."""
+    reply = request.max_tokens
+    if request.expected_tokens is not None:
+        reply = min(reply, max(request.expected_tokens, 1))
+    return len(request.prompt) + reply
+
+
+def _can_merge(layer: Any) -> bool:
+    return hasattr(layer, "merge") and not getattr(layer, "keep", 0)
+
+
+def _can_rewind(layer: Any) -> bool:
+    return bool(layer.is_trimmable())

@@ -1,39 +1,53 @@
 """Prompt prefixes that need not be read again.
 
-The KV cache of a model with sliding windows (gpt-oss) cannot be cut back to an earlier position, so whole
-caches are kept as they stood at a checkpoint: the end of the system part, of the history, of the prompt, of
-the answer. One rule for every model: the longest kept prefix of a prompt is reused, never a part of one. What
-is kept is never changed; a batch copies it when it takes it in. The bytes are bounded, and the least recently
-used goes first.
+The KV cache of a model with sliding windows (gpt-oss) cannot be cut back to an earlier position, so caches
+are kept as they stood at a checkpoint: the end of the system part, of the history, of the prompt, of the
+answer. One rule for every model: the longest kept prefix of a prompt is reused, never a part of one. What is
+kept is never changed: whoever reuses it gets arrays that are copied when they are first written to.
+
+Checkpoints of one conversation share what they have in common. The layers that hold every token are kept once,
+in the longest of them, and are views of it in the others; of those a checkpoint has only its windows to itself.
+
+The bytes are bounded. What goes first is what is worth least for its size (GreedyDual-Size, Cao and Irani
+1997): worth is the number of tokens that would have to be read again, which for a checkpoint with a shorter
+one before it are only those between the two, and everything ages by what was given up before it.
 """
 
 from __future__ import annotations
 
+import copy
 from array import array
-from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+type Layers = list[Any]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Kept:
-    layers: list[Any]
-    nbytes: int
+    space: str
+    tokens: bytes
+    layers: Layers
+    own: int  # bytes that nobody else holds
+    priority: float = 0.0
+    inside: _Kept | None = None  # the longer one that its shareable layers are views of
+    views: list[_Kept] = field(default_factory=list)
 
 
 class PrefixCache:
-    """Token prefixes and the KV caches that hold them."""
+    """Token prefixes and the KV caches that hold them. A `space` (an adapter) never sees another's."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self._kept: dict[tuple[str, bytes], _Kept] = {}
         self._nbytes = 0
-        # By the prefix's tokens, written as bytes: comparing two prefixes is then one memcmp.
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._age = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -43,45 +57,175 @@ class PrefixCache:
     @property
     def enabled(self) -> bool:
         """Whether anything is ever kept."""
-        return self._max_bytes > 0
+        return self.max_bytes > 0
 
-    def longest(self, prompt: Sequence[int]) -> tuple[int, list[Any] | None]:
-        """Find the longest kept prefix that leaves at least the last token to be read."""
-        tokens = _as_bytes(prompt[:-1])
-        best = max((key for key in self._kept if tokens.startswith(key)), key=len, default=None)
-        if best is None:
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def longest(self, prompt: Sequence[int], space: str = "") -> tuple[int, Layers | None]:
+        """Find the longest kept prefix of the prompt, and layers that the caller may write to."""
+        tokens = as_bytes(prompt)
+        found = self._longest(space, tokens)
+        if found is None:
             return 0, None
-        self._kept.move_to_end(best)
-        return len(best) // 4, self._kept[best].layers
+        self._appreciate(found)
+        return len(found.tokens) // 4, [alias(layer) for layer in found.layers]
 
-    def has(self, tokens: Sequence[int]) -> bool:
+    def covered(self, prompt: Sequence[int], space: str = "") -> int:
+        """Return how many tokens of the prompt need not be read, without counting it as use."""
+        found = self._longest(space, as_bytes(prompt[:-1]))
+        return len(found.tokens) // 4 if found is not None else 0
+
+    def has(self, tokens: Sequence[int], space: str = "") -> bool:
         """Whether exactly this prefix is kept; it then counts as used."""
-        key = _as_bytes(tokens)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return True
-        return False
+        found = self._kept.get((space, as_bytes(tokens)))
+        if found is not None:
+            self._appreciate(found)
+        return found is not None
 
-    def keep(self, tokens: Sequence[int], layers: list[Any]) -> None:
-        """Keep the KV cache of a prefix, unless it alone is too large."""
-        nbytes = sum(layer.nbytes for layer in layers)
-        if nbytes > self._max_bytes:
-            return
-        # Evaluated now, or it would hold on to the whole batch it was cut from.
+    def keep(self, tokens: Sequence[int], layers: Layers, space: str = "") -> bool:
+        """Keep the caches of a prefix as they are now; False if they alone are too large."""
+        key = as_bytes(tokens)
+        if self.has(tokens, space):
+            return True
+        layers = [_trimmed(alias(layer)) for layer in layers]
+        # Evaluated now, or they would hold on to all that they are still to be computed from.
         mx.eval([layer.state for layer in layers])
-        key = _as_bytes(tokens)
-        replaced = self._kept.pop(key, None)
-        self._nbytes += nbytes - (replaced.nbytes if replaced else 0)
-        self._kept[key] = _Kept(layers, nbytes)
-        while self._nbytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._nbytes -= oldest.nbytes
+        size = sum(layer.nbytes for layer in layers)
+        if size > self.max_bytes:
+            return False
+        kept = _Kept(space, key, layers, size)
+        longer = min(
+            (
+                other
+                for other in self._kept.values()
+                if other.inside is None and other.space == space and other.tokens.startswith(key)
+            ),
+            key=lambda other: len(other.tokens),
+            default=None,
+        )
+        if longer is not None:
+            self._share(kept, longer)
+        for other in list(self._kept.values()):
+            if other.space == space and other.inside is None and key.startswith(other.tokens):
+                self._share(other, longer or kept)
+        self._kept[space, key] = kept
+        self._nbytes += kept.own
+        self._appreciate(kept)
+        self.shrink(self.max_bytes)
+        return (space, key) in self._kept
+
+    def shrink(self, max_bytes: int) -> None:
+        """Give up what is worth least until no more than so many bytes are kept."""
+        while self._nbytes > max_bytes and self._kept:
+            least = min(self._kept.values(), key=lambda kept: kept.priority)
+            self._age = max(self._age, least.priority)
+            self._give_up(least)
 
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()
         self._nbytes = 0
+        self._age = 0.0
+
+    def _longest(self, space: str, tokens: bytes, below: int | None = None) -> _Kept | None:
+        fitting = (
+            kept
+            for kept in self._kept.values()
+            if kept.space == space
+            and (below is None or len(kept.tokens) < below)
+            and tokens.startswith(kept.tokens)
+        )
+        return max(fitting, key=lambda kept: len(kept.tokens), default=None)
+
+    def _appreciate(self, kept: _Kept) -> None:
+        before = self._longest(kept.space, kept.tokens, below=len(kept.tokens))
+        worth = (len(kept.tokens) - (len(before.tokens) if before else 0)) // 4
+        kept.priority = self._age + worth / max(1, kept.own)
+
+    def _share(self, kept: _Kept, longer: _Kept) -> None:
+        """Make the shareable layers of `kept` views of a longer checkpoint's."""
+        counted = (kept.space, kept.tokens) in self._kept
+        before = kept.own
+        for mine, theirs in zip(kept.layers, longer.layers, strict=True):
+            if type(mine) is KVCache and type(theirs) is KVCache:
+                mine.keys, mine.values = (
+                    theirs.keys[..., : mine.offset, :],
+                    theirs.values[..., : mine.offset, :],
+                )
+                kept.own -= mine.nbytes
+        mx.eval([layer.state for layer in kept.layers])
+        for view in kept.views:
+            self._repoint(view, longer)
+        kept.views = []
+        kept.inside = longer
+        longer.views.append(kept)
+        if counted:
+            self._nbytes -= before - kept.own
+            self._appreciate(kept)
+
+    def _repoint(self, view: _Kept, longer: _Kept) -> None:
+        for mine, theirs in zip(view.layers, longer.layers, strict=True):
+            if type(mine) is KVCache and type(theirs) is KVCache:
+                mine.keys, mine.values = (
+                    theirs.keys[..., : mine.offset, :],
+                    theirs.values[..., : mine.offset, :],
+                )
+        mx.eval([layer.state for layer in view.layers])
+        view.inside = longer
+        longer.views.append(view)
+
+    def _give_up(self, kept: _Kept) -> None:
+        del self._kept[kept.space, kept.tokens]
+        self._nbytes -= kept.own
+        if kept.inside is not None:
+            kept.inside.views.remove(kept)
+            return
+        if kept.views:  # the longest of them gets a copy of what was shared, and the others views of that
+            heir = max(kept.views, key=lambda view: len(view.tokens))
+            for layer in heir.layers:
+                if type(layer) is KVCache:
+                    layer.keys, layer.values = _copied(layer.keys), _copied(layer.values)
+                    heir.own += layer.nbytes
+                    self._nbytes += layer.nbytes
+            mx.eval([layer.state for layer in heir.layers])
+            heir.inside = None
+            for view in kept.views:
+                if view is not heir:
+                    self._repoint(view, heir)
+            self._appreciate(heir)
 
 
-def _as_bytes(tokens: Sequence[int]) -> bytes:
+def alias(layer: Any) -> Any:
+    """Return a cache layer with the same contents, independent of the first: writing to either copies."""
+    match layer:
+        case mx.array():
+            return copy.copy(layer)
+        case list():
+            return [alias(item) for item in layer]
+        case tuple():
+            return tuple(alias(item) for item in layer)
+        case _ if hasattr(layer, "state"):
+            twin = layer.__class__.__new__(layer.__class__)
+            twin.__dict__.update({name: alias(value) for name, value in layer.__dict__.items()})
+            return twin
+        case _:
+            return layer
+
+
+def as_bytes(tokens: Sequence[int]) -> bytes:
+    """Write tokens as bytes, four each: comparing two prefixes is then one memcmp."""
     return array("I", tokens).tobytes()
+
+
+def _trimmed(layer: Any) -> Any:
+    """Cut off what a cache has allocated and not filled."""
+    if type(layer) is KVCache and layer.keys is not None and layer.keys.shape[2] > layer.offset:
+        layer.keys, layer.values = layer.keys[..., : layer.offset, :], layer.values[..., : layer.offset, :]
+    return layer
+
+
+def _copied(part: mx.array) -> mx.array:
+    whole = mx.zeros(part.shape, part.dtype)
+    whole[...] = part  # a contiguous view of one head would be handed back as it is
+    return whole

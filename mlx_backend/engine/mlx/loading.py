@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_lm
@@ -25,12 +26,18 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_config
 
 from ..base import EngineError
+from ..options import EngineOptions
 from .tokenizer import MLXTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
 
 log = logging.getLogger(__name__)
 
 # Where configurations write how many positions a model was made for.
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
+_PIECE = 1 << 30
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -39,43 +46,150 @@ class LoadedModel:
     """A model in memory, its weights evaluated."""
 
     name: str
+    folder: Path
     network: Any
     tokenizer: MLXTokenizer
     end_tokens: frozenset[int]
     context_length: int
+    sampling_defaults: Mapping[str, float]
 
 
-def load_model(model: str | Path) -> LoadedModel:
+def load_model(
+    model: str | Path,
+    options: EngineOptions = EngineOptions(),  # noqa: B008 - frozen
+    report: Callable[[float], None] = lambda _part: None,
+) -> LoadedModel:
     """Load a folder or a Hugging Face repository. Must run on the thread that will use the model."""
-    folder, name = _find(str(model))
+    folder, name = _find(str(model), allow_download=options.allow_download)
     config = _read_config(folder, name)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
+    settings: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    if options.chat_template is not None:
+        settings["chat_template"] = options.chat_template
+    with _explained(name):
+        network, wrapper = mlx_lm.load(
+            str(folder), settings, lazy=True, trust_remote_code=options.trust_remote_code
+        )
+        if options.chat_template is not None:
+            wrapper.chat_template = options.chat_template
+        _prepare(network, name)
+        _evaluate(network, report)
+    config |= config.get("text_config", {})  # where models that also see keep what concerns text
+    return LoadedModel(
+        name=name,
+        folder=folder,
+        network=network,
+        tokenizer=MLXTokenizer(wrapper, config.get("vocab_size") or len(wrapper)),
+        end_tokens=frozenset(wrapper.eos_token_ids),
+        context_length=_context_length(config),
+        sampling_defaults=_sampling_defaults(folder),
+    )
+
+
+def with_adapter(model: LoadedModel, options: EngineOptions, adapter: str) -> Any:
+    """Return a second network that shares the model's weights and has a LoRA adapter on top.
+
+    The first is not touched, so there is nothing to take off again: mlx-lm's own removal leaves the experts of
+    a mixture adapted.
+    """
+    folder = options.adapters[adapter].expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        raise EngineError(f"{folder} holds no adapter: there is no adapter_config.json.")
     try:
-        network, wrapper = mlx_lm.load(str(folder), lazy=True)
+        network, _ = mlx_lm.utils.load_model(
+            model.folder, lazy=True, trust_remote_code=options.trust_remote_code
+        )
+        network.update(model.network.parameters())
+        network = mlx_lm.utils.load_adapters(network, str(folder))
+        network.eval()
         if mx.default_device() == mx.Device(mx.cpu):
-            _to_float32(network, name)
+            _to_float32(network, adapter)
         mx.eval(network.parameters())
+    except Exception as error:
+        raise EngineError(
+            f"The adapter {adapter!r} does not fit {model.name!r}: {_first_line(error)}."
+        ) from error
+    return network
+
+
+def load_draft(draft: str, options: EngineOptions, model: LoadedModel) -> Any:
+    """Load a smaller model that drafts for `model`; it must have the same vocabulary."""
+    folder, name = _find(draft, allow_download=options.allow_download)
+    _read_config(folder, name)
+    with _explained(name):
+        network, wrapper = mlx_lm.load(
+            str(folder),
+            {"trust_remote_code": options.trust_remote_code},
+            lazy=True,
+            trust_remote_code=options.trust_remote_code,
+        )
+        _prepare(network, name)
+        mx.eval(network.parameters())
+    sample = " the quick brown fox 12345 { } \n 日本語"
+    encoded = wrapper.encode(sample, add_special_tokens=False)
+    if encoded != model.tokenizer.encode(sample, control_tokens=False):
+        raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
+    return network
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         reason = _first_line(error)
         if "not supported" in reason:
             advice = "A newer mlx-lm may know this architecture."
+        elif "trust_remote_code" in str(error):
+            advice = (
+                "It comes with Python code of its own; --trust-remote-code runs it, if you trust its makers."
+            )
         else:
             advice = (
                 "If its files are incomplete, fetch them again; if it is no MLX model, see `mlx_lm.convert`."
             )
         raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
-    config |= config.get("text_config", {})  # where models that also see keep what concerns text
-    return LoadedModel(
-        name=name,
-        network=network,
-        tokenizer=MLXTokenizer(wrapper, config.get("vocab_size") or len(wrapper)),
-        end_tokens=frozenset(wrapper.eos_token_ids),
-        context_length=_context_length(config),
-    )
 
 
-def _find(model: str) -> tuple[Path, str]:
+def _prepare(network: Any, name: str) -> None:
+    if mx.default_device() == mx.Device(mx.cpu):
+        _to_float32(network, name)
+
+
+def _evaluate(network: Any, report: Callable[[float], None]) -> None:
+    """Read the weights into memory, a gigabyte at a time, so that somebody can watch."""
+    weights = [value for _, value in tree_flatten(network.parameters())]
+    total, done = sum(value.nbytes for value in weights) or 1, 0
+    piece: list[mx.array] = []
+    for value in weights:
+        piece.append(value)
+        if sum(each.nbytes for each in piece) >= _PIECE or value is weights[-1]:
+            mx.eval(piece)
+            done += sum(each.nbytes for each in piece)
+            piece = []
+            report(0.95 * done / total)  # the rest is for the warm-up
+
+
+def _sampling_defaults(folder: Path) -> dict[str, float]:
+    """Read what the model's makers advise; greedy if they say do_sample is false."""
+    try:
+        written = json.loads((folder / "generation_config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(written, dict):
+        return {}
+    advice = {
+        name: written[name]
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if isinstance(written.get(name), int | float) and not isinstance(written.get(name), bool)
+    }
+    if written.get("do_sample") is False:
+        advice["temperature"] = 0.0
+    return advice
+
+
+def _find(model: str, *, allow_download: bool) -> tuple[Path, str]:
     """Give the model's folder, downloaded if need be, and its name."""
     path = Path(model).expanduser()
     if path.is_dir():
@@ -89,18 +203,19 @@ def _find(model: str) -> tuple[Path, str]:
             f"There is no folder {model!r}. Name a folder with an MLX model, or a Hugging Face repository "
             "such as mlx-community/gpt-oss-20b-MXFP4-Q8."
         )
-    return _download(model), model
+    return _download(model, local_only=not allow_download), model
 
 
-def _download(repository: str) -> Path:
+def _download(repository: str, *, local_only: bool) -> Path:
     # The small files first: an unknown name or an unsupported model is then known before the gigabytes.
     try:
-        folder = Path(snapshot_download(repository, allow_patterns=["*.json"]))
+        folder = Path(snapshot_download(repository, allow_patterns=["*.json"], local_files_only=local_only))
         _read_config(folder, repository)
         return Path(
             snapshot_download(
                 repository,
                 allow_patterns=["*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "model*.safetensors"],
+                local_files_only=local_only,
             )
         )
     except GatedRepoError as error:

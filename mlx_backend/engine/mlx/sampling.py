@@ -1,142 +1,256 @@
-"""How a request's next token is chosen: `Sampling` to the callables that a batch runs.
+"""How the next token of every row is chosen: `Sampling` to one batched choice.
 
-Two things decide the shape of this module. A batch whose rows share one sampler *object* is sampled in one
-call, so requests with equal parameters and no seed get the same object. And an exception inside a batch
-corrupts everybody in it, so every callable is guarded: what it raises is kept for its own request.
+Rows that draw in the same way are drawn in one call, each with a key of its own; rows that differ never mix.
+The key of a draw is a function of the request's seed and of the token's place in the reply, of nothing else.
+So a seed gives the same text alone, in a crowd and after an interruption, and a draft may be checked against
+what *would* have been drawn: speculation is exact for sampled replies as for greedy ones.
 
-Randomness comes from keys of our own, split for every draw: MLX's global random state belongs to a thread and
-starts with the same numbers in each.
+What concerns one request alone (penalties, biases, grammars) runs guarded: what it raises is kept for its own
+request, whose row goes on unchanged until the batch has dropped it.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from ..base import Logprobs
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
-    from ..base import Sampling
-
-    type Sampler = Callable[[mx.array], mx.array]
-    type Processor = Callable[[mx.array, mx.array], mx.array]
+    from ..base import GenerationRequest, Sampling
 
 GREEDY_BELOW = 1e-4  # a temperature so low that the division overflows before it changes a choice
 
-
-class Guard[**P]:
-    """A callable that never raises.
-
-    The first error is kept and `otherwise` answers from then on (a sampler chooses greedily, a processor
-    changes nothing), until the batch has dropped the request.
-    """
-
-    def __init__(self, call: Callable[P, mx.array], otherwise: Callable[P, mx.array]) -> None:
-        self._call = call
-        self._otherwise = otherwise
-        self.error: Exception | None = None
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> mx.array:
-        """Answer, whatever happens."""
-        if self.error is None:
-            try:
-                return self._call(*args, **kwargs)
-            except Exception as error:
-                self.error = error
-        return self._otherwise(*args, **kwargs)
+_SPREAD = 0x9E3779B97F4A7C15  # splitmix64: its increment and its two multipliers (Steele et al., 2014)
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What a batch needs to choose one request's tokens."""
+class Way:
+    """How a token is drawn; rows of equal ways are drawn together."""
 
-    sampler: Guard[[mx.array]]
-    processors: tuple[Guard[[mx.array, mx.array]], ...] = ()
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    xtc_probability: float
+    xtc_threshold: float
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Way | None:
+        """Read it from a request; None is greedy."""
+        if sampling.temperature < GREEDY_BELOW or sampling.top_p == 0 or sampling.top_k == 1:
+            return None
+        return cls(
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.min_p,
+            sampling.xtc_probability,
+            sampling.xtc_threshold,
+        )
+
+
+@dataclass(slots=True)
+class Memory:
+    """What penalties know of a row's text: per token of the vocabulary, 1 if it was seen, and how often said.
+
+    The arrays are never changed, only replaced: an earlier memory stays what it was.
+    """
+
+    seen: mx.array
+    said: mx.array
+
+    def after(self, token: mx.array) -> Memory:
+        """Return the memory of a text that is longer by a token (shape [1]) of the reply."""
+        return Memory(self.seen.at[token].maximum(1.0), self.said.at[token].add(1.0))
+
+
+class Choice:
+    """How one request's tokens are chosen, and what went wrong while doing so."""
+
+    def __init__(self, request: GenerationRequest, text: mx.array) -> None:
+        sampling = request.sampling
+        self.way = Way.of(sampling)
+        self.logprobs = request.logprobs
+        self.constraint = request.constraint
+        self.error: Exception | None = None
+        self._seed = (sampling.seed or 0) & _MASK
+        self.text = text
+        self._bias: tuple[mx.array, mx.array] | None = None
+        if sampling.logit_bias:
+            biases = dict(sampling.logit_bias)
+            self._bias = mx.array(list(biases)), mx.array(list(biases.values()))
+        self._repetition = sampling.repetition_penalty
+        self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
+        self._prompt = request.prompt
+
+    def memory_of(self, reply: Sequence[int]) -> Memory | None:
+        """Return what penalties know of the prompt and such a reply; None if there are none."""
+        if self._repetition == 1.0 and not self._presence and not self._frequency:
+            return None
+        nothing = mx.zeros(self.text.shape)
+        said = nothing.at[mx.array(list(reply))].add(1.0) if reply else nothing
+        return Memory(nothing.at[mx.array([*self._prompt, *reply])].maximum(1.0), said)
 
     @property
-    def error(self) -> Exception | None:
-        """What went wrong while choosing, if anything did."""
-        errors = [self.sampler.error, *(guard.error for guard in self.processors)]
-        return next((error for error in errors if error is not None), None)
+    def plain(self) -> bool:
+        """Whether the model's logits are drawn from as they are, penalties aside."""
+        return self._bias is None and self.constraint is None
+
+    def key(self, place: int) -> tuple[int, int]:
+        """Return the key of the draw at this place of the reply."""
+        value = (self._seed + (place + 1) * _SPREAD) & _MASK
+        for shift, factor in zip((30, 27), _MIX, strict=True):
+            value = ((value ^ (value >> shift)) * factor) & _MASK
+        value ^= value >> 31
+        return value >> 32, value & 0xFFFFFFFF
+
+    def processed(self, logits: mx.array, memory: Memory | None) -> mx.array:
+        """Apply what this request asks for to its logits ([1, vocabulary]). Never raises."""
+        if self.error is None:
+            try:
+                return self._processed(logits, memory)
+            except Exception as error:
+                self.error = error
+        return logits
+
+    def advance(self, token: int) -> None:
+        """Let the grammar read a token. Never raises."""
+        if self.constraint is not None and self.error is None:
+            try:
+                self.constraint.advance(token)
+            except Exception as error:
+                self.error = error
+
+    def _processed(self, logits: mx.array, memory: Memory | None) -> mx.array:
+        if self._bias is not None:
+            tokens, values = self._bias
+            logits = logits.at[:, tokens].add(values.astype(logits.dtype))
+        if memory is not None:
+            logits = self._penalised(logits, memory)
+        if self.constraint is not None and (words := self.constraint.allowed()) is not None:
+            logits = only(logits, words)
+        return logits
+
+    def _penalised(self, logits: mx.array, memory: Memory) -> mx.array:
+        # Control tokens are exempt: a model punished for closing a message never closes the next.
+        if self._repetition != 1.0:  # Keskar et al., 2019
+            scaled = mx.where(logits < 0, logits * self._repetition, logits / self._repetition)
+            logits = mx.where(memory.seen * self.text > 0, scaled, logits)
+        said = memory.said * self.text
+        penalties = said * self._frequency + (said > 0) * self._presence  # OpenAI's two
+        return (logits - penalties).astype(logits.dtype)
 
 
-def greedy(logprobs: mx.array) -> mx.array:
-    """Choose the likeliest."""
-    return mx.argmax(logprobs, axis=-1)
+def only(logits: mx.array, words: Sequence[int]) -> mx.array:
+    """Rule out the tokens whose bit is 0 (bit i of word w is token 32 w + i)."""
+    bits = mx.array(list(words), dtype=mx.uint32)[:, None] >> mx.arange(32, dtype=mx.uint32)
+    allowed = (bits & 1).reshape(-1)[: logits.shape[-1]] > 0
+    if allowed.shape[0] < logits.shape[-1]:  # ids that pad the vocabulary are never allowed
+        allowed = mx.pad(allowed, (0, logits.shape[-1] - allowed.shape[0]))
+    return mx.where(allowed, logits, -mx.inf)
 
 
-def unchanged(_tokens: mx.array, logits: mx.array) -> mx.array:
-    """Process nothing."""
-    return logits
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One token to be chosen: for whom, where in the reply, and what is known of the text before it."""
+
+    choice: Choice
+    at: int
+    memory: Memory | None
 
 
-class Chooser:
-    """Makes choices for one engine; lives on the engine thread, where its keys live."""
+class Report:
+    """The log probabilities of one step, for the rows that asked; read once the step has been computed."""
 
-    def __init__(self, vocabulary_size: int, special: Collection[int]) -> None:
-        text = mx.ones(vocabulary_size)
-        if inside := [token for token in special if token < vocabulary_size]:
-            text[mx.array(inside)] = 0.0
-        self._text = text  # 1 for text, 0 for control tokens
-        mx.eval(text)
-        self._shared = lru_cache(maxsize=64)(self._make_shared)
+    def __init__(self, logits: mx.array, chosen: mx.array, places: Sequence[Place]) -> None:
+        self._rows = {
+            row: at for at, row in enumerate(r for r, p in enumerate(places) if p.choice.logprobs is not None)
+        }
+        rows = mx.array(list(self._rows))
+        logits = logits[rows].astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        self._chosen = mx.take_along_axis(logprobs, chosen[rows][:, None].astype(mx.int32), axis=-1)[:, 0]
+        most = max(place.choice.logprobs or 0 for place in places)
+        self._tokens: mx.array | None = None
+        if most:
+            tokens = mx.argpartition(-logprobs, kth=most - 1, axis=-1)[:, :most]
+            values = mx.take_along_axis(logprobs, tokens, axis=-1)
+            order = mx.argsort(-values, axis=-1)
+            self._tokens = mx.take_along_axis(tokens, order, axis=-1)
+            self._values = mx.take_along_axis(values, order, axis=-1)
 
-    def __call__(self, sampling: Sampling, prompt_length: int) -> Choice:
-        """Make the choice for a request whose output begins after `prompt_length` tokens."""
-        if sampling.temperature < GREEDY_BELOW or sampling.top_p == 0:
-            sampler = self._shared(0.0, 1.0, 0, 0.0)
-        elif sampling.seed is None:
-            sampler = self._shared(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        else:
-            key = mx.random.key(sampling.seed % 2**64)
-            draw = Draw(key, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-            sampler = Guard(draw, greedy)
-        processors = self._processors(sampling, prompt_length)
-        return Choice(sampler, tuple(Guard(each, unchanged) for each in processors))
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is still to be computed."""
+        return [self._chosen, *([self._tokens, self._values] if self._tokens is not None else [])]
 
-    def _make_shared(self, temperature: float, top_p: float, top_k: int, min_p: float) -> Guard[[mx.array]]:
-        if temperature == 0:
-            return Guard(greedy, greedy)
-        key = mx.random.key(int.from_bytes(os.urandom(8)))
-        return Guard(Draw(key, temperature, top_p, top_k, min_p), greedy)
-
-    def _processors(self, sampling: Sampling, prompt_length: int) -> list[Processor]:
-        processors: list[Processor] = []
-        if sampling.logit_bias:
-            processors.append(bias(dict(sampling.logit_bias)))
-        if sampling.repetition_penalty != 1.0:
-            processors.append(repetition(sampling.repetition_penalty, self._text))
-        if sampling.presence_penalty or sampling.frequency_penalty:
-            presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
-            processors.append(presence_and_frequency(presence, frequency, prompt_length, self._text))
-        return processors
+    def of(self, row: int, count: int) -> Logprobs:
+        """Return what one row asked for."""
+        at = self._rows[row]
+        chosen: float = self._chosen[at].item()  # type: ignore[assignment]
+        if self._tokens is None or not count:
+            return Logprobs(chosen)
+        tokens: list[int] = self._tokens[at, :count].tolist()  # type: ignore[assignment]
+        values: list[float] = self._values[at, :count].tolist()  # type: ignore[assignment]
+        return Logprobs(chosen, tuple(zip(tokens, values, strict=True)))
 
 
-class Draw:
-    """Draw from what top_p, min_p and top_k leave; the temperature comes last, as in mlx-lm."""
+def choose(logits: mx.array, places: Sequence[Place]) -> tuple[mx.array, Report | None]:
+    """Choose a token for every row of `logits` ([rows, vocabulary]); nothing is computed yet."""
+    raw = logits
+    if not all(place.choice.plain and place.memory is None for place in places):
+        logits = mx.concatenate(
+            [place.choice.processed(logits[row : row + 1], place.memory) for row, place in enumerate(places)]
+        )
+    ways: dict[Way | None, list[int]] = {}
+    for row, place in enumerate(places):
+        ways.setdefault(place.choice.way, []).append(row)
+    if len(ways) == 1:
+        [way] = ways
+        chosen = _drawn(logits, way, places)
+    else:
+        parts = [
+            _drawn(logits[mx.array(rows)], way, [places[row] for row in rows]) for way, rows in ways.items()
+        ]
+        order = [row for rows in ways.values() for row in rows]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        chosen = mx.concatenate(parts)[mx.array(back)]
+    report = None
+    if any(place.choice.logprobs is not None for place in places):
+        report = Report(raw, chosen, places)
+    return chosen, report
 
-    def __init__(self, key: mx.array, temperature: float, top_p: float, top_k: int, min_p: float) -> None:
-        self._key = key
-        self._temperature = temperature
-        self._top_p = top_p
-        self._top_k = top_k
-        self._min_p = min_p
 
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        """Draw one token for every row."""
-        self._key, key = mx.random.split(self._key)
-        logprobs = logprobs.astype(mx.float32)
-        if self._top_p < 1:
-            logprobs = keep_top_p(logprobs, self._top_p)
-        if self._min_p > 0:
-            logprobs = keep_min_p(logprobs, self._min_p)
-        if 0 < self._top_k < logprobs.shape[-1]:
-            logprobs = keep_top_k(logprobs, self._top_k)
-        return mx.random.categorical(logprobs / self._temperature, key=key)
+def _drawn(logits: mx.array, way: Way | None, places: Sequence[Place]) -> mx.array:
+    if way is None:
+        return mx.argmax(logits, axis=-1)
+    keys = mx.array([place.choice.key(place.at) for place in places], dtype=mx.uint32)
+    logits = logits.astype(mx.float32)
+    if way.top_p < 1 or way.min_p > 0 or way.xtc_probability > 0:
+        logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    if way.top_p < 1:
+        logits = keep_top_p(logits, way.top_p)
+    if way.min_p > 0:
+        logits = keep_min_p(logits, way.min_p)
+    if way.xtc_probability > 0:
+        logits = exclude_top(logits, way, keys, places[0].choice)
+    if 0 < way.top_k < logits.shape[-1]:
+        logits = keep_top_k(logits, way.top_k)
+    # The Gumbel trick: the argmax of logits and such noise is a draw from their softmax.
+    uniform = _uniform(logits.shape[-1])(keys)
+    return mx.argmax(logits / way.temperature - mx.log(-mx.log(uniform)), axis=-1)
+
+
+def _uniform(count: int) -> Callable[[mx.array], mx.array]:
+    drawn: Callable[[mx.array], mx.array] = mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))
+    return drawn
 
 
 def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
@@ -160,40 +274,27 @@ def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:
     return keep_from(logprobs, least)
 
 
+def exclude_top(logprobs: mx.array, way: Way, keys: mx.array, choice: Choice) -> mx.array:
+    """With xtc_probability, drop all tokens of at least xtc_threshold but the least likely of them (XTC).
+
+    Control tokens stay: a reply that cannot end is no more creative.
+    """
+    likely = mx.logical_and(logprobs >= mx.log(mx.array(way.xtc_threshold)), choice.text > 0)
+    least = mx.min(mx.where(likely, logprobs, mx.inf), axis=-1, keepdims=True)
+    dropped = mx.where(mx.logical_and(likely, logprobs > least), -mx.inf, logprobs)
+    tossed = _uniform(1)(keys ^ mx.array(0x55555555, dtype=mx.uint32))
+    return mx.where(tossed < way.xtc_probability, dropped, logprobs)
+
+
 def keep_from(logprobs: mx.array, threshold: mx.array) -> mx.array:
     """Rule out everything less likely than the threshold."""
     return mx.where(logprobs < threshold, -mx.inf, logprobs)
 
 
-def bias(biases: dict[int, float]) -> Processor:
-    """Add to the logits of single tokens; 100 all but forces a token, -100 bans it."""
-    tokens, values = mx.array(list(biases)), mx.array(list(biases.values()))
-
-    def processor(_tokens: mx.array, logits: mx.array) -> mx.array:
-        return logits.at[:, tokens].add(values.astype(logits.dtype))
-
-    return processor
-
-
-def repetition(penalty: float, text: mx.array) -> Processor:
-    """Make every text token of prompt and output less likely, by a factor (Keskar et al., 2019)."""
-
-    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
-        seen = mx.zeros(logits.shape[-1]).at[tokens].maximum(1.0) * text > 0
-        return mx.where(seen, mx.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-    return processor
-
-
-def presence_and_frequency(presence: float, frequency: float, start: int, text: mx.array) -> Processor:
-    """OpenAI's penalties: for having been said at all, and for every time it was said, in the output so far.
-
-    Control tokens are exempt here and above: a model punished for closing a message never closes the next.
-    """
-
-    def processor(tokens: mx.array, logits: mx.array) -> mx.array:
-        counts = mx.zeros(logits.shape[-1]).at[tokens[start:]].add(1.0) * text
-        penalties = counts * frequency + (counts > 0) * presence
-        return (logits - penalties).astype(logits.dtype)
-
-    return processor
+def text_tokens(vocabulary_size: int, special: Collection[int]) -> mx.array:
+    """Return 1 for every token that is text and 0 for the control tokens."""
+    text = mx.ones(vocabulary_size)
+    if inside := [token for token in special if token < vocabulary_size]:
+        text[mx.array(inside)] = 0.0
+    mx.eval(text)
+    return text

@@ -50,7 +50,7 @@ class MLXTokenizer:
         self._vocabulary_size = vocabulary_size
         self._special = _control_tokens(backend, wrapper, template or "")
         self._with_control, self._without_control = _two_of(backend, self._special)
-        self._stream = self._text_streams()
+        self._bytes_of, self._stream = self._bytes_and_streams()
         bos = wrapper.bos_token_id
         opening = self._with_control.encode("", add_special_tokens=True).ids
         self._opening = (bos,) if bos is not None and opening[:1] == [bos] else ()
@@ -118,6 +118,11 @@ class MLXTokenizer:
         text: str = self._with_control.decode(list(tokens), skip_special_tokens=False)
         return text
 
+    def bytes_of(self, token: int) -> bytes:
+        """What one token stands for; it need not be whole characters."""
+        marker = self._special.get(token)
+        return marker.encode() if marker is not None else self._bytes_of(token)
+
     def text_stream(self) -> TextStream:
         """Begin the text of one generation."""
         return self._stream()
@@ -135,15 +140,17 @@ class MLXTokenizer:
             plain for letter in self._special[token] for plain in self._ids(self._without_control, letter)
         ]
 
-    def _text_streams(self) -> Callable[[], TextStream]:
+    def _bytes_and_streams(self) -> tuple[Callable[[int], bytes], Callable[[], TextStream]]:
         match self._wrapper.detokenizer:
             case BPEStreamingDetokenizer():
                 bytes_of = TokenBytes(self._with_control, spell_byte_level)
             case SPMStreamingDetokenizer():
                 bytes_of = TokenBytes(self._with_control, spell_sentencepiece)
             case _:
-                return lambda: WindowStream(self._special, self.decode)
-        return lambda: ByteStream(self._special, bytes_of)
+                return lambda token: self.decode([token]).encode(), lambda: WindowStream(
+                    self._special, self.decode
+                )
+        return bytes_of, lambda: ByteStream(self._special, bytes_of)
 
 
 def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str) -> dict[int, str]:

@@ -1,0 +1,248 @@
+"""The rows that are being decoded: one step, one token for each; with drafts, several.
+
+A row alone is decoded on the model's own caches, which is the fastest way there is; rows together on caches
+merged from theirs. They are merged when a second row joins and taken apart when one is left, so nobody has to
+choose. The step is a pipeline: while a token is read here, the next one is being computed already.
+
+With a drafter a row alone is decoded several tokens at a time: the drafts are run through the model in one
+step, what the model itself would have chosen behind each of them is compared, and the caches are rewound to
+where they part. Choices depend on nothing but text, seed and place, so drafts never change what is said.
+
+Knows nothing of prompts, queues or prefixes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
+
+from .sampling import Place, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ..base import GenerationRequest, Logprobs
+    from .detokenizing import TextStream
+    from .drafting import Drafter
+    from .sampling import Choice, Memory, Report
+
+type Layers = list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One reply on its way. `tokens` is the prompt and what has been said."""
+
+    key: int
+    request: GenerationRequest
+    choice: Choice
+    text: TextStream
+    tokens: list[int]
+    ends: Collection[int]
+    drafter: Drafter | None = None
+    cached: int = 0
+    said: int = 0
+    chosen: int = 0  # of which all but the last have been said
+    memory: Memory | None = None
+    report: tuple[Report, int] | None = None  # of the token chosen last
+
+    def next_place(self, token: mx.array) -> Place:
+        """Take a chosen token (shape [1]) as read, and return the place behind it."""
+        if self.memory is not None:
+            self.memory = self.memory.after(token)
+        return self.place()
+
+    def place(self) -> Place:
+        """Return the place of the next choice; the choice counts as made."""
+        self.chosen += 1
+        return Place(self.choice, self.chosen - 1, self.memory)
+
+    def say(self, token: int, report: tuple[Report, int] | None) -> Said:
+        """Take a token as said."""
+        self.tokens.append(token)
+        self.said += 1
+        reason: Literal["stop", "length"] | None = None
+        if token in self.ends:
+            reason = "stop"
+        elif self.said >= self.request.max_tokens:
+            reason = "length"
+        logprobs = None
+        if report is not None and (count := self.request.logprobs) is not None:
+            logprobs = report[0].of(report[1], count)
+        return Said(self, token, logprobs, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A token of a row; with a reason, its last."""
+
+    row: Row
+    token: int
+    logprobs: Logprobs | None
+    reason: Literal["stop", "length"] | None
+
+
+class Decoder:
+    """Rows of one network. `drafts` is how many tokens a drafter may propose at once."""
+
+    def __init__(self, network: Any, *, drafts: int = 0) -> None:
+        self.rows: list[Row] = []
+        self._network = network
+        self._drafts = drafts
+        self._layers: Layers = []
+        self._next: mx.array | None = None  # the tokens chosen last, one for each row, being computed
+
+    def join(self, row: Row, layers: Layers, logits: mx.array) -> None:
+        """Begin to decode behind a prompt: its caches, and the logits ([1, vocabulary]) of its last token."""
+        token = self._choose(logits, [row], [row.place()])
+        self._compute([row], token)
+        if not self.rows:
+            self._layers, self._next = layers, token
+        else:
+            assert self._next is not None
+            if len(self.rows) == 1:
+                self._layers = [
+                    one.merge([one, other]) for one, other in zip(self._layers, layers, strict=True)
+                ]
+            else:
+                for ours, other in zip(self._layers, layers, strict=True):
+                    ours.extend(other.merge([other]))
+            self._next = mx.concatenate([self._next, token])
+        self.rows.append(row)
+
+    def step(self) -> list[Said]:
+        """Say the tokens that were chosen, and choose the next. Rows that end do not leave by themselves."""
+        if len(self.rows) == 1 and self._drafts:
+            [row] = self.rows
+            if row.drafter is not None and row.choice.constraint is None:
+                assert self._next is not None
+                [token] = _listed(self._next)
+                most = min(self._drafts, row.request.max_tokens - row.said - 1)
+                drafts = row.drafter.propose([*row.tokens, token], most) if most > 0 else []
+                if drafts:
+                    return self._try(row, token, drafts)
+        return self._advance()
+
+    def leave(self, gone: Collection[Row], wanted: Collection[Row] = ()) -> dict[int, Layers]:
+        """Let rows go; return the caches of those that are wanted, by the row's key."""
+        if not gone:
+            return {}
+        at = {row.key: index for index, row in enumerate(self.rows)}
+        kept = [row for row in self.rows if row not in gone]
+        if len(self.rows) == 1:
+            taken = {row.key: self._layers for row in wanted}
+        else:
+            taken = {row.key: [layer.extract(at[row.key]) for layer in self._layers] for row in wanted}
+        if not kept:
+            self._layers, self._next = [], None
+        elif len(kept) < len(self.rows):
+            indices = [at[row.key] for row in kept]
+            assert self._next is not None
+            self._next = self._next[mx.array(indices)]
+            if len(kept) == 1:
+                self._layers = [layer.extract(indices[0]) for layer in self._layers]
+            else:
+                for layer in self._layers:
+                    layer.filter(indices)
+        self.rows = kept
+        return taken
+
+    def _advance(self) -> list[Said]:
+        fed = self._next
+        assert fed is not None
+        rows = self.rows
+        told = [row.report for row in rows]
+        logits = self._network(fed[:, None], cache=self._layers)[:, -1]
+        tokens: list[int] | None = None
+        if any(row.choice.constraint is not None for row in rows):
+            # A grammar has to read the token before it can say what may follow; the network runs meanwhile.
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+            tokens = _listed(fed)
+            for row, token in zip(rows, tokens, strict=True):
+                if token not in row.ends:
+                    row.choice.advance(token)
+        places = [row.next_place(fed[at : at + 1]) for at, row in enumerate(rows)]
+        self._next = self._choose(logits, rows, places)
+        self._compute(rows, self._next)
+        if tokens is None:
+            tokens = _listed(fed)
+        return [row.say(token, report) for row, token, report in zip(rows, tokens, told, strict=True)]
+
+    def _try(self, row: Row, token: int, drafts: Sequence[int]) -> list[Said]:
+        fed = [token, *drafts]
+        self._layers = [RewindableRotatingKVCache.of(layer) for layer in self._layers]
+        logits = self._network(mx.array([fed]), cache=self._layers)[0]
+        before = row.chosen
+        places = [row.next_place(mx.array([each])) for each in fed]
+        told = row.report
+        chosen = self._choose(logits, [row] * len(fed), places)
+        self._compute([row], chosen)
+        choices = _listed(chosen)
+        agreed = 0
+        while agreed < len(drafts) and choices[agreed] == drafts[agreed]:
+            agreed += 1
+        report = row.report[0] if row.report is not None else None
+        said = [row.say(token, told)]
+        for at in range(agreed):
+            if said[-1].reason is not None:
+                break
+            said.append(row.say(drafts[at], (report, at) if report is not None else None))
+        read = len(said)  # as many of the tokens that were fed stand
+        if excess := len(fed) - read:
+            for layer in self._layers:
+                layer.trim(excess)
+        row.chosen = before + read
+        row.memory = places[read - 1].memory
+        row.report = (report, read - 1) if report is not None else None
+        self._next = chosen[read - 1 : read]
+        return said
+
+    def _choose(self, logits: mx.array, rows: Sequence[Row], places: Sequence[Place]) -> mx.array:
+        chosen, report = choose(logits, places)
+        for at, row in enumerate(rows):
+            row.report = (report, at) if report is not None and row.choice.logprobs is not None else None
+        return chosen
+
+    def _compute(self, rows: Sequence[Row], chosen: mx.array) -> None:
+        """Begin to compute the choices, and all that would otherwise pile up uncomputed."""
+        reports = {id(row.report[0]): row.report[0] for row in rows if row.report is not None}
+        memories = [(row.memory.seen, row.memory.said) for row in rows if row.memory is not None]
+        mx.async_eval(chosen, [report.arrays for report in reports.values()], memories)  # type: ignore[no-untyped-call]
+
+
+def _listed(tokens: mx.array) -> list[int]:
+    """Wait for the tokens and return them."""
+    return tokens.tolist()  # type: ignore[return-value]
+
+
+class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
+    """A sliding window from which the tokens of the last step can be taken back, all but one.
+
+    After a step of S tokens mlx-lm's rotating cache holds the last `window - 1 + S` in their order, so that
+    many are there to go back over; it only does not know that it can be trimmed.
+    """
+
+    @classmethod
+    def of(cls, layer: Any) -> Any:
+        """Return a rewindable cache with the same contents, or the layer itself if it is no rotating one."""
+        if type(layer) is not RotatingKVCache:
+            return layer
+        ours = cls(layer.max_size, layer.keep)
+        ours.__dict__.update(layer.__dict__)
+        return ours
+
+    def is_trimmable(self) -> bool:
+        """It is, directly after a step of several tokens."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Take back the last n tokens of the last step."""
+        if n:
+            self.keys: mx.array = self.keys[..., :-n, :]
+            self.values: mx.array = self.values[..., :-n, :]
+            self.offset -= n
+            self._idx = self.keys.shape[2]
+        return n

@@ -1,0 +1,123 @@
+"""How much memory a model's caches take, and whether there is room for a request.
+
+Everything is counted from shapes and lengths, nothing from what happens to be allocated, so the same requests
+are admitted in the same order every time and on every machine of a group.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from ..base import EngineRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STEP = 256  # mlx-lm's caches grow by so many tokens
+SHARE = 0.9  # of what the device recommends, for model and caches together
+SHARE_OF_RAM = 0.7  # where it recommends nothing
+CACHE_SHARE = 0.25  # of what the model leaves, for prefixes that are kept
+MARGIN = 0.05  # of the limit, for what a step computes in between
+
+
+def device_limit() -> int:
+    """Return how many bytes model and caches may take on this machine when nobody says otherwise."""
+    info = mx.device_info()
+    recommended = info.get("max_recommended_working_set_size") or info.get("total_memory")
+    if recommended:
+        return int(int(recommended) * SHARE)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARE_OF_RAM)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    per_token: int
+    most_tokens: int | None
+    constant: int
+
+
+class CacheCost:
+    """What the caches of one row take, from caches that have read some tokens."""
+
+    def __init__(self, layers: Sequence[Any], tokens: int) -> None:
+        self._layers = [_measured(layer, tokens) for layer in layers]
+
+    def __call__(self, tokens: int) -> int:
+        """Return the bytes for so many tokens."""
+        rounded = -(-tokens // STEP) * STEP
+        return sum(
+            layer.constant
+            + layer.per_token * (rounded if layer.most_tokens is None else min(rounded, layer.most_tokens))
+            for layer in self._layers
+        )
+
+
+def _measured(layer: Any, tokens: int) -> _Layer:
+    arrays = [value for _, value in tree_flatten(layer.state) if isinstance(value, mx.array)]
+    if not hasattr(layer, "keys"):  # a state of one size, or something that is not known here
+        return _Layer(0, None, sum(value.nbytes for value in arrays))
+    per_token = sum(
+        value.nbytes // value.shape[2] for value in arrays if value.ndim == 4 and value.shape[2] >= tokens
+    )
+    return _Layer(per_token, getattr(layer, "max_size", None), 0)
+
+
+class Ledger:
+    """Who has how much set aside. Rows that are decoded together are padded to the longest of them."""
+
+    def __init__(self, limit: int, weights: int, cost: CacheCost, *, padded: bool) -> None:
+        self._cost = cost
+        self._padded = padded
+        self._limit = limit
+        self.room = int(limit * (1 - MARGIN)) - weights
+        self._rows: dict[int, tuple[str, int]] = {}
+
+    @property
+    def used(self) -> int:
+        """The bytes that are set aside."""
+        return self._total(self._rows.values())
+
+    def check(self, tokens: int, what: str) -> None:
+        """Refuse what could not be run even alone."""
+        needed = self._cost(tokens)
+        if needed > self.room:
+            raise EngineRefused(
+                f"{what} would need {_gigabytes(needed)} of memory for its cache; the model leaves "
+                f"{_gigabytes(max(0, self.room))} of {_gigabytes(self._limit)}. Ask for fewer tokens, or "
+                "raise the memory limit."
+            )
+
+    def fits(self, tokens: int, space: str = "") -> bool:
+        """Whether one more row of so many tokens has room."""
+        return self._total([*self._rows.values(), (space, tokens)]) <= self.room
+
+    def reserve(self, key: int, tokens: int, space: str = "") -> None:
+        """Set memory aside, or change how much is."""
+        self._rows[key] = (space, tokens)
+
+    def reserved(self, key: int) -> int:
+        """Return for how many tokens memory has been set aside."""
+        return self._rows[key][1]
+
+    def release(self, key: int) -> None:
+        """Give back what was set aside."""
+        self._rows.pop(key, None)
+
+    def _total(self, rows: Any) -> int:
+        if not self._padded:
+            return sum(self._cost(tokens) for _, tokens in rows)
+        spaces: dict[str, list[int]] = {}
+        for space, tokens in rows:
+            spaces.setdefault(space, []).append(tokens)
+        return sum(len(lengths) * self._cost(max(lengths)) for lengths in spaces.values())
+
+
+def _gigabytes(count: int) -> str:
+    value = count / (1 << 30)
+    return f"{value:.{max(0, 2 - int(math.log10(max(value, 0.01))))}f} GB"
