@@ -1,6 +1,7 @@
 """Models made for tests: a gpt_oss with random weights, and small tokenizers of every kind we read."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,10 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, **settings: Any) -> None
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def write_model(folder: Path, *, dtype: str = "float32", **changes: Any) -> Path:
-    """Write a gpt_oss of two layers with random weights; the same ones every time."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-    from mlx_lm.models import gpt_oss
-
-    write_tokenizer(folder, byte_level())
+def write_model(folder: Path, *, dtype: str = "float32", seed: int = 3, **changes: Any) -> Path:
+    """Write a gpt_oss of two layers with random weights: windows of 32 tokens, and experts."""
     config = {
         "model_type": "gpt_oss",
-        "vocab_size": 512,
         "num_hidden_layers": 2,
         "hidden_size": 64,
         "intermediate_size": 64,
@@ -110,15 +105,83 @@ def write_model(folder: Path, *, dtype: str = "float32", **changes: Any) -> Path
         "rope_scaling": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000},
         "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 1024,
         "eos_token_id": [MARKERS.index(name) for name in ("<|return|>", "<|call|>", "<|endoftext|>")],
-    } | changes
+    }
+    return write_random(folder, config | changes, seed=seed, dtype=dtype)
+
+
+def write_qwen(folder: Path, *, seed: int = 6, **changes: Any) -> Path:
+    """Write a qwen3 of two layers with random weights: its caches hold everything, and it makes none itself."""
+    config = {
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000,
+        "tie_word_embeddings": False,
+        "eos_token_id": [],
+    }
+    return write_random(folder, config | changes, seed=seed)
+
+
+def write_mamba(folder: Path, *, seed: int = 7, **changes: Any) -> Path:
+    """Write a mamba of two layers with random weights: its caches are states that cannot be taken back."""
+    config = {
+        "model_type": "mamba",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "state_size": 8,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 4,
+        "eos_token_id": [],
+    }
+    return write_random(folder, config | changes, seed=seed)
+
+
+def write_random(folder: Path, config: dict[str, Any], *, seed: int, dtype: str = "float32") -> Path:
+    """Write a model of any architecture mlx-lm has, with random weights; the same ones every time."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    config = {"vocab_size": 512, "max_position_embeddings": 1024} | config
+    write_tokenizer(folder, byte_level())
     (folder / "config.json").write_text(json.dumps(config))
-    model = gpt_oss.Model(gpt_oss.ModelArgs.from_dict(config))
-    keys = iter(mx.random.split(mx.random.key(3), 100))
+    module = import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    keys = iter(mx.random.split(mx.random.key(seed), 100))
     weights = {
         name: (mx.random.normal(shape.shape, key=next(keys)) * 0.2).astype(getattr(mx, dtype))
         for name, shape in tree_flatten(model.parameters())
     }
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
+
+
+def write_adapter(folder: Path, model: Path, *, seed: int = 5) -> Path:
+    """Write a LoRA adapter with random weights for all layers of a model, its experts too."""
+    import mlx.core as mx
+    import mlx_lm
+    from mlx.utils import tree_flatten
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    network, _ = mlx_lm.load(str(model))
+    network.freeze()
+    parameters = {"rank": 4, "scale": 5.0, "dropout": 0.0}
+    linear_to_lora_layers(network, len(network.layers), parameters)
+    keys = iter(mx.random.split(mx.random.key(seed), 1000))
+    weights = {
+        name: mx.random.normal(value.shape, key=next(keys)) * 0.2
+        for name, value in tree_flatten(network.trainable_parameters())
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"fine_tune_type": "lora", "num_layers": len(network.layers), "lora_parameters": parameters}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "adapters.safetensors"), weights)
     return folder

@@ -300,7 +300,12 @@ def test_the_model_is_listed(client: Client, path: str) -> None:
 
 
 def test_health_and_home(client: Client) -> None:
-    assert client.get("/health").get_json() == {"status": "ok", "model": "scripted"}
+    assert client.get("/health").get_json() == {
+        "status": "ok",
+        "model": "scripted",
+        "running": 0,
+        "waiting": 0,
+    }
     assert client.get("/").get_json()["name"] == "mlx-backend"
 
 

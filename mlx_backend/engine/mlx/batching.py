@@ -25,7 +25,7 @@ from ..scheduler import Ended, ModelFacts
 from .caches import PrefixCache
 from .decoding import Decoder, Row
 from .drafting import ModelDrafter, TextDrafter
-from .loading import load_draft, load_model, with_adapter
+from .loading import load_draft, load_model, network_bytes, with_adapter
 from .memory import CACHE_SHARE, CacheCost, Ledger, device_limit
 from .sampling import Choice, text_tokens
 
@@ -99,6 +99,7 @@ class MLXBatch:
         self._options = options
         self._model_id = model_id
         self._wired: int | None = None
+        self.steps = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -111,7 +112,6 @@ class MLXBatch:
         self._put_off: deque[Row] = deque()  # for want of memory, in the middle of their replies
         self._prefixes = PrefixCache(0)
         self._disk: DiskCheckpoints | None = None
-        self._steps = 0
 
     # -- the model -------------------------------------------------------------------------------------------
 
@@ -142,7 +142,8 @@ class MLXBatch:
             )
         self._set_up_drafts(model, layers)
         cost = CacheCost(*self._warm_up(layers))
-        weights = mx.get_active_memory()
+        weights = sum(network_bytes(network, shared=name != "") for name, network in self._networks.items())
+        weights += network_bytes(self._draft) if self._draft is not None else 0
         memory = options.memory_bytes or device_limit()
         self._ledger = Ledger(memory, weights, cost, padded=self._together)
         self._ledger.check(1, "A single token")
@@ -260,8 +261,8 @@ class MLXBatch:
 
     def step(self) -> Iterator[tuple[int, Outcome]]:
         """Say one token for everybody, then read one chunk of the prompts that wait."""
-        self._steps += 1
-        if self._steps % STEPS_BETWEEN_CLEANINGS == 0:
+        self.steps += 1
+        if self.steps % STEPS_BETWEEN_CLEANINGS == 0:
             mx.clear_cache()
         for space in list(self._decoders):
             for decoder in self._decoders[space]:

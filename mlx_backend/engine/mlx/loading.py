@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 # Where configurations write how many positions a model was made for.
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _PIECE = 1 << 30
+_ADAPTER_PARTS = ("lora_a", "lora_b", "m")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -131,6 +132,15 @@ def load_draft(draft: str, options: EngineOptions, model: LoadedModel) -> Any:
     if encoded != model.tokenizer.encode(sample, control_tokens=False):
         raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
     return network
+
+
+def network_bytes(network: Any, *, shared: bool = False) -> int:
+    """Return what a network's weights take; if they are shared with another, what its adapter does."""
+    return sum(
+        value.nbytes
+        for name, value in tree_flatten(network.parameters())
+        if not shared or name.rpartition(".")[2] in _ADAPTER_PARTS
+    )
 
 
 @contextmanager

@@ -6,7 +6,6 @@ are admitted in the same order every time and on every machine of a group.
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -88,8 +87,8 @@ class Ledger:
         needed = self._cost(tokens)
         if needed > self.room:
             raise EngineRefused(
-                f"{what} would need {_gigabytes(needed)} of memory for its cache; the model leaves "
-                f"{_gigabytes(max(0, self.room))} of {_gigabytes(self._limit)}. Ask for fewer tokens, or "
+                f"{what} would need {size(needed)} of memory for its cache; the model leaves "
+                f"{size(max(0, self.room))} of {size(self._limit)}. Ask for fewer tokens, or "
                 "raise the memory limit."
             )
 
@@ -118,6 +117,9 @@ class Ledger:
         return sum(len(lengths) * self._cost(max(lengths)) for lengths in spaces.values())
 
 
-def _gigabytes(count: int) -> str:
-    value = count / (1 << 30)
-    return f"{value:.{max(0, 2 - int(math.log10(max(value, 0.01))))}f} GB"
+def size(count: int) -> str:
+    """Write a number of bytes for people."""
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count / 1024:.3g} KB"

@@ -1,0 +1,132 @@
+"""Drafts make a reply faster or not, and never another one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from engine_models import write_model
+
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.engine.base import Engine, EngineError, Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.mlx.drafting import TextDrafter
+from mlx_backend.engine.options import EngineOptions
+from mlx_backend.engine.threaded import ThreadedEngine
+
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=1.0, seed=3),
+    Sampling(temperature=0.8, top_p=0.9, seed=4, repetition_penalty=1.3, presence_penalty=0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a window of 32 that says nonsense, some of it again and again."""
+    return write_model(tmp_path_factory.mktemp("target"), eos_token_id=[])
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the same vocabulary that would say something else: nearly every draft of it is wrong."""
+    return write_model(tmp_path_factory.mktemp("other"), seed=4, eos_token_id=[])
+
+
+def prompts(engine: Engine) -> list[list[int]]:
+    texts = ["fox", "the quick brown fox jumps over the lazy dog " * 3, "one two three four " * 12]
+    return [engine.tokenizer.encode(text, control_tokens=True) for text in texts]
+
+
+def said(engine: Engine, prompt: Sequence[int], sampling: Sampling, count: int = 60) -> list[int]:
+    request = GenerationRequest(prompt=prompt, max_tokens=count, sampling=sampling, logprobs=1)
+    *items, last = engine.generate(request)
+    assert isinstance(last, Finished)
+    assert last.completion_tokens == count
+    return [item.token for item in items if isinstance(item, TokenDelta)]
+
+
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("source", ["the same model", "another model", "the text"])
+def test_every_reply_is_the_one_without_drafts(target: Path, other: Path, source: str, count: int) -> None:
+    draft = {"the same model": str(target), "another model": str(other)}.get(source)
+    with (
+        load_engine(target, cache_bytes=0) as plain,
+        load_engine(
+            target,
+            cache_bytes=0,
+            draft_model=draft,
+            draft_from_text=draft is None,
+            draft_tokens=count,
+        ) as drafting,
+    ):
+        for prompt in prompts(plain):
+            for sampling in SAMPLINGS:
+                assert said(drafting, prompt, sampling) == said(plain, prompt, sampling)
+
+
+def test_a_draft_that_is_right_saves_steps(target: Path) -> None:
+    batch = MLXBatch(target, EngineOptions(cache_bytes=0, draft_model=str(target), draft_tokens=4))
+    with ThreadedEngine(batch) as engine:
+        said(engine, prompts(engine)[0], Sampling(), count=100)
+        assert batch.steps <= 25, "each says five tokens, and one reads the prompt"
+
+
+def test_a_reply_that_is_joined_by_others_and_left_alone_again_is_still_the_same(
+    target: Path, other: Path
+) -> None:
+    with (
+        load_engine(target, cache_bytes=0) as plain,
+        load_engine(target, cache_bytes=0, draft_model=str(other)) as drafting,
+    ):
+        sampling = SAMPLINGS[1]
+        long, short, third = prompts(plain)
+        expected = [
+            said(plain, prompt, sampling, count) for prompt, count in ((long, 150), (short, 20), (third, 40))
+        ]
+        first = drafting.generate(GenerationRequest(prompt=long, max_tokens=150, sampling=sampling))
+        while not isinstance(first.next(), TokenDelta):
+            pass
+        got = [said(drafting, prompt, sampling, count) for prompt, count in ((short, 20), (third, 40))]
+        rest = [item.token for item in first if isinstance(item, TokenDelta)]
+        assert got == expected[1:]
+        assert rest == expected[0][1:]
+
+
+def test_drafts_stop_where_the_reply_ends() -> None:
+    with (
+        load_engine(MODEL_PATH) as plain,
+        load_engine(MODEL_PATH, draft_from_text=True, draft_tokens=8) as fast,
+    ):
+        for question in ("Repeat: apple river stone.", "Count to 15.", "What is the capital of France?"):
+            text = plain.tokenizer.render([{"role": "user", "content": question}], None)
+            prompt = plain.tokenizer.encode(text, control_tokens=True)
+            for limit in (5, 200):
+                request = GenerationRequest(prompt=prompt, max_tokens=limit)
+                expected, got = list(plain.generate(request)), list(fast.generate(request))
+                assert [i for i in got if isinstance(i, TokenDelta)] == [
+                    i for i in expected if isinstance(i, TokenDelta)
+                ]
+                assert isinstance(got[-1], Finished)
+                assert isinstance(expected[-1], Finished)
+                assert got[-1].reason == expected[-1].reason
+            again = list(fast.generate(request))  # from the cache that the drafts left behind
+            assert [i.token for i in again if isinstance(i, TokenDelta)] == [
+                i.token for i in expected if isinstance(i, TokenDelta)
+            ]
+
+
+def test_a_text_is_continued_as_it_went_on_before() -> None:
+    drafter = TextDrafter()
+    assert drafter.propose([1, 2], 4) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6], 4) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3], 2) == [4, 5]
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9], 2) == []
+    assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], 9) == [9, 1, 2, 3]
+
+
+def test_a_draft_model_with_other_tokens_is_refused_at_start(target: Path) -> None:
+    with pytest.raises(
+        EngineError, match=r"'model' cannot draft for 'target\d+': its tokens are not the same"
+    ):
+        load_engine(target, draft_model=str(MODEL_PATH))

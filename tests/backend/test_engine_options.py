@@ -1,0 +1,211 @@
+"""What can be chosen when an engine starts: adapters, quantised caches, limits; honoured, or refused with a reason."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from engine_models import write_adapter, write_mamba, write_model, write_qwen
+
+from mlx_backend.engine.base import Engine, EngineError, Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.options import EngineOptions
+from mlx_backend.engine.threaded import ThreadedEngine
+
+TEXT = "the quick brown fox jumps over the lazy dog "
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("gpt-oss"), eos_token_id=[])
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qwen(tmp_path_factory.mktemp("qwen"))
+
+
+def request(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
+    prompt = engine.tokenizer.encode(text, control_tokens=True)
+    return GenerationRequest(prompt=prompt, max_tokens=count, **fields)  # type: ignore[arg-type]
+
+
+def said(engine: Engine, asked: GenerationRequest) -> list[int]:
+    return [item.token for item in engine.generate(asked) if isinstance(item, TokenDelta)]
+
+
+def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[int]]:
+    generations = [engine.generate(each) for each in requests]
+    return [[item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations]
+
+
+def room_beside(model: Path, caches: int) -> int:
+    """A limit that leaves so many bytes for caches beside the model."""
+    return int(((model / "model.safetensors").stat().st_size + caches) / 0.95) + 1000
+
+
+# -- adapters -----------------------------------------------------------------------------------------------
+
+
+def test_requests_choose_their_adapters_run_side_by_side_and_leave_nothing_behind(
+    windowed: Path, tmp_path: Path
+) -> None:
+    one, other = (write_adapter(tmp_path / f"adapter-{seed}", windowed, seed=seed) for seed in (5, 6))
+    with (
+        load_engine(windowed) as plain,
+        load_engine(windowed, adapters={"one": one}, adapter="one") as with_one,
+        load_engine(windowed, adapters={"one": one, "other": other}) as engine,
+    ):
+        requests = [request(engine, adapter=name) for name in (None, "one", "other", "one", None)]
+        expected = [said(plain, requests[0]), said(with_one, request(with_one))]
+        alone = [said(engine, each) for each in requests]
+        assert alone[0] == alone[4] == expected[0]
+        assert alone[1] == alone[3] == expected[1]
+        assert len({tuple(each) for each in alone}) == 3
+        assert together(engine, requests) == alone
+        assert said(engine, requests[0]) == expected[0], "after all of them the model is what it was"
+
+
+def test_a_prefix_read_with_one_adapter_is_not_used_with_another(windowed: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", windowed)
+    with load_engine(windowed, adapters={"a": adapter}) as engine:
+        for name, cached in ((None, 0), ("a", 0), (None, 1), ("a", 1)):
+            *_, last = engine.generate(request(engine, adapter=name))
+            assert isinstance(last, Finished)
+            assert bool(last.cached_tokens) == bool(cached)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("missing", "holds no adapter: there is no adapter_config.json"),
+        ("another model's", "does not fit"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused_at_start(
+    windowed: Path, qwen: Path, tmp_path: Path, damage: str, words: str
+) -> None:
+    folder = tmp_path / "adapter"
+    if damage == "another model's":
+        write_adapter(folder, qwen)
+    with pytest.raises(EngineError, match=words):
+        load_engine(windowed, adapters={"a": folder})
+
+
+# -- caches of other kinds ----------------------------------------------------------------------------------
+
+
+def test_quantised_caches_are_refused_at_start_where_the_model_cannot_have_them(windowed: Path) -> None:
+    with pytest.raises(
+        EngineError, match=r"--kv-bits is not possible .* RotatingKVCache cannot be quantised"
+    ):
+        load_engine(windowed, kv_bits=8)
+
+
+def test_replies_with_quantised_caches_take_turns_and_keep_their_prefixes(
+    qwen: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = MLXBatch(qwen, EngineOptions(kv_bits=8))
+    with ThreadedEngine(batch) as engine:
+        assert "cannot be batched (QuantizedKVCache): replies take turns" in caplog.text
+        requests = [
+            request(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
+        ]
+        alone = [said(engine, each) for each in requests]
+        assert together(engine, requests) == alone
+        *_, last = engine.generate(requests[1])
+        assert isinstance(last, Finished)
+        assert last.cached_tokens == len(requests[1].prompt) - 1
+
+
+def test_a_model_of_whole_caches_says_the_same_alone_and_together_and_from_its_prefixes(qwen: Path) -> None:
+    with load_engine(qwen) as engine, load_engine(qwen, cache_bytes=0) as cold:
+        requests = [request(engine, TEXT * count) for count in (1, 2, 3)]
+        expected = [said(cold, each) for each in requests]
+        assert [said(engine, each) for each in requests] == expected
+        assert together(engine, requests) == expected
+
+
+def test_a_sliding_context_is_honoured_where_the_model_has_none_of_its_own_and_refused_elsewhere(
+    windowed: Path, qwen: Path
+) -> None:
+    with pytest.raises(EngineError, match=r"--max-kv-size is not possible .* limit the context"):
+        load_engine(windowed, max_kv_size=64)
+    with load_engine(qwen, max_kv_size=32) as engine:
+        requests = [request(engine, TEXT * count) for count in (3, 5)]
+        assert together(engine, requests) == [said(engine, each) for each in requests]
+
+
+def test_drafts_are_refused_where_a_cache_cannot_be_taken_back(tmp_path: Path) -> None:
+    mamba = write_mamba(tmp_path / "mamba")
+    with pytest.raises(
+        EngineError, match="Drafts are not possible with this model: its ArraysCache cannot be"
+    ):
+        load_engine(mamba, draft_from_text=True)
+    with load_engine(mamba) as engine:
+        requests = [request(engine, TEXT * count) for count in (1, 2, 3)]
+        alone = [said(engine, each) for each in requests]
+        assert together(engine, requests) == alone
+        assert [said(engine, each) for each in requests] == alone, "from kept states"
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+def test_what_could_never_fit_is_refused_with_the_figures(qwen: Path) -> None:
+    with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
+        assert said(engine, request(engine, count=5))
+        with pytest.raises(
+            EngineError, match=r"9 tokens of prompt and 1000 of reply would need .* the model leaves"
+        ):
+            said(engine, GenerationRequest(prompt=[9] * 9, max_tokens=1000))
+
+
+def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
+    with load_engine(qwen, cache_bytes=0) as roomy:
+        requests = [request(roomy, TEXT * count, count=40) for count in (1, 2, 3, 1, 2)]
+        expected = [said(roomy, each) for each in requests]
+    with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
+        assert together(engine, requests) == expected
+        assert engine.healthy()
+
+
+def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back_unchanged(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.batching.EXPECTED_TOKENS", 100)
+    caplog.set_level("INFO")
+    sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
+    fields = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
+    with load_engine(windowed, cache_bytes=0) as roomy:
+        requests = [request(roomy, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
+        expected = together(roomy, requests)
+    with load_engine(windowed, cache_bytes=0, memory_bytes=room_beside(windowed, 2 * 420_000)) as engine:
+        assert together(engine, requests) == expected
+    assert "Memory is short" in caplog.text
+
+
+def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
+    import mlx.core as mx
+
+    with load_engine(qwen, cache_bytes=1 << 20) as engine:
+
+        def some(count: int) -> None:
+            threads = [
+                threading.Thread(
+                    target=lambda at=at: [
+                        said(engine, request(engine, f"{at} {turn}", count=3)) for turn in range(count)
+                    ]
+                )
+                for at in range(5)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        some(10)
+        before = mx.get_active_memory()
+        some(100)
+        assert mx.get_active_memory() <= before + (1 << 20)
