@@ -1,0 +1,293 @@
+"""Prompt checkpoints in a folder, kept across restarts within a number of bytes.
+
+Knows files and their names; what is in them is `checkpoint_file`'s. Which prefixes are worth keeping is for
+whoever calls.
+
+The theory: a file appears whole, by being renamed, and is never changed after that; its time of modification
+is the time of its last use. So several servers may share a folder without a lock. A file that has vanished is
+simply not there, and whichever server writes next removes what was used longest ago.
+
+Threads: the engine's calls everything here. What is to be written it hands to another one, which never touches
+MLX. A thread that has run MLX aborts the process if it is alive when the interpreter exits; this one may
+simply be left behind.
+
+A folder may hold other people's files. Only names of our own two patterns are ever counted or removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base import EngineRefused
+from .caches import as_bytes
+from .checkpoint_file import TOKEN_BYTES, UNREADABLE, lay_out, layers_of, model_fingerprint, tokens_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .checkpoint_file import Checkpoint
+
+__all__ = ["DiskCheckpoints", "Stored", "model_fingerprint"]
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 4  # checkpoints that wait to be written; each holds on to its arrays
+LONGEST_CLOSE = 10.0  # seconds to finish writing in when we are closed
+LEFTOVER_AGE = 600.0  # seconds after which nobody is still writing a partial file
+
+_NAME = re.compile(r"prompt-([0-9a-f]{16})-[0-9a-f]{40}\.safetensors")
+_PARTIAL = re.compile(r"prompt-[0-9a-f]{32}\.partial")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint in the folder."""
+
+    path: Path
+    tokens: bytes = field(repr=False)
+
+    @property
+    def length(self) -> int:
+        """How many tokens it holds."""
+        return len(self.tokens) // TOKEN_BYTES
+
+
+class _GivenUpError(Exception):
+    """There is no time left to finish writing."""
+
+
+class DiskCheckpoints:
+    """The checkpoints of one model, in a folder that may hold those of others too."""
+
+    def __init__(self, folder: Path, *, max_bytes: int, fingerprint: str) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self._fingerprint = fingerprint
+        self._model = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+        self._thread: threading.Thread | None = None
+        self._complained = False
+        self._given_up = False
+        self._lock = threading.Condition()  # for all that follows
+        self._stored: dict[bytes, Stored] = {}
+        self._waiting: dict[bytes, Checkpoint] = {}  # oldest first
+        self._writing: bytes | None = None
+        self._closing = False
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def open(self) -> None:
+        """Make the folder, see what is in it, and be ready to write. EngineRefused if it cannot be used."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            self._look_around()
+        except OSError as error:
+            raise EngineRefused(
+                f"{self.folder} cannot hold prompt checkpoints: {_reason(error)}. "
+                "Name a folder that can be written to, or none."
+            ) from error
+        self._closing = self._given_up = False
+        self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+
+    def longest(self, tokens: Sequence[int], *, beyond: int = 0) -> Stored | None:
+        """Find the longest stored prefix of the tokens that is longer than `beyond`."""
+        wanted = as_bytes(tokens)
+        with self._lock:
+            fitting = (
+                stored
+                for stored in self._stored.values()
+                if stored.length > beyond and wanted.startswith(stored.tokens)
+            )
+            return max(fitting, key=lambda stored: stored.length, default=None)
+
+    def has(self, tokens: Sequence[int]) -> bool:
+        """Whether exactly this prefix is stored, or about to be."""
+        key = as_bytes(tokens)
+        with self._lock:
+            return key in self._stored or key in self._waiting or key == self._writing
+
+    def read(self, stored: Stored) -> list[Any] | None:
+        """Return the layers, evaluated. None if the file has vanished, or is spoiled: then it is removed."""
+        try:
+            os.utime(stored.path)
+            return layers_of(stored.path, stored.tokens, self._fingerprint)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("The prompt checkpoint %s cannot be read: %s.", stored.path, _reason(error))
+        except UNREADABLE as error:
+            _remove_spoiled(stored.path, error)
+        with self._lock:
+            self._stored.pop(stored.tokens, None)
+        return None
+
+    def write(self, tokens: Sequence[int], layers: list[Any]) -> None:
+        """Have a checkpoint written soon. Its arrays must never be changed afterwards."""
+        if self._thread is None or self._closing or self.max_bytes <= 0 or self.has(tokens):
+            return
+        key = as_bytes(tokens)
+        try:
+            checkpoint = lay_out(key, layers, self._fingerprint)
+        except Exception as error:  # a checkpoint is never worth an answer
+            self._complain(error)
+            return
+        if checkpoint.size > self.max_bytes:
+            return
+        with self._lock:
+            if len(self._waiting) >= MOST_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+            self._waiting[key] = checkpoint
+            self._lock.notify_all()
+
+    def flush(self) -> None:
+        """Wait until nothing waits to be written any more."""
+        with self._lock:
+            self._lock.wait_for(self._idle)
+
+    def close(self) -> None:
+        """Finish what is to be written if that is soon done, leave no partial file, and end the thread."""
+        if self._thread is None:
+            return
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+            if not self._lock.wait_for(self._idle, timeout=LONGEST_CLOSE):
+                self._waiting.clear()
+                self._given_up = True
+        self._thread.join(LONGEST_CLOSE)
+        self._thread = None
+
+    def _idle(self) -> bool:
+        return not self._waiting and self._writing is None
+
+    def _complain(self, error: Exception) -> None:
+        """Warn once; again only after something could be written in between."""
+        if not self._complained:
+            self._complained = True
+            log.warning(
+                "Prompt checkpoints cannot be written to %s: %s. Answers do not suffer; after a restart "
+                "their prompts are read anew.",
+                self.folder,
+                _reason(error),
+            )
+
+    # -- the writer's thread, and `open` --------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                key = next(iter(self._waiting))
+                checkpoint = self._waiting.pop(key)
+                self._writing = key
+            try:
+                self._save(key, checkpoint)
+                self._look_around()
+                self._complained = False
+            except _GivenUpError:
+                pass
+            except Exception as error:  # whatever it is, the next one may succeed
+                self._complain(error)
+            del checkpoint  # and what it holds on to
+            with self._lock:
+                self._writing = None
+                self._lock.notify_all()
+
+    def _save(self, key: bytes, checkpoint: Checkpoint) -> None:
+        if shutil.disk_usage(self.folder).free < checkpoint.size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path = self.folder / f"prompt-{self._model}-{hashlib.sha256(key).hexdigest()[:40]}.safetensors"
+        partial = self.folder / f"prompt-{secrets.token_hex(16)}.partial"
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                checkpoint.fill(file, self._go_on)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            _remove(partial)
+            raise
+
+    def _go_on(self) -> None:
+        if self._given_up:
+            raise _GivenUpError
+
+    def _look_around(self) -> None:
+        """Learn what the folder holds by now, drop what is of no use, and keep to the limit."""
+        with self._lock:
+            known = {stored.path.name: stored for stored in self._stored.values()}
+        found: dict[Path, Stored] = {}
+        held: list[tuple[int, Path, int]] = []  # last use, and size
+        for path, status in _files(self.folder):
+            name = _NAME.fullmatch(path.name)
+            if name is None:
+                if _PARTIAL.fullmatch(path.name) and status.st_mtime < time.time() - LEFTOVER_AGE:
+                    _remove(path)
+                continue
+            if name[1] == self._model:
+                stored = known.get(path.name) or self._recognise(path)
+                if stored is None:
+                    continue
+                found[path] = stored
+            held.append((status.st_mtime_ns, path, status.st_size))
+        total = sum(size for _, _, size in held)
+        for _, path, size in sorted(held):
+            if total <= self.max_bytes:
+                break
+            _remove(path)
+            found.pop(path, None)
+            total -= size
+        with self._lock:
+            self._stored = {stored.tokens: stored for stored in found.values()}
+
+    def _recognise(self, path: Path) -> Stored | None:
+        try:
+            return Stored(path, tokens_of(path, self._fingerprint))
+        except OSError:
+            return None
+        except UNREADABLE as error:
+            _remove_spoiled(path, error)
+            return None
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                if entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # another server was quicker
+                continue
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s.", path, _reason(error))
+
+
+def _remove_spoiled(path: Path, error: Exception) -> None:
+    log.warning("The prompt checkpoint %s is spoiled and removed: %s.", path, error)
+    _remove(path)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
