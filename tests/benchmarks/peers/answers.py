@@ -48,7 +48,12 @@ def _greedy(server: Running, at: int) -> str:
 
 def batched(fleet: Fleet) -> Iterator[Line]:
     """Compare greedy replies alone and 8 at a time."""
-    line = Line("batched", f"greedy replies equal alone and 8 at a time, of {len(PROMPTS)}", better="more")
+    line = Line(
+        "batched",
+        f"greedy replies equal alone and 8 at a time, of {len(PROMPTS)}",
+        better="more",
+        compared=False,
+    )
     for server in fleet.servers("batched", "real"):
 
         def one(text: str, server: Running = server) -> str:
@@ -69,8 +74,8 @@ def batched(fleet: Fleet) -> Iterator[Line]:
 def stop(fleet: Fleet) -> Iterator[Line]:
     """Stop at a string that ends inside an answer."""
     lines = [
-        Line("stop", "stop string: the JSON answer ends right before it", better="more"),
-        Line("stop", "stop string: the stream ends right before it", better="more"),
+        Line("stop", "stop string: the JSON answer ends right before it", better="more", compared=False),
+        Line("stop", "stop string: the stream ends right before it", better="more", compared=False),
         Line("stop", "tokens generated, with the stop string and without"),
     ]
     for server in fleet.servers("stop", "real"):
@@ -100,8 +105,8 @@ def _ends(text: str) -> Figure:
 def logprobs(fleet: Fleet) -> Iterator[Line]:
     """Look at the shape of logprobs."""
     lines = [
-        Line("stop", "logprobs as OpenAI shapes them, JSON", better="more"),
-        Line("stop", "logprobs as OpenAI shapes them, stream", better="more"),
+        Line("stop", "logprobs as OpenAI shapes them, JSON", better="more", compared=False),
+        Line("stop", "logprobs as OpenAI shapes them, stream", better="more", compared=False),
     ]
     wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 12}
     for server in fleet.servers("stop", "real"):

@@ -37,6 +37,7 @@ class Line:
     better: Literal["less", "more"] = "less"
     figures: dict[str, Figure] = field(default_factory=dict)
     note: str = ""
+    compared: bool = True
 
     def add(self, name: str, figure: Figure) -> None:
         """Note a system's figure."""
@@ -45,7 +46,14 @@ class Line:
     def ratio(self, name: str, ours: str) -> float | None:
         """Return this system's figure in units of ours."""
         mine, theirs = self.figures.get(ours), self.figures[name]
-        if mine is None or not mine.value or mine.value < 0 or theirs.value is None or theirs.value <= 0:
+        if (
+            not self.compared
+            or mine is None
+            or not mine.value
+            or mine.value < 0
+            or theirs.value is None
+            or theirs.value <= 0
+        ):
             return None
         return theirs.value / mine.value
 

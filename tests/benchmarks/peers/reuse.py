@@ -40,7 +40,10 @@ class _Chat:
         """Ask the next thing; return the tokens read and the prompt's length."""
         self.messages.append({"role": "user", "content": text})
         reply, read = self.send(self.messages)
-        self.messages.append({"role": "assistant", "content": content_of(reply)})
+        answer = content_of(reply).rpartition("<|message|>")[
+            2
+        ]  # mlx_lm.server refuses to see its own markers
+        self.messages.append({"role": "assistant", "content": answer})
         return read
 
     def send(self, messages: list[Message]) -> tuple[dict[str, Any], tuple[int, int]]:

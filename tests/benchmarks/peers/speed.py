@@ -138,7 +138,7 @@ def _gap(server: Running, at: int) -> tuple[float, float]:
 
 def long_question(at: int) -> list[Message]:
     """Return a prompt of about 3,000 tokens that no earlier one begins with."""
-    return question(f"{at} {at + 7} {at * 3}. " + "Say summer river bridge. " * 500)
+    return question(f"{at} {at + 7} {at * 3}. " + "Say summer river bridge. " * 186)
 
 
 def behind(fleet: Fleet) -> Iterator[Line]:
