@@ -88,6 +88,24 @@ class PromptBuilder:
             tokens += self._tokenizer.encode(text, control_tokens=marker)
         return Prompt(tokens=tuple(tokens), checkpoints=prompt.checkpoints, opens_in=continuation.opens_in)
 
+    def mapped(self, messages: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> Prompt:
+        """Build the prompt of a model that has no template: what `roles` says before each message, and a stop.
+
+        The keys are mlx-lm's: a prefix for each role, "stop" behind every message. Markers in the mapping are
+        control tokens, in the messages they are text.
+        """
+        tokens = list(self._tokenizer.opening)
+        checkpoints = []
+        for message in messages:
+            tokens += self._tokenizer.encode(roles.get(message["role"], ""), control_tokens=True)
+            tokens += self._tokenizer.encode(str(message["content"]), control_tokens=False)
+            tokens += self._tokenizer.encode(roles.get("stop", ""), control_tokens=True)
+            checkpoints.append(len(tokens))
+        tokens += self._tokenizer.encode(roles.get("assistant", "").rstrip(), control_tokens=True)
+        return Prompt(
+            tokens=tuple(tokens), checkpoints=tuple(at for at in checkpoints if 0 < at < len(tokens))
+        )
+
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],

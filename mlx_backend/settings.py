@@ -41,7 +41,7 @@ class Settings:
     reasoning_effort: Effort | None = None
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
     reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT
-    temperature: float = 1.0
+    temperature: float | None = None  # None: what the model's makers advise, or 1
     max_tokens: int | None = None  # None: as many as the context still holds
     max_concurrent: int = 16
     max_queue: int = 128

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.server.app import App
 from mlx_backend.server.serving import Server
 from mlx_backend.service import Service
@@ -76,7 +77,13 @@ class RunningServer:
 def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
     """Serve the engine with these settings; stop both at the end."""
     settings = Settings(port=0, **{"temperature": 0.0, **chosen})
-    app = App(Service(engine, effort=settings.reasoning_effort, max_tokens=settings.max_tokens), settings)
+    service = Service(
+        engine,
+        defaults=ModelDefaults(temperature=settings.temperature),
+        effort=settings.reasoning_effort,
+        max_tokens=settings.max_tokens,
+    )
+    app = App(service, settings)
     threads = settings.max_concurrent + settings.max_queue
     server = Server(settings.host, settings.port, app, requests=threads, shutdown_seconds=5)
     server.prepare()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +247,11 @@ class Engine(Protocol):
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         ...
 
-    def prewarm(self, prompt: Sequence[int]) -> None:
-        """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done."""
+    def prewarm(self, plan: Callable[[], Sequence[int]]) -> None:
+        """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done.
+
+        `plan` says what it is, on the engine thread and only once there is time for it.
+        """
         ...
 
     def status(self) -> EngineStatus:

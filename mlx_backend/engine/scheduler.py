@@ -150,13 +150,11 @@ class _Job:
         "over",
         "request",
         "tokens",
-        "warmup",
     )
 
-    def __init__(self, key: int, request: GenerationRequest, *, warmup: bool = False) -> None:
+    def __init__(self, key: int, request: GenerationRequest) -> None:
         self.key = key
         self.request = request
-        self.warmup = warmup  # nobody listens, and anybody goes first
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
         self.left = False  # nobody listens any more
         self.over = False  # nothing more will come
@@ -181,10 +179,18 @@ class _Job:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Warmup:
+    """A prompt that may come: nobody listens, and anybody goes first."""
+
+    key: int
+    plan: Callable[[], GenerationRequest]
+
+
 class ScheduledGeneration:
     """The caller's end of a job. Closing it, leaving its iterator or forgetting it cancels the job."""
 
-    def __init__(self, job: _Job, inbox: SimpleQueue[_Job | _Order]) -> None:
+    def __init__(self, job: _Job, inbox: SimpleQueue[_Job | _Warmup | _Order]) -> None:
         self._job = job
         self._inbox = inbox
         self._exhausted = False
@@ -249,13 +255,14 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._report = report or (lambda _part: None)
         self._first_pause = first_pause
-        self._inbox: SimpleQueue[_Job | _Order] = SimpleQueue()
+        self._inbox: SimpleQueue[_Job | _Warmup | _Order] = SimpleQueue()
         self._door = threading.Lock()
         self._keys = itertools.count()
         self._arrived = 0  # written at the door
         self._departed = 0  # written by the engine thread
         self._waiting: deque[_Job] = deque()
-        self._warmups: deque[_Job] = deque(maxlen=MOST_WARMUPS)
+        self._warmups: deque[_Warmup] = deque(maxlen=MOST_WARMUPS)
+        self._warming: _Warmup | None = None
         self._running: dict[int, _Job] = {}
         self._mean_seconds = 1.0
         self._facts: ModelFacts | None = None
@@ -297,9 +304,9 @@ class Scheduler:
             raise EngineStopped(str(self._ending))
         return ScheduledGeneration(job, self._inbox)
 
-    def prewarm(self, request: GenerationRequest) -> None:
-        """Have a prompt read whenever there is nothing else to do."""
-        self._inbox.put(_Job(next(self._keys), request, warmup=True))
+    def prewarm(self, plan: Callable[[], GenerationRequest]) -> None:
+        """Have a prompt read whenever there is nothing else to do; `plan` is called then."""
+        self._inbox.put(_Warmup(next(self._keys), plan))
 
     def wake(self) -> None:
         """Have the thread ask its batch again whether it is ready."""
@@ -307,7 +314,7 @@ class Scheduler:
 
     def status(self) -> EngineStatus:
         """What it is doing; the figures may be a step old."""
-        running = sum(not job.warmup for job in list(self._running.values()))
+        running = len(self._running)
         waiting = max(0, self._arrived - self._departed - running)
         if self._ending is not None:
             return EngineStatus(state="stopped", detail=str(self._ending))
@@ -373,6 +380,7 @@ class Scheduler:
             self._depart(job, failure)
         self._running.clear()
         self._warmups.clear()
+        self._warming = None
         if again:
             self._waiting.clear()
         try:
@@ -396,7 +404,7 @@ class Scheduler:
                     return False
             patience = self._give_up_on_the_late()
             self._admit()
-            if self._running and self._batch.ready():
+            if (self._running or self._warming) and self._batch.ready():
                 return True
             try:
                 message = self._inbox.get(timeout=patience)
@@ -405,20 +413,20 @@ class Scheduler:
             if not self._take(message):
                 return False
 
-    def _take(self, message: _Job | _Order) -> bool:
+    def _take(self, message: _Job | _Warmup | _Order) -> bool:
         match message:
             case _Order.STOP:
                 return False
             case _Order.WAKE:
                 pass
-            case job if job.warmup:
-                self._warmups.append(job)
+            case _Warmup():
+                self._warmups.append(message)
             case job if job.over:  # ended before we read that it was left
                 pass
             case job if job.left:
                 self._drop(job)
             case job:
-                self._put_warmups_aside()
+                self._put_warmup_aside()
                 self._waiting.append(job)
         return True
 
@@ -430,12 +438,12 @@ class Scheduler:
             self._waiting.remove(job)
         self._depart(job, None)
 
-    def _put_warmups_aside(self) -> None:
-        for job in [job for job in self._running.values() if job.warmup]:
-            del self._running[job.key]
-            self._batch.remove(job.key)
+    def _put_warmup_aside(self) -> None:
+        warmup, self._warming = self._warming, None
+        if warmup is not None:
+            self._batch.remove(warmup.key)
             if len(self._warmups) < MOST_WARMUPS:
-                self._warmups.appendleft(job)
+                self._warmups.appendleft(warmup)
 
     def _give_up_on_the_late(self) -> float | None:
         """Refuse those who have waited for too long; return the seconds until the next of them has."""
@@ -467,21 +475,22 @@ class Scheduler:
                 self._depart(self._waiting.popleft(), failure)
             else:
                 self._running[job.key] = self._waiting.popleft()
-        if self._warmups and not self._running and not self._waiting:
-            job = self._warmups.popleft()
+        while self._warmups and not (self._running or self._waiting or self._warming):
+            warmup = self._warmups.popleft()
             try:
-                if self._batch.admits(job.request):
-                    self._batch.insert(job.key, job.request)
-                    self._running[job.key] = job
+                request = warmup.plan()
+                if self._batch.admits(request):
+                    self._batch.insert(warmup.key, request)
+                    self._warming = warmup
             except Exception as error:  # it was only a guess
                 log.debug("A warm-up was given up: %s", error)
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        job = self._running[key]
-        if job.warmup:
+        if self._warming is not None and key == self._warming.key:
             if isinstance(outcome, Ended | EngineError):
-                del self._running[key]
+                self._warming = None
             return
+        job = self._running[key]
         match outcome:
             case TokenDelta():
                 job.tokens += 1
@@ -502,8 +511,6 @@ class Scheduler:
 
     def _depart(self, job: _Job, last: Finished | EngineError | None) -> None:
         """Let a job go. Its place is free before anybody can hear that it has ended."""
-        if job.warmup:
-            return
         job.over = True
         self._departed += 1
         job.outbox.put(last)

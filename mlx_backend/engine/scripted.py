@@ -289,6 +289,7 @@ class ScriptedEngine(ThreadedEngine):
         self._batch = _ScriptedBatch(facts, tokenizer, _as_function(transcripts))
         if gated:
             self._batch.permits = threading.Semaphore(0)
+        self.plans: list[Callable[[], Sequence[int]]] = []
         super().__init__(self._batch, max_concurrent=max_concurrent, max_waiting=max_waiting)
 
     @property
@@ -300,6 +301,10 @@ class ScriptedEngine(ThreadedEngine):
     def cancelled(self) -> Sequence[Asked]:
         """Those that were cancelled while they ran."""
         return [asked for asked in self._batch.asked if asked.cancelled.is_set()]
+
+    def prewarm(self, plan: Callable[[], Sequence[int]]) -> None:
+        """Keep the plan: a script has nothing to warm up."""
+        self.plans.append(plan)
 
     def advance(self, steps: int = 1) -> None:
         """Let a gated engine take this many steps more."""

@@ -61,11 +61,17 @@ class ThreadedEngine:
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         return self._scheduler.submit(self._checked(request))
 
-    def prewarm(self, prompt: Sequence[int]) -> None:
+    def prewarm(self, plan: Callable[[], Sequence[int]]) -> None:
         """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done."""
-        if 0 < len(prompt) < self.context_length:
+
+        def planned() -> GenerationRequest:
+            prompt = plan()
+            if not 0 < len(prompt) < self.context_length:
+                raise EngineRefused(f"A prompt of {len(prompt)} tokens cannot be read.")
             self._check_ids("The prompt", prompt)
-            self._scheduler.prewarm(GenerationRequest(prompt=prompt, max_tokens=0))
+            return GenerationRequest(prompt=prompt, max_tokens=0)
+
+        self._scheduler.prewarm(planned)
 
     def status(self) -> EngineStatus:
         """What it is doing."""

@@ -19,6 +19,7 @@ from werkzeug.routing import Map, Rule
 from mlx_backend import __version__
 from mlx_backend.server import auth, wire
 from mlx_backend.server.errors import ApiError, as_api_error
+from mlx_backend.server.logprobs import ChatLogprobs, TextLogprobs
 from mlx_backend.server.replies import RunningReply, json_response, names
 from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
 from mlx_backend.server.serving import WATCH
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.reply import Reply
+    from mlx_backend.server.logprobs import LogprobsFormat
     from mlx_backend.server.replies import Watch
     from mlx_backend.server.wire import Writer
-    from mlx_backend.service import Reply, Service
+    from mlx_backend.service import Service
     from mlx_backend.settings import Settings
 
 log = logging.getLogger("mlx_backend.requests")
@@ -142,26 +145,37 @@ class App:
         body = ChatBody.read(written)
         self._check_model(body.model)
         reply = self._service.chat(body.request(written, self._settings))
+        logprobs = ChatLogprobs(self._service.engine.tokenizer.bytes_of) if body.logprobs else None
         writer = wire.ChatWriter(
             call_id=reply.call_id,
             reasoning_format=body.shown_reasoning(self._settings),
             reasoning_field=self._settings.reasoning_field,
+            logprobs=logprobs,
         )
-        return self._answer(request, body, reply, writer, chat=True)
+        return self._answer(request, body, reply, writer, logprobs, chat=True)
 
     def on_completions(self, request: Request) -> Response:
         """Continue a text."""
         body = CompletionBody.read(parse_json(self._body(request)))
         self._check_model(body.model)
-        reply = self._service.complete(body.request(self._settings))
-        return self._answer(request, body, reply, wire.TextWriter(), chat=False)
+        reply = self._service.complete(body.request())
+        bytes_of = self._service.engine.tokenizer.bytes_of
+        logprobs = TextLogprobs(bytes_of) if body.logprobs is not None else None
+        return self._answer(request, body, reply, wire.TextWriter(logprobs), logprobs, chat=False)
 
     # -- a reply on its way ----------------------------------------------------------------------------------
 
     def _answer(
-        self, request: Request, body: ChatBody | CompletionBody, reply: Reply, writer: Writer, *, chat: bool
+        self,
+        request: Request,
+        body: ChatBody | CompletionBody,
+        reply: Reply,
+        writer: Writer,
+        logprobs: LogprobsFormat | None,
+        *,
+        chat: bool,
     ) -> Response:
-        envelope = wire.Envelope(self._model, self._fingerprint, chat=chat)
+        envelope = wire.Envelope(self._model, self._fingerprint, chat=chat, logprobs=logprobs)
         run = RunningReply(reply, writer, envelope, body, self._settings.keepalive_seconds, _watch(request))
         response = run.stream() if body.stream else run.whole()
         response.headers["x-request-id"] = envelope.id

@@ -23,10 +23,9 @@ from mlx_backend.server.errors import as_api_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mlx_backend.conversation.events import Event
+    from mlx_backend.reply import Reply, ReplyEvent
     from mlx_backend.server.schemas import ChatBody, CompletionBody
     from mlx_backend.server.wire import Chunk, Envelope, Writer
-    from mlx_backend.service import Reply
 
 # A context in which the callable given is called if the client leaves.
 type Watch = Callable[[Callable[[], None]], AbstractContextManager[None]]
@@ -121,7 +120,7 @@ class RunningReply:
         if self._reply.finish is None and not self._left:
             raise EngineStopped("The server is shutting down.")
 
-    def _write(self, event: Event) -> list[Chunk]:
+    def _write(self, event: ReplyEvent) -> list[Chunk]:
         if self._first is None:
             self._first = time.perf_counter()
         return self._writer.feed(event)

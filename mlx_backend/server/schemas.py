@@ -18,7 +18,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
-from mlx_backend.engine.base import Sampling
 from mlx_backend.server.errors import refuse
 from mlx_backend.service import ChatRequest, CompletionRequest
 from mlx_backend.settings import ReasoningFormat, Settings
@@ -53,9 +52,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tool_choice": (_is("auto", "none"), "only 'auto' and 'none' are supported: a call cannot be forced yet"),
     "functions": (_nothing, "the old form of tools: send 'tools' instead"),
     "function_call": (_is("auto", "none"), "the old form of tool_choice: send 'tool_choice' instead"),
-    "logprobs": (_is(False), "log probabilities are not reported yet"),
-    "top_logprobs": (_is(0), "log probabilities are not reported yet"),
-    "prompt_logprobs": (_is(0, False), "log probabilities are not reported yet"),
+    "prompt_logprobs": (_is(0, False), "only the reply's log probabilities are reported"),
     "modalities": (_is(["text"], []), "this model writes text only"),
     "audio": (_nothing, "this model writes text only"),
     "web_search_options": (_is(), "this server does not search the web"),
@@ -127,6 +124,10 @@ def _template_kwargs(value: Any) -> Any:
     return {} if value is None else value
 
 
+def _count_of_logprobs(value: Any) -> Any:
+    return None if value is False else value
+
+
 class _Lenient(BaseModel):
     """Types are not guessed ("7" is no number, true is no 1); unknown fields are kept, to be named."""
 
@@ -182,6 +183,9 @@ class _Body(_Lenient):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
+    adapters: Annotated[str, Field(min_length=1)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
 
@@ -211,20 +215,23 @@ class _Body(_Lenient):
         extra = self.model_extra or {}
         return [name for name, value in extra.items() if value is not None and name not in _READ_ELSEWHERE]
 
-    def sampling(self, settings: Settings) -> Sampling:
-        """Choose the next token as this request asks, or as the server does by default."""
+    def sampling(self) -> dict[str, Any]:
+        """Say what this request wishes of the next token, by the names of `Sampling`; nothing it is silent on."""
         penalty = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
-        return Sampling(
-            temperature=_or(self.temperature, settings.temperature),
-            top_p=_or(self.top_p, 1.0),
-            top_k=max(_or(self.top_k, 0), 0),
-            min_p=_or(self.min_p, 0.0),
-            seed=None if self.seed in (None, -1) else self.seed % 2**63,
-            repetition_penalty=_or(penalty, 1.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            logit_bias=self.logit_bias,
-        )
+        wishes = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "min_p": self.min_p,
+            "seed": None if self.seed in (None, -1) else self.seed % 2**63,
+            "repetition_penalty": penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "xtc_probability": self.xtc_probability,
+            "xtc_threshold": self.xtc_threshold,
+            "logit_bias": self.logit_bias or None,
+        }
+        return {name: value for name, value in wishes.items() if value is not None}
 
 
 # Not ignored either: effort is looked up in the request as it was written, and the others are refused.
@@ -246,6 +253,14 @@ class ChatBody(_Body):
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_kwargs)] = {}
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    role_mapping: dict[str, str] | None = None
+
+    def _wanted_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise refuse("top_logprobs is given without logprobs = true.", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def shown_reasoning(self, settings: Settings) -> ReasoningFormat:
         """Where this reply's reasoning goes."""
@@ -264,9 +279,12 @@ class ChatBody(_Body):
             tools=[tool.as_dict() for tool in tools],
             fields=body,
             template_kwargs=self.chat_template_kwargs,
-            sampling=self.sampling(settings),
+            sampling=self.sampling(),
+            adapter=self.adapters,
             max_tokens=self.max_completion_tokens or self.max_tokens,
             stop=self.stop,
+            logprobs=self._wanted_logprobs(),
+            role_mapping=self.role_mapping,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             continue_last=self.continue_final_message is not False,
             raw=self.shown_reasoning(settings) is ReasoningFormat.RAW,
@@ -281,14 +299,17 @@ class CompletionBody(_Body):
     """
 
     prompt: Any
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(_count_of_logprobs)] = None
 
-    def request(self, settings: Settings) -> CompletionRequest:
+    def request(self) -> CompletionRequest:
         """Say it in the service's words."""
         return CompletionRequest(
             prompt=_one_prompt(self.prompt),
-            sampling=self.sampling(settings),
+            sampling=self.sampling(),
+            adapter=self.adapters,
             max_tokens=self.max_tokens,
             stop=self.stop,
+            logprobs=self.logprobs,
         )
 
 

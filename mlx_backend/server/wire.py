@@ -25,13 +25,14 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.reply import ContentLogprobs
 from mlx_backend.settings import ReasoningField, ReasoningFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from mlx_backend.conversation.events import Event
-    from mlx_backend.service import Usage
+    from mlx_backend.reply import ReplyEvent, TokenLogprobs, Usage
+    from mlx_backend.server.logprobs import LogprobsFormat
 
 DONE = b"data: [DONE]\n\n"
 
@@ -41,6 +42,7 @@ class Chunk:
     """One step of a reply: a delta, or the finish, or what comes after it."""
 
     delta: dict[str, Any] = field(default_factory=dict)
+    logprobs: dict[str, Any] | None = None
     finish: str | None = None
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
@@ -55,8 +57,11 @@ class ChatWriter:
         call_id: Callable[[int], str],
         reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE,
         reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT,
+        logprobs: LogprobsFormat | None = None,
     ) -> None:
         self._call_id = call_id
+        self._logprobs = logprobs
+        self._tokens: Sequence[TokenLogprobs] = ()
         self._reasoning = _PLACES[reasoning_format](reasoning_field)
         self._calls: dict[int, tuple[str, list[str]]] = {}
 
@@ -64,13 +69,17 @@ class ChatWriter:
         """Say who speaks."""
         return [Chunk({"role": "assistant"})]
 
-    def feed(self, event: Event) -> list[Chunk]:
+    def feed(self, event: ReplyEvent) -> list[Chunk]:
         """Write one event."""
         match event:
             case ReasoningDelta(text):
                 return self._reasoning.write(text)
+            case ContentLogprobs(tokens):
+                self._tokens = tokens
             case ContentDelta(text):
-                return [*self._reasoning.close(), Chunk({"content": text})]
+                logprobs = self._logprobs.chunk(self._tokens) if self._logprobs else None
+                self._tokens = ()
+                return [*self._reasoning.close(), Chunk({"content": text}, logprobs)]
             case ToolCallStart(index, name):
                 self._calls[index] = (name, [])
             case ToolCallDelta(index, arguments):
@@ -92,15 +101,23 @@ class ChatWriter:
 class TextWriter:
     """Writes the pieces of one text completion."""
 
+    def __init__(self, logprobs: LogprobsFormat | None = None) -> None:
+        self._logprobs = logprobs
+        self._tokens: Sequence[TokenLogprobs] = ()
+
     def open(self) -> list[Chunk]:
         """Nothing goes before the text."""
         return []
 
-    def feed(self, event: Event) -> list[Chunk]:
+    def feed(self, event: ReplyEvent) -> list[Chunk]:
         """Write one event."""
         match event:
+            case ContentLogprobs(tokens):
+                self._tokens = tokens
             case ContentDelta(text) | ReasoningDelta(text):
-                return [Chunk({"text": text})]
+                logprobs = self._logprobs.chunk(self._tokens) if self._logprobs else None
+                self._tokens = ()
+                return [Chunk({"text": text}, logprobs)]
             case StreamEnd(finish):
                 return [Chunk(finish=finish)]
         return []
@@ -211,10 +228,13 @@ _PLACES: dict[ReasoningFormat, Callable[[ReasoningField], _Separate | _Hidden | 
 class Envelope:
     """What all chunks of one reply share: its id, time and model, and whether it is chat or text."""
 
-    def __init__(self, model: str, fingerprint: str, *, chat: bool) -> None:
+    def __init__(
+        self, model: str, fingerprint: str, *, chat: bool, logprobs: LogprobsFormat | None = None
+    ) -> None:
         self.model = model
         self.id = ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
         self._chat = chat
+        self._logprobs = logprobs
         self._head = {
             "id": self.id,
             "object": "chat.completion.chunk" if chat else "text_completion",
@@ -229,13 +249,14 @@ class Envelope:
 
     def sse(self, chunk: Chunk) -> bytes:
         """One chunk as a server-sent event."""
-        if chunk.delta and chunk.finish is None and chunk.usage is None and chunk.timings is None:
+        if chunk.delta and not (chunk.finish or chunk.usage or chunk.timings or chunk.logprobs):
             delta = dumps(chunk.delta)
             return (self._before + (delta if self._chat else delta[1:-1]) + self._after).encode()
         if chunk.usage is not None and chunk.finish is None:
             choices = []
         else:
-            choices = [{"index": 0, **self._delta(chunk), "finish_reason": chunk.finish}]
+            logprobs = {"logprobs": chunk.logprobs} if chunk.logprobs is not None else {}
+            choices = [{"index": 0, **self._delta(chunk), **logprobs, "finish_reason": chunk.finish}]
         return f"data: {dumps({**self._head, 'choices': choices, **_extras(chunk)})}\n\n".encode()
 
     def whole(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
@@ -243,12 +264,17 @@ class Envelope:
         told: dict[str, Any] = {}
         finish: str | None = None
         extras: dict[str, Any] = {}
+        chunks = list(chunks)
         for chunk in chunks:
             for key, value in chunk.delta.items():
                 told.setdefault(key, []).append(value)
             finish = chunk.finish or finish
             extras |= _extras(chunk)
-        choice = {"index": 0, **self._message(told), "finish_reason": finish}
+        logprobs = {}
+        if self._logprobs is not None:
+            read = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+            logprobs["logprobs"] = self._logprobs.whole(read)
+        choice = {"index": 0, **self._message(told), **logprobs, "finish_reason": finish}
         return {**self._head, **self._kind(), "choices": [choice], **extras}
 
     def _delta(self, chunk: Chunk) -> dict[str, Any]:
@@ -300,7 +326,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def timings_object(usage: Usage) -> dict[str, Any]:
-    """Build the `timings` of a reply, under llama.cpp's names: chat pages show tokens a second from them."""
+    """Build the `timings` of a reply, under llama.cpp's names: chat pages show tokens a second from them.
+
+    Two are ours: how long the request waited for its turn, and when its first token was there.
+    """
     read = usage.prompt_tokens - usage.cached_tokens
     return {
         "cache_n": usage.cached_tokens,
@@ -310,6 +339,8 @@ def timings_object(usage: Usage) -> dict[str, Any]:
         "predicted_n": usage.completion_tokens,
         "predicted_ms": round(usage.decode_seconds * 1000, 3),
         "predicted_per_second": _rate(usage.completion_tokens, usage.decode_seconds),
+        "queue_ms": round(usage.queue_seconds * 1000, 3),
+        "first_token_ms": round((usage.queue_seconds + usage.prefill_seconds) * 1000, 3),
     }
 
 

@@ -442,7 +442,7 @@ def test_warm_ups_run_while_nobody_waits_and_are_put_aside_as_soon_as_somebody_d
     scheduler = Scheduler(batch)
     scheduler.start()
     guess = request("what may come next", max_tokens=0)
-    scheduler.prewarm(guess)
+    scheduler.prewarm(lambda: guess)
     asked = scheduler.submit(request(max_tokens=10))
     batch.ending.release()
     scheduler.wake()

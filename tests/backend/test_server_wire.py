@@ -16,8 +16,8 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.reply import Usage
 from mlx_backend.server.wire import ChatWriter, Chunk, Envelope, TextWriter, last_chunks, usage_object
-from mlx_backend.service import Usage
 from mlx_backend.settings import ReasoningField, ReasoningFormat
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,10 @@ from mlx_backend.conversation.events import (
 )
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
-from mlx_backend.service import ChatRequest, CompletionRequest, Reply, RequestError, Service
+from mlx_backend.service import ChatRequest, CompletionRequest, RequestError, Service
+
+if TYPE_CHECKING:
+    from mlx_backend.reply import Reply
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

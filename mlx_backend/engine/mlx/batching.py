@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx_lm.generate import maybe_set_recommended_wired_limit
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from ..base import EngineError, Progress, TokenDelta
+from ..base import EngineError, EngineRefused, Progress, TokenDelta
 from ..scheduler import Ended, ModelFacts
 from .caches import PrefixCache
 from .decoding import Decoder, Row
@@ -232,6 +232,8 @@ class MLXBatch:
 
     def admits(self, request: GenerationRequest) -> bool:
         """Whether its caches fit beside those that are there; raises EngineRefused if they never can."""
+        if request.max_tokens == 0 and not self._keeps:
+            raise EngineRefused("Nothing is kept here, so there is nothing to warm up.")
         tokens = _expected(request)
         reply = tokens - len(request.prompt)
         self._ledger.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")

@@ -1,0 +1,131 @@
+"""After an answer the engine reads the history as the next turn will see it."""
+
+from typing import Any
+
+import pytest
+
+from mlx_backend.conversation.events import Event, StreamEnd
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.engine.base import Engine
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.reply import Reply
+from mlx_backend.service import ChatRequest, Service
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+TURNS = ["My name is Ada.", "What is the capital of France?", "What is my name?"]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def answered(reply: Reply) -> dict[str, Any]:
+    from mlx_backend.conversation.parser import fold
+
+    events = [event for event in reply.events() if isinstance(event, Event.__value__)]
+    assert isinstance(events[-1], StreamEnd)
+    message = fold(events)
+    answer: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.tool_calls:
+        answer["tool_calls"] = [
+            {
+                "id": reply.call_id(index),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(message.tool_calls)
+        ]
+    return answer
+
+
+def wait_until_idle(engine: Engine) -> None:
+    """Warm-ups are done when the engine thread sleeps: a request behind them would find them done."""
+    scheduler = engine._scheduler  # type: ignore[attr-defined]
+    while scheduler._warmups or scheduler._warming or not scheduler._inbox.empty():
+        pass
+
+
+def chat(service: Service, turns: list[str], **fields: Any) -> list[int]:
+    """Hold a conversation; of every turn, how many tokens had to be read."""
+    messages: list[dict[str, Any]] = []
+    read = []
+    for turn in turns:
+        messages.append(user(turn))
+        reply = service.chat(ChatRequest(messages=list(messages), sampling={"temperature": 0}, **fields))
+        messages.append(answered(reply))
+        read.append(reply.usage.prompt_tokens - reply.usage.cached_tokens)
+        wait_until_idle(service.engine)
+    return read
+
+
+@pytest.mark.parametrize("sampling", [{}, {"seed": 7, "temperature": 1}])
+def test_the_next_turn_reads_its_own_message_and_the_generation_prompt_alone(
+    sampling: dict[str, Any],
+) -> None:
+    with load_engine(MODEL_PATH) as engine, load_engine(MODEL_PATH) as cold_engine:
+        warm, cold = Service(engine), Service(cold_engine, prewarm=False)
+        encode = engine.tokenizer.encode
+        read = chat(warm, TURNS)
+        for turn, count in zip(TURNS[1:], read[1:], strict=True):
+            glue = encode("<|end|><|start|>assistant", control_tokens=True)
+            assert count == len(encode(turn, control_tokens=False)) + len(glue)
+        assert all(a < b for a, b in zip(read[1:], chat(cold, TURNS)[1:], strict=True))
+
+
+def test_results_of_a_tool_find_the_call_and_its_reasoning_read_already() -> None:
+    with load_engine(MODEL_PATH) as engine:
+        service = Service(engine)
+        messages = [user("What is the weather in Oslo?")]
+        request = ChatRequest(messages=messages, tools=[WEATHER], sampling={"temperature": 0})
+        answer = answered(service.chat(request))
+        assert answer["tool_calls"]
+        wait_until_idle(engine)
+        result = {
+            "role": "tool",
+            "tool_call_id": answer["tool_calls"][0]["id"],
+            "content": '{"sky": "sunny"}',
+        }
+        following = ChatRequest(
+            messages=[*messages, answer, result], tools=[WEATHER], sampling={"temperature": 0}
+        )
+        reply = service.chat(following)
+        assert "sunny" in answered(reply)["content"]
+        read = reply.usage.prompt_tokens - reply.usage.cached_tokens
+        assert read <= len(engine.tokenizer.encode('{"sky": "sunny"}', control_tokens=False)) + 6
+
+
+def test_it_can_be_turned_off() -> None:
+    from mlx_backend.engine.scripted import ScriptedEngine
+
+    with ScriptedEngine(lambda _: "<|channel|>final<|message|>Hi.<|return|>") as engine:
+        answered(Service(engine, prewarm=False).chat(ChatRequest(messages=[user("hello")])))
+        assert not engine.plans
+        answered(Service(engine).chat(ChatRequest(messages=[user("hello")])))
+        [plan] = engine.plans
+        expected = (
+            "<|start|>user<|message|>hello<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|>"
+        )
+        assert engine.tokenizer.decode(plan()).endswith(expected + "<|start|>user<|message|>")
+
+
+def test_an_answer_that_was_cut_or_left_is_nobodys_history() -> None:
+    from mlx_backend.engine.scripted import ScriptedEngine
+
+    with ScriptedEngine(lambda _: "<|channel|>final<|message|>A long answer.<|return|>") as engine:
+        service = Service(engine)
+        answered(service.chat(ChatRequest(messages=[user("hello")], max_tokens=4)))
+        left = service.chat(ChatRequest(messages=[user("hello")]))
+        next(iter(left.events()))
+        left.close()
+        assert not engine.plans
