@@ -26,7 +26,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen(tmp_path_factory.mktemp("qwen"))
 
 
-def request(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
+def asking(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
     prompt = engine.tokenizer.encode(text, control_tokens=True)
     return GenerationRequest(prompt=prompt, max_tokens=count, **fields)  # type: ignore[arg-type]
 
@@ -57,8 +57,8 @@ def test_requests_choose_their_adapters_run_side_by_side_and_leave_nothing_behin
         load_engine(windowed, adapters={"one": one}, adapter="one") as with_one,
         load_engine(windowed, adapters={"one": one, "other": other}) as engine,
     ):
-        requests = [request(engine, adapter=name) for name in (None, "one", "other", "one", None)]
-        expected = [said(plain, requests[0]), said(with_one, request(with_one))]
+        requests = [asking(engine, adapter=name) for name in (None, "one", "other", "one", None)]
+        expected = [said(plain, requests[0]), said(with_one, asking(with_one))]
         alone = [said(engine, each) for each in requests]
         assert alone[0] == alone[4] == expected[0]
         assert alone[1] == alone[3] == expected[1]
@@ -71,7 +71,7 @@ def test_a_prefix_read_with_one_adapter_is_not_used_with_another(windowed: Path,
     adapter = write_adapter(tmp_path / "adapter", windowed)
     with load_engine(windowed, adapters={"a": adapter}) as engine:
         for name, cached in ((None, 0), ("a", 0), (None, 1), ("a", 1)):
-            *_, last = engine.generate(request(engine, adapter=name))
+            *_, last = engine.generate(asking(engine, adapter=name))
             assert isinstance(last, Finished)
             assert bool(last.cached_tokens) == bool(cached)
 
@@ -110,7 +110,7 @@ def test_replies_with_quantised_caches_take_turns_and_keep_their_prefixes(
     with ThreadedEngine(batch) as engine:
         assert "cannot be batched (QuantizedKVCache): replies take turns" in caplog.text
         requests = [
-            request(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
+            asking(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
         ]
         alone = [said(engine, each) for each in requests]
         assert together(engine, requests) == alone
@@ -121,7 +121,7 @@ def test_replies_with_quantised_caches_take_turns_and_keep_their_prefixes(
 
 def test_a_model_of_whole_caches_says_the_same_alone_and_together_and_from_its_prefixes(qwen: Path) -> None:
     with load_engine(qwen) as engine, load_engine(qwen, cache_bytes=0) as cold:
-        requests = [request(engine, TEXT * count) for count in (1, 2, 3)]
+        requests = [asking(engine, TEXT * count) for count in (1, 2, 3)]
         expected = [said(cold, each) for each in requests]
         assert [said(engine, each) for each in requests] == expected
         assert together(engine, requests) == expected
@@ -133,7 +133,7 @@ def test_a_sliding_context_is_honoured_where_the_model_has_none_of_its_own_and_r
     with pytest.raises(EngineError, match=r"--max-kv-size is not possible .* limit the context"):
         load_engine(windowed, max_kv_size=64)
     with load_engine(qwen, max_kv_size=32) as engine:
-        requests = [request(engine, TEXT * count) for count in (3, 5)]
+        requests = [asking(engine, TEXT * count) for count in (3, 5)]
         assert together(engine, requests) == [said(engine, each) for each in requests]
 
 
@@ -144,7 +144,7 @@ def test_drafts_are_refused_where_a_cache_cannot_be_taken_back(tmp_path: Path) -
     ):
         load_engine(mamba, draft_from_text=True)
     with load_engine(mamba) as engine:
-        requests = [request(engine, TEXT * count) for count in (1, 2, 3)]
+        requests = [asking(engine, TEXT * count) for count in (1, 2, 3)]
         alone = [said(engine, each) for each in requests]
         assert together(engine, requests) == alone
         assert [said(engine, each) for each in requests] == alone, "from kept states"
@@ -155,7 +155,7 @@ def test_drafts_are_refused_where_a_cache_cannot_be_taken_back(tmp_path: Path) -
 
 def test_what_could_never_fit_is_refused_with_the_figures(qwen: Path) -> None:
     with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
-        assert said(engine, request(engine, count=5))
+        assert said(engine, asking(engine, count=5))
         with pytest.raises(
             EngineError, match=r"9 tokens of prompt and 1000 of reply would need .* the model leaves"
         ):
@@ -164,7 +164,7 @@ def test_what_could_never_fit_is_refused_with_the_figures(qwen: Path) -> None:
 
 def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
     with load_engine(qwen, cache_bytes=0) as roomy:
-        requests = [request(roomy, TEXT * count, count=40) for count in (1, 2, 3, 1, 2)]
+        requests = [asking(roomy, TEXT * count, count=40) for count in (1, 2, 3, 1, 2)]
         expected = [said(roomy, each) for each in requests]
     with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
         assert together(engine, requests) == expected
@@ -179,7 +179,7 @@ def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back
     sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
     fields = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
     with load_engine(windowed, cache_bytes=0) as roomy:
-        requests = [request(roomy, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
+        requests = [asking(roomy, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
         expected = together(roomy, requests)
     with load_engine(windowed, cache_bytes=0, memory_bytes=room_beside(windowed, 2 * 420_000)) as engine:
         assert together(engine, requests) == expected
@@ -195,7 +195,7 @@ def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
             threads = [
                 threading.Thread(
                     target=lambda at=at: [
-                        said(engine, request(engine, f"{at} {turn}", count=3)) for turn in range(count)
+                        said(engine, asking(engine, f"{at} {turn}", count=3)) for turn in range(count)
                     ]
                 )
                 for at in range(5)
@@ -209,3 +209,31 @@ def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
         before = mx.get_active_memory()
         some(100)
         assert mx.get_active_memory() <= before + (1 << 20)
+
+
+# -- prefixes on disk ---------------------------------------------------------------------------------------
+
+
+def cached_of(engine: Engine, asked: GenerationRequest) -> tuple[int, list[int]]:
+    *items, last = engine.generate(asked)
+    assert isinstance(last, Finished)
+    return last.cached_tokens, [item.token for item in items if isinstance(item, TokenDelta)]
+
+
+@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+def test_prefixes_outlive_the_engine_in_a_folder(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model: Path = request.getfixturevalue(kind)
+    prompt = list(range(20, 120))
+    first = GenerationRequest(prompt=prompt, max_tokens=20, checkpoints=(60, 90))
+    other = GenerationRequest(prompt=[*prompt[:60], 9, 9, 9], max_tokens=20)
+    with load_engine(model, cache_bytes=0) as cold:
+        expected = [cached_of(cold, each)[1] for each in (first, other)]
+    with load_engine(model, cache_folder=tmp_path) as engine:
+        assert cached_of(engine, first) == (0, expected[0])
+    with load_engine(model, cache_folder=tmp_path, cache_bytes=0) as engine:
+        assert cached_of(engine, first) == (90, expected[0])
+        assert cached_of(engine, other) == (60, expected[1])
+    with load_engine(model, cache_folder=tmp_path, cache_folder_bytes=0) as engine:
+        assert cached_of(engine, first) == (0, expected[0])

@@ -44,7 +44,7 @@ def part(kind: str) -> dict[str, Any]:
 
 
 # the fields beside messages | the field to blame | what the message must mention
-FIELDS: list[tuple[dict[str, Any], str, str]] = [
+FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"n": 2}, "n", "one answer"),
     ({"n": "two"}, "n", '"two"'),
     ({"response_format": {"type": "json_object"}}, "response_format", "schema"),

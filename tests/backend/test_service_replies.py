@@ -36,7 +36,7 @@ def call(argument: int) -> str:
 
 
 def events_of(reply: Reply) -> list[Event]:
-    return [event for event in reply.events() if event is not None and not isinstance(event, Progress)]
+    return [event for event in reply.events() if isinstance(event, Event.__value__)]
 
 
 def text_of(events: list[Event], kind: type[ContentDelta] | type[ReasoningDelta]) -> str:

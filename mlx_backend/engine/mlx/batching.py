@@ -22,7 +22,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..base import EngineError, EngineRefused, Progress, TokenDelta
 from ..scheduler import Ended, ModelFacts
-from .caches import PrefixCache
+from .caches import PrefixCache, alias
 from .decoding import Decoder, Row
 from .drafting import ModelDrafter, TextDrafter
 from .loading import load_draft, load_model, network_bytes, with_adapter
@@ -112,6 +112,7 @@ class MLXBatch:
         self._put_off: deque[Row] = deque()  # for want of memory, in the middle of their replies
         self._prefixes = PrefixCache(0)
         self._disk: DiskCheckpoints | None = None
+        self._reads_ahead = False
 
     # -- the model -------------------------------------------------------------------------------------------
 
@@ -325,7 +326,7 @@ class MLXBatch:
         kept = decoder.leave([*ended, *broken], wanted=ended if self._keeps else ())
         for row in [*ended, *broken]:
             if row.key in kept:
-                self._keep(row, row.tokens, kept[row.key], persist=False)
+                self._keep(row, row.tokens, kept[row.key])
             self._forget(row)
         self._tidy(space)
         yield from self._make_room(decoder)
@@ -477,7 +478,7 @@ class MLXBatch:
                 return last
             mx.eval([layer.state for layer in reading.layers])
             if stop in reading.marks:
-                self._keep(row, tokens[:stop], reading.layers)
+                self._keep(row, tokens[:stop], reading.layers, persist=self._outlives(row.request, stop))
         mx.clear_cache()
         return None
 
@@ -495,13 +496,23 @@ class MLXBatch:
     def _keeps(self) -> bool:
         return self._prefixes.enabled or self._disk is not None
 
-    def _keep(self, row: Row, tokens: list[int], layers: Layers, *, persist: bool = True) -> None:
+    def _keep(self, row: Row, tokens: list[int], layers: Layers, *, persist: bool = False) -> None:
         if not self._keeps:
             return
         space = self._space(row.request)
         self._prefixes.keep(tokens, layers, space)
         if persist and self._disk is not None and not space and not self._disk.has(tokens):
-            self._disk.write(tokens, layers)
+            self._disk.write(tokens, [alias(layer) for layer in layers])
+
+    def _outlives(self, request: GenerationRequest, position: int) -> bool:
+        """Whether a checkpoint is worth a place on disk: what others begin with, and what is likely to come.
+
+        Where nothing is read ahead, the end of a prompt's history has to do for the latter.
+        """
+        if request.max_tokens == 0:
+            self._reads_ahead = True
+            return True
+        return position in (request.checkpoints[:1] if self._reads_ahead else request.checkpoints)
 
 
 def _expected(request: GenerationRequest) -> int:
