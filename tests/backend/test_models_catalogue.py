@@ -1,0 +1,407 @@
+"""The catalogue: what can be served, what it is called, and that a request chooses only among that."""
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, snapshot_download
+
+from mlx_backend.models.catalogue import LOOK_EVERY, Catalogue
+from mlx_backend.models.errors import ConfigurationError, ModelNotAllowed, UnknownModel
+from mlx_backend.models.spec import ModelDefaults, ModelSpec
+
+LONG_AGO = 1_600_000_000
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def put_model(folder: Path, weights: int = 10) -> Path:
+    """Lay down what a catalogue sees of a model."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "x"}')
+    (folder / "model.safetensors").write_bytes(bytes(weights))
+    return folder
+
+
+def put_snapshot(repository: str, parts: Iterable[str] = ("model.safetensors",)) -> Path:
+    """Lay down a download as the Hugging Face library does: files are links to blobs."""
+    place = Path(constants.HF_HUB_CACHE, "models--" + repository.replace("/", "--"))
+    folder = place / "snapshots" / COMMIT
+    for made in (folder, place / "refs", place / "blobs"):
+        made.mkdir(parents=True)
+    (place / "refs" / "main").write_text(COMMIT)
+    for part in ("config.json", *parts):
+        (place / "blobs" / part).write_text("{}")
+        (folder / part).symlink_to(place / "blobs" / part)
+    return folder
+
+
+def settle(root: Path) -> None:
+    """Make everything look as if it had not been touched for a long time."""
+    for place in (root, *root.rglob("*")):
+        os.utime(place, (LONG_AGO, LONG_AGO))
+
+
+def names(catalogue: Catalogue) -> list[str]:
+    return [spec.name for spec in catalogue.models()]
+
+
+def refusal(catalogue: Catalogue, name: str) -> str:
+    with pytest.raises(UnknownModel) as caught:
+        catalogue.find(name)
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    put_model(folder / "small")
+    put_model(folder / "owner" / "large", weights=1000)
+    put_model(folder / "other" / "large")
+    (folder / "notes").mkdir()
+    put_model(folder / ".trash" / "old")
+    return folder
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# -- what there is ------------------------------------------------------------------------------------------
+
+
+def test_models_lie_directly_in_a_folder_or_below_their_owner(root: Path) -> None:
+    catalogue = Catalogue([], models_dirs=[root])
+    assert names(catalogue) == ["other/large", "owner/large", "small"]
+    assert catalogue.find("owner/large") == ModelSpec(name="owner/large", source=str(root / "owner/large"))
+
+
+def test_models_that_nobody_has_configured_are_like_the_others(root: Path) -> None:
+    others = ModelSpec(name="", source="", ttl=60, defaults=ModelDefaults(top_k=3))
+    catalogue = Catalogue([], models_dirs=[root], others=others, allow_download=True)
+    assert catalogue.find("small") == replace(others, name="small", source=str(root / "small"))
+    assert catalogue.find("new/one") == replace(others, name="new/one", source="new/one")
+
+
+def test_a_configured_model_is_not_listed_a_second_time_where_it_lies(root: Path) -> None:
+    mine = ModelSpec(name="mine", source=str(root / "small"), aliases=("m",))
+    also = ModelSpec(name="also", source=str(root / "small"))
+    catalogue = Catalogue([mine, also], models_dirs=[root, root])
+    assert names(catalogue) == ["mine", "also", "other/large", "owner/large"]
+    for name in ("mine", "m", "small", str(root / "small"), "./small"):
+        assert catalogue.find(name) is mine
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "model.safetensors").rename(folder / "adapters.safetensors"),
+        lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.incomplete"),
+    ],
+    ids=["no configuration", "no weights", "other weights", "half a download"],
+)
+def test_what_is_not_whole_is_not_listed(spoil, root: Path) -> None:  # type: ignore[no-untyped-def]
+    spoil(root / "small")
+    assert "small" not in names(Catalogue([], models_dirs=[root]))
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": {}}}'])
+def test_an_index_that_cannot_be_read_tells_of_no_model(index: str, root: Path) -> None:
+    (root / "small" / "model.safetensors").rename(root / "small" / "model-1.safetensors")
+    (root / "small" / "model.safetensors.index.json").write_text(index)
+    assert "small" not in names(Catalogue([], models_dirs=[root]))
+
+
+def test_a_model_in_parts_is_whole_when_the_last_part_is_there(root: Path) -> None:
+    folder, parts = root / "small", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    (folder / "model.safetensors").rename(folder / parts[0])
+    index = {"weight_map": {"a": parts[0], "b": parts[1], "c": parts[1]}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "small" not in names(Catalogue([], models_dirs=[root]))
+    (folder / parts[1]).touch()
+    assert "small" in names(Catalogue([], models_dirs=[root]))
+
+
+def test_the_cache_of_hugging_face_is_listed_if_it_is_asked_for(cache: Path) -> None:
+    folder = put_snapshot("mlx-community/whole")
+    parts = put_snapshot("mlx-community/parts", ["model-1.safetensors", "model.safetensors.index.json"])
+    (parts / "model.safetensors.index.json").resolve().write_text(
+        '{"weight_map": {"a": "model-2.safetensors"}}'
+    )
+    put_snapshot("someone/tokenizer-only", [])
+    (put_snapshot("someone/interrupted") / "model.safetensors").resolve().unlink()
+    (cache / "datasets--a--b").mkdir()
+    (cache / "models--nothing--here").mkdir()
+    catalogue = Catalogue([], hugging_face_cache=True)
+    assert names(catalogue) == ["mlx-community/whole"]
+    spec = catalogue.find("whole")
+    assert spec.source == "mlx-community/whole"
+    assert catalogue.folder(spec) == folder
+    assert snapshot_download(spec.source, cache_dir=cache, local_files_only=True) == str(folder)
+    assert names(Catalogue([])) == []
+
+
+def test_a_configured_repository_is_not_listed_a_second_time_as_cached() -> None:
+    put_snapshot("mlx-community/whole")
+    mine = ModelSpec(name="mine", source="mlx-community/whole")
+    catalogue = Catalogue([mine], hugging_face_cache=True)
+    assert names(catalogue) == ["mine"]
+    assert catalogue.find("mlx-community/whole") is catalogue.find("whole") is mine
+
+
+def test_weights_are_as_large_as_their_files(root: Path) -> None:
+    (root / "owner" / "large" / "model-2.safetensors").write_bytes(bytes(500))
+    catalogue = Catalogue([], models_dirs=[root])
+    large = catalogue.find("owner/large")
+    assert catalogue.weight_bytes(large) == 1500
+    assert catalogue.weight_bytes(replace(large, engine={"draft_model": str(root / "small")})) == 1510
+    assert catalogue.weight_bytes(ModelSpec(name="x", source="not/here")) == 0
+
+
+# -- the listing is kept ------------------------------------------------------------------------------------
+
+
+def test_a_new_model_appears_and_a_removed_one_disappears(root: Path) -> None:
+    settle(root)
+    clock = Clock()
+    catalogue = Catalogue([], models_dirs=[root], clock=clock)
+    put_model(root / "owner" / "new")
+    (root / "small" / "config.json").unlink()
+    assert names(catalogue) == ["other/large", "owner/large", "small"], "nobody has looked yet"
+    clock.now += LOOK_EVERY
+    assert names(catalogue) == ["other/large", "owner/large", "owner/new"]
+
+
+def test_what_has_not_changed_is_not_read_again(root: Path) -> None:
+    settle(root)
+    clock = Clock()
+    catalogue = Catalogue([], models_dirs=[root], clock=clock)
+    before = catalogue.find("small")
+    clock.now += LOOK_EVERY
+    assert catalogue.find("small") is before
+    (root / "another").mkdir()
+    clock.now += LOOK_EVERY
+    assert catalogue.find("small") is not before
+
+
+def test_a_change_within_the_time_stamp_of_the_last_look_is_seen(root: Path) -> None:
+    clock = Clock()
+    catalogue = Catalogue([], models_dirs=[root], clock=clock)
+    stamp = root.stat().st_mtime_ns
+    put_model(root / "quick")
+    os.utime(root, ns=(stamp, stamp))
+    clock.now += LOOK_EVERY
+    assert "quick" in names(catalogue)
+
+
+def test_a_download_that_has_ended_is_listed(cache: Path) -> None:
+    weights = put_snapshot("a/b") / "model.safetensors"
+    target = weights.readlink()
+    weights.unlink()
+    settle(cache)
+    clock = Clock()
+    catalogue = Catalogue([], hugging_face_cache=True, clock=clock)
+    assert names(catalogue) == []
+    weights.symlink_to(target)
+    clock.now += LOOK_EVERY
+    assert names(catalogue) == ["a/b"]
+
+
+def test_a_folder_that_has_gone_away_holds_nothing(root: Path) -> None:
+    clock = Clock()
+    catalogue = Catalogue([], models_dirs=[root], clock=clock)
+    root.rename(root.with_name("elsewhere"))
+    clock.now += LOOK_EVERY
+    assert names(catalogue) == []
+
+
+# -- names --------------------------------------------------------------------------------------------------
+
+
+def test_the_last_part_of_a_name_is_enough_if_only_one_has_it(root: Path) -> None:
+    put_model(root / "owner" / "alone")
+    catalogue = Catalogue([], models_dirs=[root])
+    assert catalogue.find("alone").name == "owner/alone"
+    assert refusal(catalogue, "large") == (
+        "The model 'large' could be 'other/large' or 'owner/large': send the whole name."
+    )
+
+
+def test_a_whole_name_is_stronger_than_the_last_part_of_another(root: Path) -> None:
+    put_model(root / "owner" / "small")
+    assert Catalogue([], models_dirs=[root]).find("small").source == str(root / "small")
+
+
+def test_a_name_given_by_a_person_is_stronger_than_where_another_model_lies(root: Path) -> None:
+    first = ModelSpec(name="first", source="a/b", named_on_command_line=True)
+    second = ModelSpec(name="a/b", source="c/d", named_on_command_line=True)
+    catalogue = Catalogue([first, second])
+    assert catalogue.find("a/b") is second
+    assert names(catalogue) == ["first", "a/b"]
+
+
+def test_an_unknown_name_is_answered_with_what_there_is_nearest_first(root: Path) -> None:
+    catalogue = Catalogue([ModelSpec(name="x", source=str(root), aliases=("gpt-oss",))], models_dirs=[root])
+    assert refusal(catalogue, "smal") == (
+        "The model 'smal' is not served here. There is 'small', 'other/large', 'owner/large', 'x'."
+    )
+    assert refusal(catalogue, "GPT-OSS").endswith("There is 'x', 'other/large', 'owner/large', 'small'.")
+    assert refusal(Catalogue([]), "x").endswith("There is no model here at all.")
+
+
+def test_a_long_list_and_a_long_name_are_cut() -> None:
+    specs = [ModelSpec(name=f"m{i}", source=f"/m{i}") for i in range(30)]
+    said = refusal(Catalogue(specs), "m" * 10_000)
+    assert len(said) < 600
+    assert said.endswith("and 10 more.")
+
+
+# -- downloads ----------------------------------------------------------------------------------------------
+
+
+def test_a_repository_that_a_request_names_is_fetched_only_if_that_is_allowed() -> None:
+    said = refusal(Catalogue([]), "mlx-community/new")
+    assert "does not download what a request names (--allow-download)" in said
+    catalogue = Catalogue([], allow_download=True)
+    spec = catalogue.find("mlx-community/new")
+    assert spec.source == "mlx-community/new"
+    assert catalogue.may_download(spec)
+
+
+def test_a_configured_repository_that_is_not_there_is_neither_listed_nor_served() -> None:
+    spec = ModelSpec(name="big", source="mlx-community/big", aliases=("b",))
+    catalogue = Catalogue([spec])
+    assert names(catalogue) == []
+    for name in ("big", "b", "mlx-community/big"):
+        assert refusal(catalogue, name).startswith(
+            "The model 'big' is not on this machine: 'mlx-community/big' has not been downloaded, "
+            "and that is not allowed (--allow-download)."
+        )
+    assert names(Catalogue([spec], allow_download=True)) == ["big"]
+
+
+def test_a_configured_repository_is_served_once_it_is_there(cache: Path) -> None:
+    settle(cache)
+    clock = Clock()
+    catalogue = Catalogue([ModelSpec(name="big", source="mlx-community/big")], clock=clock)
+    put_snapshot("mlx-community/big")
+    clock.now += LOOK_EVERY
+    assert names(catalogue) == ["big"]
+    assert not catalogue.may_download(catalogue.find("big"))
+
+
+def test_a_model_named_on_the_command_line_may_always_be_fetched() -> None:
+    spec = ModelSpec(name="big", source="mlx-community/big", named_on_command_line=True)
+    catalogue = Catalogue([spec])
+    assert catalogue.find("big") is spec
+    assert catalogue.may_download(spec)
+
+
+# -- paths that come with a request -------------------------------------------------------------------------
+
+
+def test_a_path_below_a_served_folder_is_served(root: Path, tmp_path: Path) -> None:
+    put_model(root / "a" / "b" / "deep")
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    catalogue = Catalogue([], models_dirs=[link])
+    for name in ("small", "./small", "owner/./large", str(root / "small"), str(link / "small")):
+        assert Path(catalogue.find(name).source).parent in (root, root / "owner")
+    assert catalogue.find(str(link / "small")) is catalogue.find("small")
+    deep = ModelSpec(name="a/b/deep", source=str(root / "a/b/deep"))
+    assert catalogue.find("a/b/deep") == catalogue.find(str(root / "a/b/deep")) == deep
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc",
+        "{tmp}/secret",
+        "{root}/../secret",
+        "../secret",
+        "owner/../../secret",
+        "./owner/../../secret",
+        "{root}",
+        "{root}/",
+        "{root}-too/x",
+        ".",
+        "./",
+        "..",
+        "~/secret",
+        "~root",
+        "~",
+        "out/of/here",
+        "./out",
+        "{root}/out",
+        "./loop",
+        "a\\b",
+        "./small\0",
+        "./\ud800",
+        "//small",
+    ],
+)
+def test_a_path_to_anywhere_else_is_refused(name: str, root: Path, tmp_path: Path) -> None:
+    put_model(tmp_path / "secret")
+    put_model(tmp_path / "models-too" / "x")
+    put_model(tmp_path / "of" / "here")
+    (root / "out").symlink_to(tmp_path)
+    (root / "loop").symlink_to(root / "loop")
+    catalogue = Catalogue([], models_dirs=[root])
+    with pytest.raises(ModelNotAllowed, match="outside of the folders that are served"):
+        catalogue.find(name.format(tmp=tmp_path, root=root))
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "{root}/nowhere", "./notes", "./" + "x" * 300, "a/b/c/d"])
+def test_a_path_to_nothing_within_a_served_folder_is_unknown(name: str, root: Path) -> None:
+    assert "is not served here" in refusal(Catalogue([], models_dirs=[root]), name.format(root=root))
+
+
+def test_without_served_folders_no_path_is_served(root: Path) -> None:
+    with pytest.raises(ModelNotAllowed):
+        Catalogue([], allow_download=True, hugging_face_cache=True).find(str(root / "small"))
+
+
+def test_a_link_out_of_a_served_folder_is_not_listed_and_the_log_says_so_once(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_model(tmp_path / "secret")
+    (root / "out").symlink_to(tmp_path / "secret")
+    (root / "in").symlink_to(root / "owner" / "large")
+    clock = Clock()
+    with caplog.at_level(logging.WARNING):
+        catalogue = Catalogue([], models_dirs=[root], clock=clock)
+        clock.now += LOOK_EVERY
+        assert names(catalogue) == ["in", "other/large", "small"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"out is a link to {tmp_path}/secret, outside of every --models-dir: not served."
+    ]
+    with pytest.raises(UnknownModel):
+        catalogue.find("out")
+    assert catalogue.find("owner/large").source == str(root / "owner/large")
+
+
+# -- the folders themselves ---------------------------------------------------------------------------------
+
+
+def test_a_served_folder_has_to_exist_and_to_hold_models(root: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere: there is no such folder"):
+        Catalogue([], models_dirs=[root / "nowhere"])
+    with pytest.raises(ConfigurationError, match="small: this is a model itself"):
+        Catalogue([], models_dirs=[root / "small"])
