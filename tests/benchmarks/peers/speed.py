@@ -32,40 +32,44 @@ TOKENS = 256
 
 
 def cost(fleet: Fleet) -> Iterator[Line]:
-    """Time whole replies of 256 tokens, over the bare loop's."""
+    """Time whole replies of 256 tokens, each against a run of the bare loop right before it."""
     servers = fleet.servers("cost", "endless")
     bare = fleet.bare(STEADY)
-    broken: set[str] = set()
     for streams in (1, 8):
-        ways = {"JSON": False, "SSE": True}
-        times: dict[tuple[str, str], list[float]] = {}
-        for turn in range(fleet.rounds + 1):
-            taken = {(bare.name, ""): bare.seconds(streams, TOKENS)}
-            for way, stream in ways.items():
+        each = 1000 / (streams * TOKENS)
+        for way, stream in (("JSON", False), ("SSE", True)):
+            seconds: dict[str, list[float]] = {}
+            worked: dict[str, list[float]] = {}
+            bases = []
+            for turn in range(fleet.rounds + 1):
                 for server in servers:
-                    if server.name in broken:
-                        continue
+                    base, base_worked = bare.seconds(streams, TOKENS)
+                    before = server.processor_seconds()
                     try:
-                        seconds = together(server, question(STEADY), streams, TOKENS, stream)
-                        taken[server.name, way] = seconds
+                        taken = together(server, question(STEADY), streams, TOKENS, stream)
                     except NoAnswer as problem:
-                        broken.add(server.name)
                         print(f"({server.name}: {problem})")
-            for key, seconds in taken.items():
-                if turn:  # the first round warms everything up
-                    times.setdefault(key, []).append(seconds / (streams * TOKENS) * 1000)
-        base = statistics.median(times[bare.name, ""])
-        for way in ways:
-            line = Line("cost", f"{streams} stream{'s' * (streams > 1)}, {way}: ms added to each token")
-            line.note = f"bare loop {base:.2f} ms"
-            for server in servers:
-                if (server.name, way) in times:
-                    added = [each - base for each in times[server.name, way]]
-                    middle = statistics.median(added)
-                    text = f"{middle:+.2f} ({min(added):+.2f}..{max(added):+.2f})"
-                    line.add(server.name, Figure(text, middle))
-            yield line
+                        continue
+                    after = server.processor_seconds()
+                    if turn == 0:  # the first round warms everything up
+                        continue
+                    bases.append(base * each)
+                    seconds.setdefault(server.name, []).append((taken - base) * each)
+                    if before is not None and after is not None:
+                        worked.setdefault(server.name, []).append((after - before - base_worked) * each)
+            what = f"{streams} stream{'s' * (streams > 1)}, {way}: ms added to each token"
+            note = f"bare loop {statistics.median(bases):.2f}"
+            yield Line("cost", what, figures=_added(seconds), note=note)
+            yield Line("cost", f"{what.partition(':')[0]}: processor time", figures=_added(worked))
     bare.stop()
+
+
+def _added(found: dict[str, list[float]]) -> dict[str, Figure]:
+    figures = {}
+    for name, added in found.items():
+        middle = statistics.median(added)
+        figures[name] = Figure(f"{middle:+.2f} ({min(added):+.2f}..{max(added):+.2f})", middle)
+    return figures
 
 
 def first(fleet: Fleet) -> Iterator[Line]:

@@ -162,6 +162,14 @@ class Running:
         )
         return int(said.stdout) / 1024
 
+    def processor_seconds(self) -> float | None:
+        """Return the processor time the process has used, where the system tells it finely."""
+        told = Path(f"/proc/{self.process.pid}/stat")
+        if not told.exists():
+            return None
+        user, kernel = told.read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(kernel)) / os.sysconf("SC_CLK_TCK")
+
 
 class Bare:
     """The bare loop, in a process of its own."""
@@ -184,12 +192,13 @@ class Bare:
         )
         assert self._read() == "ready"
 
-    def seconds(self, streams: int, tokens: int) -> float:
-        """Run the loop once."""
+    def seconds(self, streams: int, tokens: int) -> tuple[float, float]:
+        """Run the loop once; return the seconds it took and the processor time."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"streams": streams, "tokens": tokens}) + "\n")
         self._process.stdin.flush()
-        return float(self._read())
+        taken, worked = map(float, self._read().split())
+        return taken, worked
 
     def _read(self) -> str:
         assert self._process.stdout is not None
