@@ -44,8 +44,11 @@ class Settings:
     temperature: float | None = None  # None: what the model's makers advise, or 1
     max_tokens: int | None = None  # None: as many as the context still holds
     max_concurrent: int = 16
-    max_queue: int = 128
+    max_queue: int = 256
+    queue_seconds: float = 600.0  # how long a request may wait for its turn
+    load_seconds: float = 300.0  # and how long for its model to be loaded
     max_body_bytes: int = 8 * 1024 * 1024
     cors_origins: tuple[str, ...] = ()
     keepalive_seconds: float = 5.0
-    shutdown_seconds: int = 3
+    drain_seconds: float = 30.0  # what running replies get to finish when the server is stopped
+    prewarm: bool = True  # read ahead for the next turn while idle

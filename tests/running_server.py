@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.models.one import OneModel
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.server.app import App
 from mlx_backend.server.serving import Server
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlx_backend.engine.base import Engine
+    from mlx_backend.models.one import Models
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
@@ -28,6 +30,7 @@ HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 @dataclass(frozen=True)
 class RunningServer:
     url: str
+    app: App
 
     @property
     def address(self) -> tuple[str, int]:
@@ -83,15 +86,24 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
         effort=settings.reasoning_effort,
         max_tokens=settings.max_tokens,
     )
-    app = App(service, settings)
+    try:
+        with served(OneModel(service), settings) as server:
+            yield server
+    finally:
+        engine.stop()
+
+
+@contextmanager
+def served(models: Models, settings: Settings) -> Iterator[RunningServer]:
+    """Serve these models until the block is left."""
+    app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
     server = Server(settings.host, settings.port, app, requests=threads, shutdown_seconds=5)
     server.prepare()
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
-        yield RunningServer(server.url)
+        yield RunningServer(server.url, app)
     finally:
-        engine.stop()
         server.stop()
         thread.join()

@@ -7,8 +7,9 @@ goes back is `wire` and how it gets there `replies`; this module only leads from
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,10 +26,11 @@ from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
 from mlx_backend.server.serving import WATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.models.one import Lease, Models, ModelStatus
     from mlx_backend.reply import Reply
     from mlx_backend.server.logprobs import LogprobsFormat
     from mlx_backend.server.replies import Watch
@@ -52,6 +54,7 @@ _ROUTES = Map(
                 ("/chat/completions", "chat", "POST"),
                 ("/completions", "completions", "POST"),
                 ("/models", "models", "GET"),
+                ("/models/<path:name>/unload", "unload", "POST"),
                 ("/models/<path:name>", "model", "GET"),
             ]
         ),
@@ -63,15 +66,14 @@ _OPEN = ("home", "health")  # these need no key: they tell nothing and start not
 
 
 class App:
-    """One loaded model behind OpenAI's addresses."""
+    """The models of a server behind OpenAI's addresses."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
-        self._service = service
+    def __init__(self, models: Models, settings: Settings) -> None:
+        self._models = models
         self._settings = settings
-        self._model = service.engine.model_id
-        self._names = {self._model, self._model.rpartition("/")[2], "default", ""}
         self._started = int(time.time())
         self._fingerprint = f"mlx-backend-{__version__}"
+        self.visits = Visits()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -111,57 +113,81 @@ class App:
             {
                 "name": "mlx-backend",
                 "version": __version__,
-                "model": self._model,
+                "models": [state.name for state in self._models.states()],
                 "api": "/v1/chat/completions, /v1/completions, /v1/models, /health",
             }
         )
 
     def on_health(self, _request: Request) -> Response:
-        """200 while requests are served, 503 while the engine loads, restarts, or has been stopped."""
-        status = self._service.engine.status()
-        ready = status.state == "ready"
-        state: dict[str, Any] = {
-            "status": "ok" if ready else status.state,
-            "model": self._model,
-            "running": status.running,
-            "waiting": status.waiting,
-        }
-        if status.detail:
-            state["detail"] = status.detail
-        return json_response(state, 200 if ready else 503)
+        """200 while requests are served; 503 while the model loads or restarts, or the server is being stopped."""
+        status = "draining" if self.visits.closed else ""
+        told = []
+        for state in self._models.states():
+            if state.state == "unloaded":
+                continue
+            entry = {"model": state.name, "state": state.state, "running": state.running}
+            entry["waiting"] = state.waiting
+            if state.state == "loading":
+                entry["percent"] = state.percent
+            if state.detail:
+                entry["detail"] = state.detail
+            told.append(entry)
+        if not status:
+            first = self._models.states()[:1]
+            troubled = [state for state in first if state.state not in ("ready", "unloaded")]
+            status = troubled[0].state if troubled else "ok"
+        return json_response({"status": status, "models": told}, 200 if status == "ok" else 503)
 
     def on_models(self, _request: Request) -> Response:
-        """List the one model."""
-        return json_response({"object": "list", "data": [self._model_object()]})
+        """List the models that can be served."""
+        data = [self._model_object(state) for state in self._models.states()]
+        return json_response({"object": "list", "data": data})
 
     def on_model(self, _request: Request, name: str) -> Response:
-        """Describe it."""
-        self._check_model(name)
-        return json_response(self._model_object())
+        """Describe one."""
+        return json_response(self._model_object(self._models.state(name)))
+
+    def on_unload(self, _request: Request, name: str) -> Response:
+        """Take a model out of memory."""
+        return json_response({"model": name, "message": self._models.unload(name)})
 
     def on_chat(self, request: Request) -> Response:
         """Answer a conversation."""
         written = parse_json(self._body(request))
         body = ChatBody.read(written)
-        self._check_model(body.model)
-        reply = self._service.chat(body.request(written, self._settings))
-        logprobs = ChatLogprobs(self._service.engine.tokenizer.bytes_of) if body.logprobs else None
-        writer = wire.ChatWriter(
-            call_id=reply.call_id,
-            reasoning_format=body.shown_reasoning(self._settings),
-            reasoning_field=self._settings.reasoning_field,
-            logprobs=logprobs,
-        )
-        return self._answer(request, body, reply, writer, logprobs, chat=True)
+        with self._using(body.model) as lease:
+            service = lease.service
+            reply = service.chat(body.request(written, self._settings))
+            logprobs = ChatLogprobs(service.engine.tokenizer.bytes_of) if body.logprobs else None
+            writer = wire.ChatWriter(
+                call_id=reply.call_id,
+                reasoning_format=body.shown_reasoning(self._settings),
+                reasoning_field=self._settings.reasoning_field,
+                logprobs=logprobs,
+            )
+            return self._answer(request, body, reply, writer, logprobs, lease, chat=True)
 
     def on_completions(self, request: Request) -> Response:
         """Continue a text."""
         body = CompletionBody.read(parse_json(self._body(request)))
-        self._check_model(body.model)
-        reply = self._service.complete(body.request())
-        bytes_of = self._service.engine.tokenizer.bytes_of
-        logprobs = TextLogprobs(bytes_of) if body.logprobs is not None else None
-        return self._answer(request, body, reply, wire.TextWriter(logprobs), logprobs, chat=False)
+        with self._using(body.model) as lease:
+            reply = lease.service.complete(body.request())
+            bytes_of = lease.service.engine.tokenizer.bytes_of
+            logprobs = TextLogprobs(bytes_of) if body.logprobs is not None else None
+            writer = wire.TextWriter(logprobs)
+            return self._answer(request, body, reply, writer, logprobs, lease, chat=False)
+
+    @contextmanager
+    def _using(self, model: str | None) -> Iterator[_Visit]:
+        """Have a model for one reply. Given back here if there is no reply, and else when that is closed."""
+        self.visits.enter()
+        visit = _Visit(self.visits, None)
+        try:
+            visit = _Visit(self.visits, self._models.acquire(model, self._settings.load_seconds))
+            yield visit
+        except BaseException:
+            visit.end()
+            raise
 
     # -- a reply on its way ----------------------------------------------------------------------------------
 
@@ -172,12 +198,15 @@ class App:
         reply: Reply,
         writer: Writer,
         logprobs: LogprobsFormat | None,
+        visit: _Visit,
         *,
         chat: bool,
     ) -> Response:
-        envelope = wire.Envelope(self._model, self._fingerprint, chat=chat, logprobs=logprobs)
+        model = visit.service.engine.model_id
+        envelope = wire.Envelope(model, self._fingerprint, chat=chat, logprobs=logprobs)
         run = RunningReply(reply, writer, envelope, body, self._settings.keepalive_seconds, _watch(request))
         response = run.stream() if body.stream else run.whole()
+        response.call_on_close(visit.end)
         response.headers["x-request-id"] = envelope.id
         if reply.effort is not None:
             response.headers["x-mlx-backend-effort"] = f"{reply.effort.effort} ({reply.effort.source})"
@@ -209,16 +238,6 @@ class App:
         if not in_chunks and len(data) < wanted:
             raise ApiError(400, f"The body ended after {len(data)} of its {wanted} bytes.")
         return bytes(data)
-
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self._names:
-            raise ApiError(
-                404,
-                f"The model {name[:200]!r} is not served here; this server has {self._model!r} "
-                "(or leave 'model' out, or say 'default').",
-                param="model",
-                code="model_not_found",
-            )
 
     def _no_such_address(self, request: Request, error: HTTPException) -> ApiError:
         if error.code == 404:
@@ -257,16 +276,72 @@ class App:
         response.headers.extend(error.headers)
         return response
 
-    def _model_object(self) -> dict[str, Any]:
-        length = self._service.engine.context_length
-        return {
-            "id": self._model,
+    def _model_object(self, state: ModelStatus) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "id": state.name,
             "object": "model",
             "created": self._started,
             "owned_by": "mlx-backend",
-            "context_length": length,
-            "max_model_len": length,
+            "state": state.state,
         }
+        if state.context_length is not None:
+            told |= {"context_length": state.context_length, "max_model_len": state.context_length}
+        return told
+
+
+class Visits:
+    """Who is being answered, so that a server that is stopped can wait for the last of them."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._inside = 0
+        self.closed = False
+
+    def enter(self) -> None:
+        """Count somebody in; raise the 503 of a server that is being stopped."""
+        with self._change:
+            if self.closed:
+                retry = (("Retry-After", "10"),)
+                raise ApiError(503, "The server is being stopped.", code="shutting_down", headers=retry)
+            self._inside += 1
+
+    def leave(self) -> None:
+        """Count somebody out."""
+        with self._change:
+            self._inside -= 1
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        with self._change:
+            self.closed = True
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until nobody is inside; False if that took too long."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._inside, seconds)
+
+
+class _Visit:
+    """One request's stay and the model it uses."""
+
+    def __init__(self, visits: Visits, lease: Lease | None) -> None:
+        self._visits = visits
+        self._lease = lease
+        self._ended = False
+
+    @property
+    def service(self) -> Service:
+        assert self._lease is not None  # nobody asks before it was acquired
+        return self._lease.service
+
+    def end(self) -> None:
+        """Give the model back and leave. Idempotent."""
+        if not self._ended:
+            self._ended = True
+            if self._lease is not None:
+                self._lease.release()
+            self._visits.leave()
 
 
 def _watch(request: Request) -> Watch:

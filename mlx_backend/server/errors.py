@@ -6,6 +6,9 @@ ApiError                     status, message, param, code: an OpenAI error objec
     ├── werkzeug HTTPException     its own status (404, 405, 413 …)
     ├── RequestError               400  what the service cannot do, by field
     ├── HistoryError, EffortError  400  what the conversation core cannot read
+    ├── UnknownModel               404
+    ├── ModelNotAllowed            403
+    ├── ModelLoading, NoRoom       503  with Retry-After
     ├── EngineRefused              400  what the engine cannot run
     ├── EngineBusy                 503  with Retry-After
     ├── EngineFailed               503  with Retry-After: it broke and is being restarted
@@ -25,6 +28,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.history import HistoryError
 from mlx_backend.engine.base import EngineBusy, EngineError, EngineFailed, EngineRefused, EngineStopped
+from mlx_backend.models.errors import ModelLoading, ModelNotAllowed, NoRoom, UnknownModel
 from mlx_backend.service import RequestError
 
 log = logging.getLogger(__name__)
@@ -72,6 +76,15 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(error.status, str(error), param=error.param, code=error.code)
         case HistoryError() | EffortError():
             return refuse(str(error), error.param)
+        case UnknownModel():
+            return ApiError(404, str(error), param="model", code="model_not_found")
+        case ModelNotAllowed():
+            return ApiError(403, str(error), param="model", code="model_not_allowed")
+        case ModelLoading() | NoRoom():
+            code = "model_loading" if isinstance(error, ModelLoading) else "no_room"
+            seconds = error.retry_after
+            wait = () if seconds is None else (("Retry-After", str(seconds)),)
+            return ApiError(503, str(error), param="model", code=code, headers=wait)
         case EngineRefused():
             return refuse(str(error))
         case EngineBusy():

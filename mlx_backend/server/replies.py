@@ -74,7 +74,7 @@ class RunningReply:
 
     def stream(self) -> Response:
         """Answer with server-sent events, from now on."""
-        response = Response(self._sse(), mimetype="text/event-stream", direct_passthrough=True)
+        response = Response(self._sse(), mimetype="text/event-stream")
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"  # a proxy that collects the stream defeats it
         # Also if the stream is never begun: a generator that was not started runs no `finally`.

@@ -10,6 +10,7 @@ from werkzeug.test import Client
 
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.models.one import OneModel
 from mlx_backend.server.app import App
 from mlx_backend.service import Service
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
@@ -47,7 +48,7 @@ def client(engine: ScriptedEngine) -> Client:
 
 def serving(engine: ScriptedEngine, **chosen: Any) -> Client:
     settings = Settings(**chosen)
-    return Client(App(Service(engine, effort=settings.reasoning_effort), settings))
+    return Client(App(OneModel(Service(engine, effort=settings.reasoning_effort)), settings))
 
 
 def answered(client: Client, **fields: Any) -> TestResponse:
@@ -302,9 +303,7 @@ def test_the_model_is_listed(client: Client, path: str) -> None:
 def test_health_and_home(client: Client) -> None:
     assert client.get("/health").get_json() == {
         "status": "ok",
-        "model": "scripted",
-        "running": 0,
-        "waiting": 0,
+        "models": [{"model": "scripted", "state": "ready", "running": 0, "waiting": 0}],
     }
     assert client.get("/").get_json()["name"] == "mlx-backend"
 

@@ -257,7 +257,4 @@ def test_an_error_in_mid_stream_is_an_event_and_the_end() -> None:
         assert events[-1] == ""
         while server.call("/health")[0] == 503:  # it is getting up again
             pass
-        assert server.call("/health") == (
-            200,
-            {"status": "ok", "model": "scripted", "running": 0, "waiting": 0},
-        )
+        assert server.call("/health")[1]["status"] == "ok"

@@ -22,6 +22,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..base import EngineError, EngineRefused, Progress, TokenDelta
 from ..scheduler import Ended, ModelFacts
+from ..turns import Turns
 from .caches import PrefixCache, alias
 from .decoding import Decoder, Row
 from .drafting import ModelDrafter, TextDrafter
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DEVICE = Turns()  # one for all engines of the process
 LEAST_CHUNK, MOST_CHUNK = 64, 2048  # tokens
 FIRST_CHUNK = 256
 LONGEST_STALL = 0.25  # seconds that a running stream should wait for a chunk at most
@@ -175,6 +177,8 @@ class MLXBatch:
         """Give the memory back."""
         if self._disk is not None:
             self._disk.close()
+        if self._model is not None and hasattr(self, "_ledger"):
+            self._ledger.close()
         self._reset()
         if self._wired is not None:
             mx.synchronize()
@@ -264,15 +268,17 @@ class MLXBatch:
 
     def step(self) -> Iterator[tuple[int, Outcome]]:
         """Say one token for everybody, then read one chunk of the prompts that wait."""
-        self.steps += 1
-        if self.steps % STEPS_BETWEEN_CLEANINGS == 0:
-            mx.clear_cache()
-        for space in list(self._decoders):
-            for decoder in self._decoders[space]:
-                yield from self._decode(space, decoder)
-        self._bring_back()
-        if self._readings:
-            yield from self._read()
+        with DEVICE:
+            self.steps += 1
+            if self.steps % STEPS_BETWEEN_CLEANINGS == 0:
+                mx.clear_cache()
+            for space in list(self._decoders):
+                for decoder in self._decoders[space]:
+                    yield from self._decode(space, decoder)
+            self._bring_back()
+            if self._readings:
+                yield from self._read()
+            self._ledger.keeps(self._prefixes.nbytes)
 
     def remove(self, key: int) -> None:
         """Drop a request that nobody wants any more."""

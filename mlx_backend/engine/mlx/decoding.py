@@ -49,10 +49,10 @@ class Row:
     memory: Memory | None = None
     report: tuple[Report, int] | None = None  # of the token chosen last
 
-    def next_place(self, token: mx.array) -> Place:
-        """Take a chosen token (shape [1]) as read, and return the place behind it."""
+    def next_place(self, tokens: mx.array, at: int) -> Place:
+        """Take a chosen token (`tokens[at]`) as read, and return the place behind it."""
         if self.memory is not None:
-            self.memory = self.memory.after(token)
+            self.memory = self.memory.after(tokens[at : at + 1])
         return self.place()
 
     def place(self) -> Place:
@@ -164,7 +164,7 @@ class Decoder:
             for row, token in zip(rows, tokens, strict=True):
                 if token not in row.ends:
                     row.choice.advance(token)
-        places = [row.next_place(fed[at : at + 1]) for at, row in enumerate(rows)]
+        places = [row.next_place(fed, at) for at, row in enumerate(rows)]
         self._next = self._choose(logits, rows, places)
         self._compute(rows, self._next)
         if tokens is None:
@@ -173,10 +173,11 @@ class Decoder:
 
     def _try(self, row: Row, token: int, drafts: Sequence[int]) -> list[Said]:
         fed = [token, *drafts]
+        tokens = mx.array(fed)
         self._layers = [RewindableRotatingKVCache.of(layer) for layer in self._layers]
-        logits = self._network(mx.array([fed]), cache=self._layers)[0]
+        logits = self._network(tokens[None], cache=self._layers)[0]
         before = row.chosen
-        places = [row.next_place(mx.array([each])) for each in fed]
+        places = [row.next_place(tokens, at) for at in range(len(fed))]
         told = row.report
         chosen = self._choose(logits, [row] * len(fed), places)
         self._compute([row], chosen)

@@ -67,15 +67,42 @@ def _measured(layer: Any, tokens: int) -> _Layer:
     return _Layer(per_token, getattr(layer, "max_size", None), 0)
 
 
+_HOLDINGS: dict[Any, int] = {}  # what the engines of this process take, in bytes, by their ledgers
+
+
 class Ledger:
-    """Who has how much set aside. Rows that are decoded together are padded to the longest of them."""
+    """Who has how much set aside. Rows that are decoded together are padded to the longest of them.
+
+    Several engines of one process share the limit: what the others take is no room here.
+    """
 
     def __init__(self, limit: int, weights: int, cost: CacheCost, *, padded: bool) -> None:
         self._cost = cost
         self._padded = padded
         self._limit = limit
-        self.room = int(limit * (1 - MARGIN)) - weights
+        self._weights = weights
+        self._kept = 0
         self._rows: dict[int, tuple[str, int]] = {}
+        self._declare()
+
+    @property
+    def room(self) -> int:
+        """The bytes there are for caches, prefixes that are kept among them."""
+        others = sum(taken for ledger, taken in list(_HOLDINGS.items()) if ledger is not self)
+        return int(self._limit * (1 - MARGIN)) - self._weights - others
+
+    def keeps(self, nbytes: int) -> None:
+        """Note how much the prefixes take that are kept."""
+        if nbytes != self._kept:
+            self._kept = nbytes
+            self._declare()
+
+    def close(self) -> None:
+        """Take nothing any more."""
+        _HOLDINGS.pop(self, None)
+
+    def _declare(self) -> None:
+        _HOLDINGS[self] = self._weights + self._kept + self.used
 
     @property
     def used(self) -> int:
@@ -99,6 +126,7 @@ class Ledger:
     def reserve(self, key: int, tokens: int, space: str = "") -> None:
         """Set memory aside, or change how much is."""
         self._rows[key] = (space, tokens)
+        self._declare()
 
     def reserved(self, key: int) -> int:
         """Return for how many tokens memory has been set aside."""
@@ -106,7 +134,8 @@ class Ledger:
 
     def release(self, key: int) -> None:
         """Give back what was set aside."""
-        self._rows.pop(key, None)
+        if self._rows.pop(key, None) is not None:
+            self._declare()
 
     def _total(self, rows: Any) -> int:
         if not self._padded:

@@ -1,0 +1,124 @@
+"""What a server asks of its models, and the smallest answer: one model that is always there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from .errors import UnknownModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlx_backend.service import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """A model that can be served, and where it stands. `percent` is of loading."""
+
+    name: str
+    state: Literal["unloaded", "loading", "ready", "restarting", "unloading", "failed", "stopped"] = "ready"
+    percent: int = 100
+    in_use: int = 0
+    running: int = 0  # requests, as its engine counts them
+    waiting: int = 0
+    pinned: bool = False
+    context_length: int | None = None  # known once it is loaded
+    detail: str = ""
+
+
+class Lease(Protocol):
+    """A model in use: it stays in memory until the lease is given back."""
+
+    @property
+    def service(self) -> Service:
+        """The loaded model."""
+        ...
+
+    def release(self) -> None:
+        """Give it back. Idempotent, from any thread."""
+        ...
+
+
+class Models(Protocol):
+    """The models of one server. Safe to use from several threads."""
+
+    def acquire(self, name: str | None, wait: float) -> Lease:
+        """Use a model by one of its names (None: the default), loading it if need be.
+
+        Raises UnknownModel, ModelNotAllowed, ModelLoading after `wait` seconds, NoRoom, or the EngineError of
+        a load that failed.
+        """
+        ...
+
+    def states(self) -> Sequence[ModelStatus]:
+        """Every model that can be served; the default first."""
+        ...
+
+    def state(self, name: str) -> ModelStatus:
+        """One of them, by any of its names. Raises UnknownModel or ModelNotAllowed."""
+        ...
+
+    def unload(self, name: str) -> str:
+        """Take a model out of memory once nobody uses it; say what happens, for people."""
+        ...
+
+
+class OneModel:
+    """Implements `Models` for a single service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        name = service.engine.model_id
+        self._names = {name, name.rpartition("/")[2], "default", "", None}
+
+    def acquire(self, name: str | None, wait: float) -> _Kept:
+        """Return the one model."""
+        if name not in self._names:
+            own = self._service.engine.model_id
+            shown = (name or "")[:200]
+            raise UnknownModel(
+                f"The model {shown!r} is not served here; this server has {own!r} "
+                "(or leave 'model' out, or say 'default')."
+            )
+        return _Kept(self._service)
+
+    def states(self) -> Sequence[ModelStatus]:
+        """Return the state of the one model."""
+        return [state_of(self._service, pinned=True)]
+
+    def state(self, name: str) -> ModelStatus:
+        """Return it by its name."""
+        self.acquire(name, 0)
+        return state_of(self._service, pinned=True)
+
+    def unload(self, name: str) -> str:
+        """It stays."""
+        self.acquire(name, 0)
+        return f"{name!r} is the only model of this server, and stays."
+
+
+def state_of(
+    service: Service, *, name: str | None = None, pinned: bool = False, in_use: int = 0
+) -> ModelStatus:
+    """Describe a model that is in memory."""
+    status = service.engine.status()
+    return ModelStatus(
+        name=name or service.engine.model_id,
+        state=status.state,
+        running=status.running,
+        waiting=status.waiting,
+        detail=status.detail,
+        pinned=pinned,
+        in_use=in_use,
+        context_length=service.engine.context_length,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    service: Service
+
+    def release(self) -> None:
+        """Nothing was taken."""

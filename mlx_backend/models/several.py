@@ -1,0 +1,130 @@
+"""Several models on MLX behind one server: how one is loaded, and how all of them are doing.
+
+What can be served is `catalogue`, what is in memory `residency`; this joins them to engines and services.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mlx_backend.service import Service
+
+from .one import ModelStatus, state_of
+from .residency import Residency, Unloading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.options import EngineOptions
+    from mlx_backend.settings import Settings
+
+    from .catalogue import Catalogue
+    from .residency import Hold
+    from .spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+type LoadEngine = Callable[[ModelSpec, EngineOptions, Callable[[float], None]], Engine]
+
+_TOLD = {
+    Unloading.UNLOADED: "It has been unloaded.",
+    Unloading.WHEN_IDLE: "It is unloaded as soon as its replies have ended.",
+    Unloading.NOT_LOADED: "It was not loaded.",
+    Unloading.PINNED: "It is pinned, and stays.",
+}
+
+
+class SeveralModels:
+    """Implements `Models` for a catalogue. `load_engine` is how a model becomes an engine."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        load_engine: LoadEngine,
+        options: EngineOptions,
+        settings: Settings,
+        *,
+        memory_limit: int | None = None,
+        default_name: str | None = None,
+    ) -> None:
+        self._catalogue = catalogue
+        self._load_engine = load_engine
+        self._options = options
+        self._settings = settings
+        self._default_name = default_name
+        self._services: dict[str, Service] = {}
+        self._residency: Residency[Service] = Residency(
+            catalogue,
+            self._load,
+            memory_limit=memory_limit,
+            measure=catalogue.weight_bytes,
+            default_name=default_name,
+        )
+
+    def preload(self) -> None:
+        """Load the pinned models; raise the EngineError of the first that fails."""
+        self._residency.preload()
+
+    def acquire(self, name: str | None, wait: float) -> Hold[Service]:
+        """Use a model, loading it if need be."""
+        return self._residency.acquire(name, wait)
+
+    def states(self) -> Sequence[ModelStatus]:
+        """Every model that can be served; the default first."""
+        told = [self._told(state.name) for state in self._residency.states()]
+        return sorted(told, key=lambda status: status.name != self._default_name)
+
+    def state(self, name: str) -> ModelStatus:
+        """One of them, by any of its names. Raises UnknownModel or ModelNotAllowed."""
+        if name in ("", "default") and self._default_name is not None:
+            name = self._default_name
+        return self._told(self._catalogue.find(name).name)
+
+    def unload(self, name: str) -> str:
+        """Take a model out of memory once nobody uses it; say what happens."""
+        return _TOLD[self._residency.unload(name)]
+
+    def busy(self) -> bool:
+        """Whether anybody uses any of them."""
+        return any(state.in_use for state in self._residency.states())
+
+    def stop(self) -> None:
+        """End everything."""
+        self._residency.stop(patience=30)
+
+    def _told(self, name: str) -> ModelStatus:
+        state = next((state for state in self._residency.states() if state.name == name), None)
+        if state is None:
+            return ModelStatus(name=name, state="unloaded", percent=0)
+        service = self._services.get(name)
+        if state.state == "ready" and service is not None:
+            return state_of(service, name=name, pinned=state.pinned, in_use=state.in_use)
+        return ModelStatus(
+            name=name,
+            state=state.state,
+            percent=state.percent,
+            in_use=state.in_use,
+            pinned=state.pinned,
+            detail=state.error or "",
+        )
+
+    def _load(self, spec: ModelSpec, report: Callable[[float], None]) -> Service:
+        options = spec.options(self._options)
+        options = replace(options, allow_download=self._catalogue.may_download(spec))
+        settings = self._settings
+        engine = self._load_engine(spec, options, report)
+        defaults = spec.defaults
+        if defaults.temperature is None and settings.temperature is not None:
+            defaults = replace(defaults, temperature=settings.temperature)
+        self._services[spec.name] = Service(
+            engine,
+            defaults=defaults,
+            effort=settings.reasoning_effort,
+            max_tokens=settings.max_tokens,
+            queue_seconds=settings.queue_seconds,
+            prewarm=settings.prewarm,
+        )
+        return self._services[spec.name]

@@ -1,0 +1,210 @@
+"""Several models over HTTP: listed, loaded when asked for, unloaded, and the truth about them in /health."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer, running, served
+
+from mlx_backend.engine.base import Engine, EngineError
+from mlx_backend.engine.options import EngineOptions
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.models import configuration
+from mlx_backend.models.catalogue import Catalogue
+from mlx_backend.models.several import SeveralModels
+from mlx_backend.models.spec import ModelSpec
+from mlx_backend.settings import Settings
+
+SOON = 20
+CONFIG = """
+[defaults]
+temperature = 0.3
+
+[models.small]
+model = "{folder}/small"
+aliases = ["gpt-4o"]
+pinned = true
+
+[models.large]
+model = "{folder}/large"
+reasoning_effort = "high"
+max_tokens = 77
+"""
+
+
+class Workshop:
+    """Makes scripted engines where models would be loaded; a gate holds back the one that is named."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, ScriptedEngine] = {}
+        self.loads: list[str] = []
+        self.held: str | None = None
+        self.gate = threading.Event()
+        self.half = threading.Event()
+        self.broken: set[str] = set()
+
+    def load(self, spec: ModelSpec, _options: EngineOptions, report: Callable[[float], None]) -> Engine:
+        self.loads.append(spec.name)
+        report(0.5)
+        self.half.set()
+        if spec.name == self.held:
+            assert self.gate.wait(SOON)
+        if spec.name in self.broken:
+            raise EngineError(f"The weights of {spec.name} are missing.")
+        answer = f"<|channel|>final<|message|>I am {spec.name}.<|return|>"
+        self.engines[spec.name] = ScriptedEngine(lambda _: answer, model_id=spec.name)
+        return self.engines[spec.name]
+
+
+@pytest.fixture
+def workshop() -> Workshop:
+    return Workshop()
+
+
+@contextmanager
+def serving(workshop: Workshop, folder: Path, **chosen: Any) -> Iterator[RunningServer]:
+    for name in ("small", "large"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text("{}")
+        (folder / name / "model.safetensors").write_bytes(b"")
+    read = configuration.parse(CONFIG.format(folder=folder), folder=folder)
+    settings = Settings(port=0, **chosen)
+    catalogue = Catalogue(read.models, others=read.others)
+    models = SeveralModels(catalogue, workshop.load, EngineOptions(), settings, default_name="small")
+    try:
+        models.preload()
+        with served(models, settings) as server:
+            yield server
+    finally:
+        workshop.gate.set()
+        models.stop()
+
+
+def states(server: RunningServer) -> dict[str, str]:
+    return {model["id"]: model["state"] for model in server.call("/v1/models")[1]["data"]}
+
+
+def answer(server: RunningServer, **fields: Any) -> str:
+    text: str = server.chat(**fields)["choices"][0]["message"]["content"]
+    return text
+
+
+def test_a_model_is_loaded_by_the_first_request_that_names_it(workshop: Workshop, tmp_path: Path) -> None:
+    with serving(workshop, tmp_path) as server:
+        assert states(server) == {"small": "ready", "large": "unloaded"}
+        assert answer(server) == answer(server, model="gpt-4o") == "I am small."
+        assert answer(server, model="large") == "I am large."
+        assert states(server) == {"small": "ready", "large": "ready"}
+        assert workshop.loads == ["small", "large"]
+
+
+def test_each_model_has_defaults_of_its_own(workshop: Workshop, tmp_path: Path) -> None:
+    with serving(workshop, tmp_path, temperature=0.9, max_tokens=99) as server:
+        for model in ("small", "large"):
+            answer(server, model=model)
+        [small], [large] = (workshop.engines[name].requests for name in ("small", "large"))
+        assert (small.request.sampling.temperature, small.request.max_tokens) == (0.3, 99)
+        assert large.request.max_tokens == 77
+        assert "Reasoning: medium" in small.prompt
+        assert "Reasoning: high" in large.prompt
+
+
+def test_while_a_model_loads_others_answer_and_health_says_how_far_it_is(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    workshop.held = "large"
+    with serving(workshop, tmp_path, load_seconds=SOON) as server:
+        workshop.half.clear()
+        waiting = threading.Thread(target=answer, args=(server,), kwargs={"model": "large"})
+        waiting.start()
+        assert workshop.half.wait(SOON)
+        assert answer(server, model="small") == "I am small."
+        status, health = server.call("/health")
+        assert (status, health["status"]) == (200, "ok"), "the default model is there"
+        assert {"model": "large", "state": "loading", "percent": 50} in [
+            {key: entry.get(key) for key in ("model", "state", "percent")} for entry in health["models"]
+        ]
+        workshop.gate.set()
+        waiting.join(SOON)
+        assert workshop.loads == ["small", "large"]
+
+
+def test_who_has_no_time_to_wait_for_a_load_is_told_when_to_come_back(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    workshop.held = "large"
+    with serving(workshop, tmp_path, load_seconds=0) as server:
+        status, told = server.call("/v1/chat/completions", {"model": "large", "messages": [USER]})
+        assert (status, told["error"]["code"]) == (503, "model_loading")
+        assert "'large' is being loaded" in told["error"]["message"]
+
+
+USER = {"role": "user", "content": "hello"}
+
+
+def test_a_model_that_cannot_be_loaded_says_why(workshop: Workshop, tmp_path: Path) -> None:
+    workshop.broken.add("large")
+    with serving(workshop, tmp_path) as server:
+        status, told = server.call("/v1/chat/completions", {"model": "large", "messages": [USER]})
+        assert status == 500
+        assert told["error"]["message"] == "The weights of large are missing."
+        assert answer(server) == "I am small."
+
+
+def test_a_model_is_unloaded_when_told_to_and_a_pinned_one_stays(workshop: Workshop, tmp_path: Path) -> None:
+    with serving(workshop, tmp_path) as server:
+        answer(server, model="large")
+        assert server.call("/v1/models/large/unload", {}) == (
+            200,
+            {"model": "large", "message": "It has been unloaded."},
+        )
+        assert states(server) == {"small": "ready", "large": "unloaded"}
+        assert not workshop.engines["large"].healthy()
+        assert "pinned" in server.call("/v1/models/small/unload", {})[1]["message"]
+        assert answer(server, model="large") == "I am large."
+        assert workshop.loads == ["small", "large", "large"]
+
+
+@pytest.mark.parametrize("name", ["nobody", "nobody/nothing", "../small", "/etc"])
+def test_what_is_not_served_is_refused_with_what_is(workshop: Workshop, tmp_path: Path, name: str) -> None:
+    with serving(workshop, tmp_path) as server:
+        status, told = server.call("/v1/chat/completions", {"model": name, "messages": [USER]})
+        assert status in (403, 404)
+        assert told["error"]["param"] == "model"
+        assert server.call(f"/v1/models/{name}")[0] in (403, 404)
+
+
+def test_a_reply_that_was_left_gives_its_model_back(workshop: Workshop, tmp_path: Path) -> None:
+    with serving(workshop, tmp_path) as server:
+        with server.open(
+            "/v1/chat/completions", {"model": "large", "messages": [USER], "stream": True}
+        ) as stream:
+            stream.readline()
+        while (
+            "in use" in (told := server.call("/v1/models/large/unload", {})[1]["message"])
+            or "as soon" in told
+        ):
+            if states(server)["large"] == "unloaded":
+                break
+        assert states(server)["large"] == "unloaded"
+
+
+def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(workshop: Workshop) -> None:
+    with ScriptedEngine(lambda _: "<|channel|>final<|message|>All of it.<|return|>", gated=True) as engine:
+        with (
+            running(engine) as server,
+            server.open("/v1/chat/completions", {"messages": [USER], "stream": True}) as stream,
+        ):
+            stream.readline()
+            server.app.visits.close()
+            assert not server.app.visits.wait(0)
+            status, told = server.call("/v1/chat/completions", {"messages": [USER]})
+            assert (status, told["error"]["code"]) == (503, "shutting_down")
+            status, health = server.call("/health")
+            assert (status, health["status"]) == (503, "draining")
+            engine.advance(20)
+            assert "[DONE]" in stream.read().decode()
+            assert server.app.visits.wait(SOON)
