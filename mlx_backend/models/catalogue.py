@@ -89,6 +89,10 @@ class Catalogue:
         """List what can be served: the configured ones in their order, then what was found."""
         return tuple(self._current().models)
 
+    def pinned(self) -> tuple[ModelSpec, ...]:
+        """List the models that are to stay in memory, also those that are not to be had."""
+        return tuple(spec for spec in self._specs if spec.pinned)
+
     def find(self, name: str) -> ModelSpec:
         """Return the model of that name. Raises UnknownModel or ModelNotAllowed."""
         listing = self._current()
@@ -234,11 +238,15 @@ def _tail(name: str) -> str:
 
 def _there(name: str, listing: _Listing) -> str:
     """Say what there is, nearest first."""
-    wanted = name[:200].casefold()
+    matcher = difflib.SequenceMatcher(None, "", name[:200].casefold())
 
     def likeness(spec: ModelSpec) -> float:
-        names = {spec.name, _tail(spec.name), *spec.aliases}
-        return max(difflib.SequenceMatcher(None, wanted, each.casefold()).ratio() for each in names)
+        best = 0.0
+        for each in (spec.name, _tail(spec.name), *spec.aliases):
+            matcher.set_seq1(each.casefold())
+            if matcher.quick_ratio() > best:
+                best = max(best, matcher.ratio())
+        return best
 
     if not listing.models:
         return "There is no model here at all."
