@@ -20,6 +20,7 @@ from mlx_backend.demo import MODEL_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "mlx_backend"]
 QUIET = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
@@ -161,3 +162,58 @@ def test_what_cannot_be_meant_is_refused_in_words(
         main(words)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_running_stream_is_finished_before_the_server_stops() -> None:
+    with started() as (process, url, _):
+        body = {"messages": [{"role": "user", "content": "Count to 15."}], "stream": True}
+        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as response:
+            response.readline()
+            process.send_signal(signal.SIGTERM)
+            rest = response.read().decode()
+        assert '"finish_reason":"stop"' in rest
+        assert "[DONE]" in rest
+        assert process.wait(60) == 0
+
+
+def test_a_file_says_which_models_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(
+        f"""
+        [models.quick]
+        model = "{MODEL_PATH}"
+        reasoning_effort = "low"
+        pinned = true
+        [models.careful]
+        model = "{MODEL_PATH}"
+        reasoning_effort = "high"
+        ttl = 0.05
+        """
+    )
+    with started("--config", str(file), "--temperature", "0") as (_, url, said):
+        assert "quick" in said
+        thoughts = {}
+        for name in ("quick", "careful"):
+            body = {"model": name, "messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
+            request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=60) as response:
+                told = json.load(response)
+            assert told["model"] == name
+            thoughts[name] = told["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert thoughts["careful"] > 3 * thoughts["quick"]
+        states: dict[str, str] = {}
+        while states.get("careful") != "unloaded":  # idle for longer than its ttl
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
+                states = {model["id"]: model["state"] for model in json.load(response)["data"]}
+        assert states["quick"] == "ready"
+
+
+def test_a_mistake_in_the_file_is_named_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(f'[models.m]\nmodel = "{MODEL_PATH}"\nreasoning_efort = "low"\n')
+    done = ended("--config", str(file))
+    assert done.returncode == 1
+    assert "reasoning_efort" in done.stderr
+    assert "reasoning_effort" in done.stderr
+    assert "Traceback" not in done.stderr

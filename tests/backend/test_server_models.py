@@ -193,18 +193,18 @@ def test_a_reply_that_was_left_gives_its_model_back(workshop: Workshop, tmp_path
 
 
 def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(workshop: Workshop) -> None:
-    with ScriptedEngine(lambda _: "<|channel|>final<|message|>All of it.<|return|>", gated=True) as engine:
-        with (
-            running(engine) as server,
-            server.open("/v1/chat/completions", {"messages": [USER], "stream": True}) as stream,
-        ):
-            stream.readline()
-            server.app.visits.close()
-            assert not server.app.visits.wait(0)
-            status, told = server.call("/v1/chat/completions", {"messages": [USER]})
-            assert (status, told["error"]["code"]) == (503, "shutting_down")
-            status, health = server.call("/health")
-            assert (status, health["status"]) == (503, "draining")
-            engine.advance(20)
-            assert "[DONE]" in stream.read().decode()
-            assert server.app.visits.wait(SOON)
+    with (
+        ScriptedEngine(lambda _: "<|channel|>final<|message|>All of it.<|return|>", gated=True) as engine,
+        running(engine) as server,
+        server.open("/v1/chat/completions", {"messages": [USER], "stream": True}) as stream,
+    ):
+        stream.readline()
+        server.app.visits.close()
+        assert not server.app.visits.wait(0)
+        status, told = server.call("/v1/chat/completions", {"messages": [USER]})
+        assert (status, told["error"]["code"]) == (503, "shutting_down")
+        status, health = server.call("/health")
+        assert (status, health["status"]) == (503, "draining")
+        engine.advance(20)
+        assert "[DONE]" in stream.read().decode()
+        assert server.app.visits.wait(SOON)

@@ -1,0 +1,140 @@
+"""What breaks, breaks for as few as possible, and the engine gets up again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from engine_models import write_model, write_qwen
+
+from mlx_backend.engine.base import (
+    EngineError,
+    EngineFailed,
+    Finished,
+    Generation,
+    GenerationRequest,
+    Progress,
+    TokenDelta,
+)
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.options import EngineOptions
+from mlx_backend.engine.threaded import ThreadedEngine
+
+SOON = 60
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), eos_token_id=[])
+
+
+class Fragile(MLXBatch):
+    """Its network fails for prompts that hold a certain token, and in any step while `broken` is set."""
+
+    POISON = 77
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model, EngineOptions(cache_bytes=0))
+        self.broken: Exception | None = None
+        self.loads = 0
+
+    def load(self, report: Any) -> Any:
+        facts = super().load(report)
+        self.loads += 1
+        self._networks[""] = FragileNetwork(self._networks[""], self)
+        return facts
+
+
+class FragileNetwork:
+    def __init__(self, network: Any, batch: Fragile) -> None:
+        self._network = network
+        self._batch = batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        if self._batch.broken is not None:
+            error, self._batch.broken = self._batch.broken, None
+            raise error
+        if inputs.shape[1] > 1 and Fragile.POISON in inputs.tolist()[0]:  # type: ignore[operator, index]
+            raise RuntimeError("[malloc] Unable to allocate 99 bytes")
+        logits: mx.array = self._network(inputs, cache=cache)
+        return logits
+
+
+def tokens(generation: Generation) -> list[int]:
+    return [item.token for item in generation if isinstance(item, TokenDelta)]
+
+
+def request(prompt: Sequence[int], count: int = 30) -> GenerationRequest:
+    return GenerationRequest(prompt=prompt, max_tokens=count)
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(model: Path) -> None:
+    with load_engine(model, cache_bytes=0) as plain:
+        expected = [tokens(plain.generate(request([20 + at] * 9))) for at in range(2)]
+    batch = Fragile(model)
+    with ThreadedEngine(batch) as engine:
+        first, poisoned, second = (
+            engine.generate(each)
+            for each in (request([20] * 9), request([5, batch.POISON, 6]), request([21] * 9))
+        )
+        with pytest.raises(EngineError, match=r"could not be read: \[malloc\] Unable to allocate 99 bytes"):
+            tokens(poisoned)
+        assert [tokens(first), tokens(second)] == expected
+        assert batch.loads == 1
+
+
+def test_when_the_device_fails_the_model_is_loaded_anew_and_says_what_it_said_before(model: Path) -> None:
+    batch = Fragile(model)
+    with ThreadedEngine(batch) as engine:
+        expected = tokens(engine.generate(request([20] * 9)))
+        running = [engine.generate(request([20 + at] * 9, count=900)) for at in range(3)]
+        while not isinstance(running[0].next(SOON), TokenDelta):
+            pass
+        batch.broken = RuntimeError("[METAL] Command buffer execution failed")
+        for generation in running:
+            with pytest.raises(EngineFailed, match=r"being restarted: RuntimeError: .*Command buffer"):
+                tokens(generation)
+        while not engine.healthy():
+            pass
+        assert tokens(engine.generate(request([20] * 9))) == expected
+        assert batch.loads == 2
+
+
+def test_two_engines_in_one_process_say_what_each_says_alone(model: Path, tmp_path: Path) -> None:
+    other = write_qwen(tmp_path / "qwen")
+    prompts = [list(range(20, 60)), list(range(30, 50))]
+    with load_engine(model) as one, load_engine(other) as two:
+        alone = [[tokens(engine.generate(request(prompt))) for prompt in prompts] for engine in (one, two)]
+        generations = [[engine.generate(request(prompt)) for prompt in prompts] for engine in (one, two)]
+        assert [[tokens(generation) for generation in each] for each in generations] == alone
+
+
+def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_chunk(model: Path) -> None:
+    with load_engine(model, cache_bytes=0, prefill_chunk=50) as engine:
+        running = engine.generate(request([20] * 9, count=900))
+        while not isinstance(running.next(SOON), TokenDelta):
+            pass
+        long = engine.generate(request([21] * 600, count=1))
+        progress = [item.processed for item in long if isinstance(item, Progress)]
+        assert all(b - a <= 50 for a, b in zip([0, *progress], progress, strict=False))
+        assert progress[-1] == 600
+
+
+def test_a_short_prompt_is_read_beside_a_long_one(model: Path) -> None:
+    """Both need nothing but steps: the short one has its first token long before the long one is read."""
+    with load_engine(model, cache_bytes=0, prefill_chunk=40) as engine:
+        long = engine.generate(request([21] * 900, count=1))
+        assert isinstance(long.next(SOON), Progress)
+        short = engine.generate(request([22] * 15, count=1))
+        assert tokens(short)
+        read = 0
+        while isinstance(item := long.next(0), Progress):
+            read = item.processed
+        assert read < 900
+        *_, last = long
+        assert isinstance(last, Finished)
