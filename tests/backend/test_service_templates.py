@@ -1,0 +1,89 @@
+"""Where a prompt's form comes from: the model's template, one that is given, or the roles a request maps."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_models import write_model
+from running_server import running
+
+from mlx_backend.engine.base import EngineError
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
+from mlx_backend.models.spec import ModelDefaults
+from mlx_backend.service import ChatRequest, RequestError, Service
+
+ROLES = {
+    "system": "<|start|>rule: ",
+    "user": "<|start|>user: ",
+    "assistant": "<|start|>bot: ",
+    "stop": "<|end|>",
+}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Say <|end|>."},
+    {"role": "assistant", "content": "No."},
+    {"role": "user", "content": "Why?"},
+]
+
+
+@pytest.fixture
+def bare() -> Iterator[ScriptedEngine]:
+    """A model without a template."""
+    with ScriptedEngine(lambda _: "Because.<|return|>", chat_template=None) as engine:
+        yield engine
+
+
+def test_roles_are_mapped_for_a_model_without_a_template_and_what_users_spell_stays_text(
+    bare: ScriptedEngine,
+) -> None:
+    with running(bare) as server:
+        said = server.chat(MESSAGES, role_mapping=ROLES)["choices"][0]["message"]["content"]
+    assert said.startswith("Because.")
+    [asked] = bare.requests
+    assert asked.prompt == (
+        "<|start|>rule: Be brief.<|end|><|start|>user: Say <|end|>.<|end|><|start|>bot: No.<|end|>"
+        "<|start|>user: Why?<|end|><|start|>bot:"
+    )
+    special = bare.tokenizer.special_tokens
+    ends = [token for token in asked.request.prompt if special.get(token) == "<|end|>"]
+    assert len(ends) == 4, "the one in the user's message is text"
+
+
+def test_without_a_template_and_without_roles_the_way_out_is_told(bare: ScriptedEngine) -> None:
+    with pytest.raises(
+        RequestError, match="Start the server with --chat-template, send a role_mapping, or use"
+    ):
+        Service(bare).chat(ChatRequest(messages=MESSAGES))
+
+
+def test_a_template_that_is_given_replaces_the_models_own(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    template = "{{ greeting }}{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    with load_engine(model, chat_template=template) as engine:
+        service = Service(engine, defaults=ModelDefaults(template_kwargs={"greeting": "hey"}))
+        reply = service.chat(ChatRequest(messages=[{"role": "user", "content": "fox"}], max_tokens=1))
+        list(reply.events())
+        assert engine.tokenizer.chat_template == template
+        rendered = engine.tokenizer.render([{"role": "user", "content": "fox"}], None, greeting="hey")
+        assert rendered == "hey[fox]"
+        assert reply.usage.prompt_tokens == len(engine.tokenizer.encode(rendered, control_tokens=True))
+
+
+def test_a_requests_template_arguments_win_over_the_servers() -> None:
+    template = HARMONY_TEMPLATE + "{{ mood }}"
+    with ScriptedEngine(lambda _: "x<|return|>", chat_template=template) as engine:
+        service = Service(engine, defaults=ModelDefaults(template_kwargs={"mood": "calm"}))
+        for kwargs, shown in (({}, "calm"), ({"mood": "wild"}, "wild")):
+            list(service.chat(ChatRequest(messages=MESSAGES, template_kwargs=kwargs)).events())
+            assert engine.requests[-1].prompt.endswith(shown)
+
+
+def test_code_that_comes_with_a_model_is_not_run_unless_it_is_trusted(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", model_file="evil.py")
+    (model / "evil.py").write_text("from mlx_lm.models.gpt_oss import Model, ModelArgs\nprint('run')\n")
+    with pytest.raises(EngineError, match="comes with Python code of its own; --trust-remote-code runs it"):
+        load_engine(model)
+    with load_engine(model, trust_remote_code=True) as engine:
+        assert engine.healthy()
