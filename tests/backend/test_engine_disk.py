@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 from engine_models import write_model
 from mlx_lm import load
+from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -232,7 +233,7 @@ def test_what_is_stored_is_the_moment_of_writing_although_generating_goes_on(
     store: Stores, network: Any
 ) -> None:
     here = store.of(Gated)
-    layers = read_in(network, PROMPT)
+    layers = read_in(network, PROMPT, one_by_one=True)  # so that the ring is written to in place
     here.write(PROMPT, layers)
     assert here.begun.wait(SOON)
     expected = continuation(network, layers)  # writes to the layers that have been handed over
@@ -383,6 +384,22 @@ def test_a_file_that_has_vanished_is_simply_not_there(
     assert not warnings(caplog)
 
 
+def test_a_file_that_vanishes_while_it_is_read_is_not_there_either(
+    store: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = store()
+    path = put(here, [1, 2])
+
+    def load_too_late(name: str) -> Any:
+        path.unlink()  # as another server may, when the file has been checked
+        return load_prompt_cache(name)
+
+    monkeypatch.setattr(mlx_lm_caches, "load_prompt_cache", load_too_late)
+    assert here.read(stored_in(here, [1, 2])) is None
+    assert not here.has([1, 2])
+    assert not warnings(caplog)
+
+
 def test_tokens_are_compared_and_not_only_the_name_made_from_them(
     store: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -526,7 +543,9 @@ def test_other_files_in_the_folder_are_none_of_our_business(tmp_path: Path, stor
         used(folder / name, 0)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"precious")
-    (folder / f"prompt-{'0' * 32}.partial").symlink_to(elsewhere)
+    link = folder / f"prompt-{'0' * 32}.partial"
+    link.symlink_to(elsewhere)
+    os.utime(link, (0, 0), follow_symlinks=False)
     put(store(), [1])
     here = store(max_bytes=1)
     assert len(here) == 0

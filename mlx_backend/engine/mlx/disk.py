@@ -26,7 +26,6 @@ import shutil
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import EngineRefused
@@ -35,6 +34,7 @@ from .checkpoint_file import TOKEN_BYTES, UNREADABLE, lay_out, layers_of, model_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from .checkpoint_file import Checkpoint
 
@@ -233,26 +233,26 @@ class DiskCheckpoints:
         """Learn what the folder holds by now, drop what is of no use, and keep to the limit."""
         with self._lock:
             known = {stored.path.name: stored for stored in self._stored.values()}
-        found: dict[Path, Stored] = {}
-        held: list[tuple[int, Path, int]] = []  # last use, and size
-        for path, status in _files(self.folder):
-            name = _NAME.fullmatch(path.name)
-            if name is None:
-                if _PARTIAL.fullmatch(path.name) and status.st_mtime < time.time() - LEFTOVER_AGE:
-                    _remove(path)
+        found: dict[str, Stored] = {}
+        held: list[tuple[int, str, int]] = []  # last use, name and size
+        for name, status in _files(self.folder):
+            ours = _NAME.fullmatch(name)
+            if ours is None:
+                if _PARTIAL.fullmatch(name) and status.st_mtime < time.time() - LEFTOVER_AGE:
+                    _remove(self.folder / name)
                 continue
-            if name[1] == self._model:
-                stored = known.get(path.name) or self._recognise(path)
+            if ours[1] == self._model:
+                stored = known.get(name) or self._recognise(self.folder / name)
                 if stored is None:
                     continue
-                found[path] = stored
-            held.append((status.st_mtime_ns, path, status.st_size))
+                found[name] = stored
+            held.append((status.st_mtime_ns, name, status.st_size))
         total = sum(size for _, _, size in held)
-        for _, path, size in sorted(held):
+        for _, name, size in sorted(held):
             if total <= self.max_bytes:
                 break
-            _remove(path)
-            found.pop(path, None)
+            _remove(self.folder / name)
+            found.pop(name, None)
             total -= size
         with self._lock:
             self._stored = {stored.tokens: stored for stored in found.values()}
@@ -267,12 +267,12 @@ class DiskCheckpoints:
             return None
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
                 if entry.is_file(follow_symlinks=False):
-                    yield Path(entry.path), entry.stat(follow_symlinks=False)
+                    yield entry.name, entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # another server was quicker
                 continue
 
