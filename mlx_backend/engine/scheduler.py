@@ -113,7 +113,7 @@ class Batch(Protocol):
         """Advance every request by a token or a chunk of prompt.
 
         After `Ended` or an `EngineError` a request has left the batch. What this raises breaks the engine: it
-        is unloaded and loaded again.
+        is unloaded and loaded again; EngineStopped is the end.
         """
         ...
 
@@ -187,10 +187,13 @@ class _Warmup:
     plan: Callable[[], GenerationRequest]
 
 
+type _Message = _Job | _Warmup | _Order | EngineStopped
+
+
 class ScheduledGeneration:
     """The caller's end of a job. Closing it, leaving its iterator or forgetting it cancels the job."""
 
-    def __init__(self, job: _Job, inbox: SimpleQueue[_Job | _Warmup | _Order]) -> None:
+    def __init__(self, job: _Job, inbox: SimpleQueue[_Message]) -> None:
         self._job = job
         self._inbox = inbox
         self._exhausted = False
@@ -255,7 +258,7 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._report = report or (lambda _part: None)
         self._first_pause = first_pause
-        self._inbox: SimpleQueue[_Job | _Warmup | _Order] = SimpleQueue()
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._door = threading.Lock()
         self._keys = itertools.count()
         self._arrived = 0  # written at the door
@@ -312,6 +315,10 @@ class Scheduler:
         """Have the thread ask its batch again whether it is ready."""
         self._inbox.put(_Order.WAKE)
 
+    def end(self, ending: EngineStopped) -> None:
+        """Have the thread end with an error for everybody: what it needs is gone and will not come back."""
+        self._inbox.put(ending)
+
     def status(self) -> EngineStatus:
         """What it is doing; the figures may be a step old."""
         running = len(self._running)
@@ -363,6 +370,8 @@ class Scheduler:
                 for key, outcome in self._batch.step():
                     self._deliver(key, outcome)
             return True
+        except EngineStopped:  # for good
+            raise
         except Exception as error:
             if not self._started.is_set():  # it never ran: that is for whoever starts it
                 raise
@@ -413,12 +422,14 @@ class Scheduler:
             if not self._take(message):
                 return False
 
-    def _take(self, message: _Job | _Warmup | _Order) -> bool:
+    def _take(self, message: _Message) -> bool:
         match message:
             case _Order.STOP:
                 return False
             case _Order.WAKE:
                 pass
+            case EngineStopped():
+                raise message
             case _Warmup():
                 self._warmups.append(message)
             case job if job.over:  # ended before we read that it was left

@@ -17,7 +17,7 @@ from .scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .base import EngineStatus, Generation, Sampling, Tokenizer
+    from .base import EngineStatus, EngineStopped, Generation, Sampling, Tokenizer
     from .scheduler import Batch
 
 MOST_LOGPROBS = 20
@@ -80,6 +80,10 @@ class ThreadedEngine:
     def healthy(self) -> bool:
         """Whether requests are being served: False while it loads, restarts or is stopped."""
         return self._scheduler.healthy()
+
+    def end(self, ending: EngineStopped) -> None:
+        """End with an error for everybody who is here or comes; from any thread, without waiting."""
+        self._scheduler.end(ending)
 
     def stop(self) -> None:
         """Cancel everything, stop the engine thread and join it. Idempotent."""

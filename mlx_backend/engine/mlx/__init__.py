@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..base import EngineError
+from ..leading import LeadingBatch, follow
 from ..options import EngineOptions
+from ..ranks import launched
 from ..threaded import ThreadedEngine
 
 if TYPE_CHECKING:
@@ -25,14 +28,50 @@ def load_engine(
 
     `model_id` is the name clients use (else the repository's or the folder's name). `changes` are single
     fields of `EngineOptions`. `report` hears on the engine's thread how far loading has come, from 0 to 1.
-    Raises EngineError with a text for people.
+    Raises EngineError with a text for people. Where several processes were launched to share the model, this is
+    for rank 0; the others `follow_engine`.
     """
     from .batching import MLXBatch
+    from .distributed import joined
 
     chosen = replace(options or EngineOptions(), **changes)
-    return ThreadedEngine(
-        MLXBatch(model, chosen, model_id=model_id),
+    ranks = joined()
+    batch = MLXBatch(model, chosen, model_id=model_id, ranks=ranks)
+    leading = LeadingBatch(batch, ranks) if ranks is not None else None
+    engine = ThreadedEngine(
+        leading or batch,
         max_concurrent=chosen.max_concurrent,
         max_waiting=chosen.max_waiting,
         report=report,
     )
+    if leading is not None:
+        leading.when_lost(engine.end)
+    return engine
+
+
+def rank() -> int:
+    """Return this process's place among those that share the model; 0 if it was started alone.
+
+    Connects to the others first. Raises EngineError if they are not to be found.
+    """
+    if launched() is None:
+        return 0
+    from .distributed import group
+
+    found = group()
+    return found.rank() if found is not None else 0
+
+
+def follow_engine(model: str | Path, options: EngineOptions | None = None, **changes: Any) -> int:
+    """Run this rank's part of the engine that rank 0 loads, until that ends; return the exit status.
+
+    For ranks above 0, on the main thread, with the model and options of rank 0.
+    """
+    from .batching import MLXBatch
+    from .distributed import joined
+
+    ranks = joined()
+    if ranks is None or ranks.rank == 0:
+        raise EngineError("Only a rank above 0 can follow.")
+    chosen = replace(options or EngineOptions(), **changes)
+    return follow(MLXBatch(model, chosen, ranks=ranks), ranks)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..scheduler import Outcome
     from .decoding import Layers
     from .disk import DiskCheckpoints
+    from .distributed import Ranks
     from .drafting import Drafter
     from .loading import LoadedModel
 
@@ -73,33 +74,41 @@ class _Pace:
 
     def __init__(self, fixed: int | None) -> None:
         self._fixed = fixed
-        self._rate: float | None = None  # tokens a second
+        self.rate: float | None = None  # tokens a second
 
     def chunk(self, *, others: bool) -> int:
         """Return the tokens to read in this step; `others` are waiting for theirs meanwhile."""
         if self._fixed is not None:
             return self._fixed
-        if self._rate is None:
+        if self.rate is None:
             return FIRST_CHUNK
         seconds = LONGEST_STALL if others else LONGEST_CHUNK_SECONDS
-        return max(LEAST_CHUNK, min(MOST_CHUNK, int(self._rate * seconds)))
+        return max(LEAST_CHUNK, min(MOST_CHUNK, int(self.rate * seconds)))
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Learn from a chunk that was read; short ones say little."""
         if tokens >= LEAST_CHUNK and seconds > 0:
             rate = tokens / seconds
-            self._rate = rate if self._rate is None else 0.7 * self._rate + 0.3 * rate
+            self.rate = rate if self.rate is None else 0.7 * self.rate + 0.3 * rate
 
 
 class MLXBatch:
     """Implements the scheduler's `Batch`."""
 
-    def __init__(self, model: str | Path, options: EngineOptions, *, model_id: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        options: EngineOptions,
+        *,
+        model_id: str | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         if options.prefill_chunk is not None and options.prefill_chunk < 1:
             raise EngineError(f"A prefill chunk of {options.prefill_chunk} tokens is too small.")
         self._source = model
         self._options = options
         self._model_id = model_id
+        self._ranks = ranks  # the processes that share the model
         self._wired: int | None = None
         self.steps = 0
         self._reset()
@@ -120,8 +129,10 @@ class MLXBatch:
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
         """Load the model on this thread, warm it up, and see how much memory is left."""
-        options = self._options
-        model = self._model = load_model(self._source, options, report)
+        options, ranks = self._options, self._ranks
+        if ranks is not None:
+            ranks.refuse(options)
+        model = self._model = load_model(self._source, options, report, ranks.group if ranks else None)
         limit = options.context_length
         if limit is not None and not 0 < limit <= model.context_length:
             raise EngineError(
@@ -144,16 +155,22 @@ class MLXBatch:
                 "Caches of this kind cannot be batched (%s): replies take turns, token by token.", kinds
             )
         self._set_up_drafts(model, layers)
+        if ranks is not None:
+            ranks.be_alike(model.folder, options)
         cost = CacheCost(*self._warm_up(layers))
         weights = sum(network_bytes(network, shared=name != "") for name, network in self._networks.items())
         weights += network_bytes(self._draft) if self._draft is not None else 0
-        memory = options.memory_bytes or device_limit()
+        memory, alike = options.memory_bytes or device_limit(), True
+        if ranks is not None:
+            memory, weights, cost, self._together, alike = ranks.settle(
+                memory, weights, cost, together=self._together
+            )
         self._ledger = Ledger(memory, weights, cost, padded=self._together)
         self._ledger.check(1, "A single token")
         cache_bytes = options.cache_bytes
         if cache_bytes is None:
             cache_bytes = int(max(0, self._ledger.room) * CACHE_SHARE)
-        self._prefixes = PrefixCache(cache_bytes)
+        self._prefixes = PrefixCache(cache_bytes if alike else 0)
         if options.cache_folder is not None:
             from .disk import DiskCheckpoints, model_fingerprint
 
@@ -261,6 +278,15 @@ class MLXBatch:
         row.memory = choice.memory_of(())
         row.drafter = self._drafter()
         self._begin(row, _expected(request))
+
+    @property
+    def rate(self) -> float | None:
+        """How many tokens of prompt a second this machine reads; None before it is known."""
+        return self._pace.rate
+
+    @rate.setter
+    def rate(self, rate: float | None) -> None:
+        self._pace.rate = rate
 
     def ready(self) -> bool:
         """There is always a token or a chunk to compute."""
@@ -406,6 +432,8 @@ class MLXBatch:
             try:
                 logits = self._read_some(reading, share)
             except Exception as error:
+                if self._ranks is not None:  # the others know nothing of it
+                    raise
                 log.exception("A prompt could not be read.")
                 self._readings.remove(reading)
                 self._forget(row)
@@ -493,7 +521,8 @@ class MLXBatch:
         decoders = self._decoders.setdefault(space, [])
         if not decoders or not self._together:
             drafts = self._options.draft_tokens if row.drafter is not None else 0
-            decoders.append(Decoder(self._networks[space], drafts=drafts))
+            agree = self._ranks.agree if self._ranks is not None else None
+            decoders.append(Decoder(self._networks[space], drafts=drafts, agree=agree))
         decoders[-1].join(row, layers, logits)
 
     # -- prefixes --------------------------------------------------------------------------------------------

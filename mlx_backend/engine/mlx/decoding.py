@@ -22,7 +22,7 @@ from mlx_lm.models.cache import RotatingKVCache
 from .sampling import Place, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ..base import GenerationRequest, Logprobs
     from .detokenizing import TextStream
@@ -86,12 +86,18 @@ class Said:
 
 
 class Decoder:
-    """Rows of one network. `drafts` is how many tokens a drafter may propose at once."""
+    """Rows of one network. `drafts` is how many tokens a drafter may propose at once.
 
-    def __init__(self, network: Any, *, drafts: int = 0) -> None:
+    `agree` makes one choice of those that several processes came to.
+    """
+
+    def __init__(
+        self, network: Any, *, drafts: int = 0, agree: Callable[[mx.array], mx.array] | None = None
+    ) -> None:
         self.rows: list[Row] = []
         self._network = network
         self._drafts = drafts
+        self._agree = agree
         self._layers: Layers = []
         self._next: mx.array | None = None  # the tokens chosen last, one for each row, being computed
 
@@ -203,6 +209,8 @@ class Decoder:
 
     def _choose(self, logits: mx.array, rows: Sequence[Row], places: Sequence[Place]) -> mx.array:
         chosen, report = choose(logits, places)
+        if self._agree is not None:
+            chosen = self._agree(chosen)
         for at, row in enumerate(rows):
             row.report = (report, at) if report is not None and row.choice.logprobs is not None else None
         return chosen

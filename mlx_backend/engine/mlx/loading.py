@@ -27,6 +27,7 @@ from mlx_lm.utils import load_config
 
 from ..base import EngineError
 from ..options import EngineOptions
+from .sharding import shard
 from .tokenizer import MLXTokenizer
 
 if TYPE_CHECKING:
@@ -59,8 +60,12 @@ def load_model(
     model: str | Path,
     options: EngineOptions = EngineOptions(),  # noqa: B008 - frozen
     report: Callable[[float], None] = lambda _part: None,
+    group: mx.distributed.Group | None = None,
 ) -> LoadedModel:
-    """Load a folder or a Hugging Face repository. Must run on the thread that will use the model."""
+    """Load a folder or a Hugging Face repository, or with a group this process's part of it.
+
+    Must run on the thread that will use the model.
+    """
     folder, name = _find(str(model), allow_download=options.allow_download)
     config = _read_config(folder, name)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -74,6 +79,9 @@ def load_model(
         )
         if options.chat_template is not None:
             wrapper.chat_template = options.chat_template
+    if group is not None:
+        shard(network, config, group, name)
+    with _explained(name):
         _prepare(network, name)
         _evaluate(network, report)
     config |= config.get("text_config", {})  # where models that also see keep what concerns text

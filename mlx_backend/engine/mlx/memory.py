@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from ..base import EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 STEP = 256  # mlx-lm's caches grow by so many tokens
 SHARE = 0.9  # of what the device recommends, for model and caches together
@@ -46,6 +46,17 @@ class CacheCost:
 
     def __init__(self, layers: Sequence[Any], tokens: int) -> None:
         self._layers = [_measured(layer, tokens) for layer in layers]
+
+    @classmethod
+    def of(cls, plain: Iterable[Sequence[Any]]) -> CacheCost:
+        """Read what another process measured."""
+        cost = cls([], 0)
+        cost._layers = [_Layer(*layer) for layer in plain]
+        return cost
+
+    def as_plain(self) -> list[list[Any]]:
+        """Write it for another process."""
+        return [[layer.per_token, layer.most_tokens, layer.constant] for layer in self._layers]
 
     def __call__(self, tokens: int) -> int:
         """Return the bytes for so many tokens."""

@@ -1,0 +1,190 @@
+"""The processes that share a model, as MLX sees them: finding each other, sums, and what they must have in common.
+
+What a step does depends on its requests and on lengths alone (leading.py brings those to every rank). The
+exceptions are settled here: how much memory a machine has (the least of all counts), and the last bits of a
+logit, which differ between chips: the token that rank 0 chose is summed with everybody's zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from mlx_backend import __version__
+
+from ..base import EngineError, EngineStopped
+from ..ranks import LAUNCHERS, Follower, Invitation, Leader, launched
+from .memory import MARGIN, CacheCost
+
+if TYPE_CHECKING:
+    from ..options import EngineOptions
+
+log = logging.getLogger(__name__)
+
+INVITATION_BYTES = 4096
+_ALIKE = (
+    "context_length",
+    "chat_template",
+    "prefill_chunk",
+    "cache_bytes",
+    "kv_bits",
+    "kv_group_size",
+    "max_kv_size",
+    "draft_from_text",
+    "draft_tokens",
+)
+
+
+@cache
+def group() -> mx.distributed.Group | None:
+    """Connect to the other ranks, once; None if there are none. EngineError if there should be and are not."""
+    backend = launched()
+    if backend is None:
+        return None
+    try:
+        found = mx.distributed.init(strict=True, backend=backend)
+    except (RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"This process was started as one of several ({', '.join(LAUNCHERS[backend])} are set), but they did "
+            f"not find each other: {error}."
+        ) from error
+    return found if found.size() > 1 else None
+
+
+_joined = False
+
+
+def joined() -> Ranks | None:
+    """Take this process's place among those that share a model, which can be one; None if there are none."""
+    global _joined
+    found = group()
+    if found is None:
+        return None
+    if _joined:
+        raise EngineError("Processes that share a model can have only one.")
+    _joined = True
+    return Ranks(found)
+
+
+class Ranks:
+    """This process's place among those that share the model. The lines are there once they are open."""
+
+    def __init__(self, group: mx.distributed.Group) -> None:
+        self.group = group
+        self.rank, self.size = group.rank(), group.size()
+        self.leader: Leader | None = None  # at rank 0
+        self.follower: Follower | None = None  # at the others
+
+    def open(self) -> None:
+        """Open the line. All ranks do this at the same time; they must share MLX's connections already."""
+        try:
+            if self.rank == 0:
+                self.leader = Leader(self.size, _addresses())
+                self._shared(self.leader.invitation.as_bytes())
+                self.leader.gather()
+            else:
+                invitation = Invitation.of(self._shared(b""))
+                self.follower = Follower(self.rank, self.size, invitation)
+        except RuntimeError as error:
+            raise EngineStopped(f"The other ranks were lost: {error}.") from error
+
+    def meet(self, mine: Any) -> list[Any]:
+        """Wait for the other ranks, and learn what each of them brought, in the order of ranks."""
+        line = self.leader or self.follower
+        assert line is not None
+        return line.meet(mine)
+
+    def refuse(self, options: EngineOptions) -> None:
+        """Refuse what is not the same on several ranks yet."""
+        for name, chosen in (
+            ("LoRA adapters", options.adapters),
+            ("A draft model", options.draft_model),
+            ("A folder for prompt caches", options.cache_folder),
+        ):
+            if chosen:
+                raise EngineError(f"{name}: not possible yet while {self.size} processes share the model.")
+
+    def be_alike(self, folder: Path, options: EngineOptions) -> None:
+        """Wait until all have their weights; refuse ranks that were started for something else."""
+        mine = {
+            "version": f"{__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}",
+            "config.json": sha256((folder / "config.json").read_bytes()).hexdigest()[:16],
+            **{name: getattr(options, name) for name in _ALIKE},
+        }
+        everybody = self.meet(mine)
+        for rank, theirs in enumerate(everybody):
+            for what, value in everybody[0].items():
+                if theirs.get(what) != value:
+                    raise EngineError(
+                        f"Rank {rank} has another {what} than rank 0 ({str(theirs.get(what))[:60]}, not "
+                        f"{str(value)[:60]}). Start all ranks with the same model and options."
+                    )
+
+    def settle(
+        self, memory: int, weights: int, cost: CacheCost, *, together: bool
+    ) -> tuple[int, int, CacheCost, bool, bool]:
+        """Count with the least memory and the dearest caches of all ranks, or requests would differ in their room.
+
+        The last of what is returned says whether the caches are alike; if not, prefixes would not be given up
+        alike, and none are kept.
+        """
+        everybody = self.meet([memory, weights, cost.as_plain(), together])
+        least = min(everybody, key=lambda each: each[0] * (1 - MARGIN) - each[1])
+        dearest = max((CacheCost.of(each[2]) for each in everybody), key=lambda each: each(1 << 16))
+        alike = all(each[2] == everybody[0][2] for each in everybody)
+        if not alike:
+            log.warning("The ranks have different layers; prompts are read from their beginning every time.")
+        return least[0], least[1], dearest, all(each[3] for each in everybody), alike
+
+    def agree(self, tokens: mx.array) -> mx.array:
+        """Return rank 0's tokens, everywhere."""
+        # Zeros made of the tokens: they must not be summed before the sums of which the tokens are made.
+        mine = tokens if self.rank == 0 else tokens * 0
+        return mx.distributed.all_sum(mine, group=self.group)
+
+    def close(self) -> None:
+        """Leave the others."""
+        line = self.leader or self.follower
+        if line is not None:
+            line.close()
+
+    def _shared(self, text: bytes) -> bytes:
+        """Return what rank 0 gave."""
+        padded = mx.array(list(text.ljust(INVITATION_BYTES)), dtype=mx.int32)
+        mine = padded if self.rank == 0 else mx.zeros_like(padded)
+        given: list[int] = mx.distributed.all_sum(mine, group=self.group).tolist()  # type: ignore[assignment]
+        return bytes(given).rstrip()
+
+
+def _addresses() -> list[str]:
+    """Under which names other machines may reach this one: those MLX itself was given, and its own."""
+    found: list[str] = []
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text())
+        found += [str(address).rpartition(":")[0] for address in hosts[0]]
+    found += [
+        os.environ[name].rpartition(":")[0] or os.environ[name]
+        for name in ("MLX_JACCL_COORDINATOR", "NCCL_HOST_IP")
+        if os.environ.get(name)
+    ]
+    if found and all(address in ("127.0.0.1", "localhost") for address in found):
+        return found[:1]
+    return list(dict.fromkeys([*found, *_host_names()]))
+
+
+def _host_names() -> list[str]:
+    name = socket.gethostname()
+    names = [name]
+    with suppress(OSError):
+        names += [str(place[4][0]) for place in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    return [each for each in names if each not in ("localhost", "::1") and not each.startswith("127.")]

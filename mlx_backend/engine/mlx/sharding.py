@@ -1,0 +1,90 @@
+"""One network over several processes: which counts of them are possible, and each one's part of the weights.
+
+Tensor parallel where mlx-lm knows how for the architecture (every rank has a part of every layer), else pipeline
+parallel (every rank has some of the layers). Knows nothing of requests, nor of how the ranks talk.
+"""
+
+from __future__ import annotations
+
+import logging
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from ..base import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import mlx.core as mx
+
+log = logging.getLogger(__name__)
+
+# How configurations call what is dealt out whole, and what it is.
+_HEADS = {
+    "num_attention_heads": "attention heads",
+    "linear_num_key_heads": "linear key heads",
+    "linear_num_value_heads": "linear value heads",
+}
+_SHARED_HEADS = {"num_key_value_heads": "key-value heads", "num_attention_groups": "key-value heads"}
+_COUNTS = ("num_attention_heads", "n_heads", "num_heads", "num_key_value_heads", "n_kv_heads", "num_kv_heads")
+
+
+def shard(network: Any, config: Mapping[str, Any], group: mx.distributed.Group, name: str) -> None:
+    """Leave of a network whose weights have not been read what this rank computes. EngineError if it cannot be."""
+    size = group.size()
+    inner: Any = getattr(network, "model", None)
+    if hasattr(network, "shard"):
+        heads = _heads(config)
+        if not all(_divides(size, count, shared=kind in _SHARED_HEADS) for kind, count in heads.items()):
+            raise EngineError(_impossible(name, size, heads))
+        try:
+            network.shard(group)
+        except Exception as error:
+            raise EngineError(
+                f"{_impossible(name, size, heads)} ({type(error).__name__}: {error})"
+            ) from error
+        if any(getattr(module, count, None) == 0 for module in network.modules() for count in _COUNTS):
+            raise EngineError(_impossible(name, size, heads))
+        log.info("Each of %d ranks has a part of every layer.", size)
+    elif hasattr(inner, "pipeline"):
+        layers = len(inner.layers)
+        try:
+            inner.pipeline(group)
+        except Exception as error:
+            raise EngineError(
+                f"The {layers} layers of {name!r} cannot be divided among {size} processes: {error}."
+            ) from error
+        log.info("This rank has layers %d to %d of %d.", inner.start_idx, inner.end_idx - 1, layers)
+    else:
+        raise EngineError(
+            f"{name!r} cannot be run by {size} processes: mlx-lm has no way to divide a "
+            f"{config.get('model_type')!r} model. Start one process."
+        )
+
+
+def _heads(config: Mapping[str, Any]) -> dict[str, int]:
+    inner = config.get("text_config")
+    written = {**config, **inner} if isinstance(inner, dict) else config
+    return {
+        kind: written[kind]
+        for kind in (*_HEADS, *_SHARED_HEADS)
+        if isinstance(written.get(kind), int) and written[kind] > 0
+    }
+
+
+def _divides(size: int, count: int, *, shared: bool) -> bool:
+    # Several ranks may have the same key-value head, if the architecture's sharding provides for that.
+    return count % size == 0 or (shared and size % count == 0)
+
+
+def _impossible(name: str, size: int, heads: Mapping[str, int]) -> str:
+    most = gcd(*heads.values())
+    counts = [str(count) for count in range(1, most + 1) if most % count == 0]
+    kinds = _HEADS | _SHARED_HEADS
+    listed = " and ".join(f"{count} {kinds[kind]}" for kind, count in heads.items()) or "its layers"
+    possible = f" Possible are {_or(counts)} processes." if heads else ""
+    return f"{name!r} cannot be divided among {size} processes: it has {listed}.{possible}"
+
+
+def _or(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
