@@ -301,8 +301,6 @@ class Residency[S: Served]:
             self._clock.wait(self._changed, deadline - now)
         finally:
             load.waiters -= 1
-            if load.over and not load.waiters:  # if this one leaves without it, it may be due
-                self._keeping.notify()
 
     # -- the loader ------------------------------------------------------------------------------------------
 

@@ -569,6 +569,31 @@ def test_what_had_to_be_downloaded_is_measured_when_it_is_there(world: World) ->
     assert set(residency.services()) == {"c"}
 
 
+def test_room_that_is_being_made_is_waited_for(
+    world: World, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.sizes = {"a": 6 * GB, "b": 6 * GB}
+    residency = world.serve(spec("a"), spec("b"), memory_limit=10 * GB)
+    with residency.use("a", SOON) as service:
+        stop = service.engine.stop
+    begun, gate = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        begun.set()
+        assert gate.wait(SOON)
+        stop()
+
+    monkeypatch.setattr(service.engine, "stop", slowly)
+    unloading = pool.submit(residency.unload, "a")
+    assert begun.wait(SOON)
+    asked = pool.submit(residency.acquire, "b", math.inf)
+    world.until_waiting("b", 1)
+    assert world.state("a").state == "unloading"
+    gate.set()
+    assert unloading.result(SOON) is Unloading.UNLOADED
+    assert asked.result(SOON).spec.name == "b"
+
+
 def resident(name: str, size: int, used: float, *, holds: int = 0, pinned: bool = False) -> Resident[Loaded]:
     return Resident(spec(name, pinned=pinned), state="ready", size=size, used=used, holds=holds)
 
@@ -706,6 +731,7 @@ def test_stopping_tells_those_who_wait_and_ends_every_thread(world: World, pool:
     residency.stop()
     assert world.loads == ["a", "b"]
     assert len(world.made) == 1, "the load heard of the end when it reported"
+    world.reports["a"](0.5)  # an engine that was loading itself again
 
 
 def test_what_is_loaded_in_spite_of_the_end_is_stopped(world: World) -> None:
