@@ -7,8 +7,9 @@ Knows no HTTP and no MLX: it takes frozen requests, raises meaning, and answers 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.dialects import DIALECTS, detect
@@ -16,6 +17,7 @@ from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.grammar import GrammarError, Grammars
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.prompt import Prompt, PromptBuilder
 from mlx_backend.reasoning_store import ReasoningStore
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.effort import Effort, Resolution
-    from mlx_backend.engine.base import Engine, Generation
+    from mlx_backend.engine.base import Constraint, Engine, Generation
+    from mlx_backend.grammar import Spec
     from mlx_backend.reply import Parser
+
+log = logging.getLogger(__name__)
 
 EXPECTED_TOKENS = 2048  # of a reply whose length nobody has limited
 
@@ -44,6 +49,28 @@ class RequestError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """What an answer is held to; `field` is where the request said so.
+
+    `value` is a schema, a regular expression or a list of texts; nothing for any JSON object.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice"]
+    value: Any = None
+    strict: bool = False
+    field: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Which calls a reply has to make: any at all if `required`, that of one tool if named."""
+
+    required: bool = False
+    name: str | None = None
+    strict: frozenset[str] = frozenset()  # tools whose calls are held to their parameters in any case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A conversation to answer. `fields` is the request as the client wrote it: effort is looked up there."""
 
@@ -57,6 +84,8 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     adapter: str | None = None
+    answer_format: AnswerFormat | None = None
+    tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_last: bool = True
     raw: bool = False
@@ -97,11 +126,13 @@ class Service:
         self._dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())
         self._traits = TemplateTraits.of(tokenizer.chat_template)
         self._prompts = PromptBuilder(tokenizer, DIALECTS[self._dialect])
+        self._grammars = Grammars(tokenizer, DIALECTS[self._dialect])
         self._thoughts = ReasoningStore()
 
     def chat(self, request: ChatRequest) -> Reply:
         """Begin a reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
         messages, resolution = self._understood(request)
+        grammar = self._grammar(request)  # what cannot be is known before anything is rendered
         prompt = self._chat_prompt(request, messages, resolution.effort)
         tools = list(request.tools)
         parser: Parser
@@ -114,8 +145,9 @@ class Service:
                 opens_in=prompt.opens_in,
                 special_tokens=self.engine.tokenizer.special_tokens,
             )
+        constraint = self._start(request, grammar, prompt, messages) if grammar is not None else None
         return Reply(
-            self._generate(prompt, request),
+            self._generate(prompt, request, constraint),
             parser,
             prompt_tokens=len(prompt.tokens),
             special_tokens=self.engine.tokenizer.special_tokens,
@@ -144,6 +176,50 @@ class Service:
             special_tokens=special,
             stop=request.stop,
         )
+
+    def _grammar(self, request: ChatRequest) -> Spec | None:
+        """Read what the reply is to be held to; raise the RequestError that names what cannot be."""
+        grammars, choice, answer, calls = self._grammars, request.tool_choice, None, None
+        field = "tool_choice"
+        try:
+            if choice.required or choice.name is not None or choice.strict:
+                tools = [
+                    {
+                        **tool,
+                        "function": {**tool["function"], "strict": tool["function"]["name"] in choice.strict},
+                    }
+                    for tool in request.tools
+                ]
+                calls = grammars.tool_calls(
+                    tools, required=choice.required, name=choice.name, parallel=request.parallel_tool_calls
+                )
+            if (form := request.answer_format) is not None:
+                field = form.field
+                match form.kind:
+                    case "json_object":
+                        answer = grammars.json_object()
+                    case "json_schema":
+                        answer = grammars.json_schema(form.value, strict=form.strict)
+                    case "regex":
+                        answer = grammars.regex(form.value)
+                    case "choice":
+                        answer = grammars.choice(form.value)
+        except GrammarError as error:
+            raise RequestError(str(error), field) from None
+        spec = answer | calls if answer and calls else answer or calls
+        if spec is not None and spec.ignored:
+            log.info("not held to: %s", "; ".join(spec.ignored))
+        return spec
+
+    def _start(
+        self, request: ChatRequest, grammar: Spec, prompt: Prompt, messages: Sequence[Mapping[str, Any]]
+    ) -> Constraint:
+        begun = messages[-1]["content"] if self._continues(request, messages) else ""
+        try:
+            return grammar.start(prompt.opens_in, begun=begun)
+        except GrammarError as error:
+            field = request.answer_format.field if request.answer_format else "tool_choice"
+            raise RequestError(str(error), field) from None
 
     def _understood(self, request: ChatRequest) -> tuple[list[dict[str, Any]], Resolution]:
         """Read the history and the effort."""
@@ -188,9 +264,9 @@ class Service:
             **efforts.template_kwargs(effort, self._traits),
         }
         tools = list(request.tools) or None
-        last = messages[-1]
-        if not (request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")):
+        if not self._continues(request, messages):
             return self._prompts.build(for_template(messages, self._traits), tools, kwargs)
+        last = messages[-1]
         # Templates do not render nothing: an answer without a question gets an empty one.
         earlier = messages[:-1] or [{"role": "user", "content": ""}]
         return self._prompts.continued(
@@ -200,6 +276,12 @@ class Service:
             reasoning=last.get("reasoning_content", ""),
             content=last["content"],
         )
+
+    @staticmethod
+    def _continues(request: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the reply goes on where the last message ends."""
+        last = messages[-1]
+        return request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")
 
     def _with_thoughts(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Give the calls of an unfinished turn the reasoning back that the client has lost."""
@@ -211,7 +293,12 @@ class Service:
                     message["reasoning_content"] = thought
         return filled
 
-    def _generate(self, prompt: Prompt, request: ChatRequest | CompletionRequest) -> Generation:
+    def _generate(
+        self,
+        prompt: Prompt,
+        request: ChatRequest | CompletionRequest,
+        constraint: Constraint | None = None,
+    ) -> Generation:
         length, holds = len(prompt.tokens), self.engine.context_length
         if length >= holds:
             raise RequestError(
@@ -242,6 +329,7 @@ class Service:
                 # A limit that the client chose is what it expects; else nobody knows.
                 expected_tokens=None if request.max_tokens else EXPECTED_TOKENS,
                 logprobs=request.logprobs,
+                constraint=constraint,
                 adapter=request.adapter,
                 patience=self._queue_seconds,
             )

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
+from mlx_backend.server import fields
 from mlx_backend.server.errors import refuse
-from mlx_backend.service import ChatRequest, CompletionRequest
+from mlx_backend.service import AnswerFormat, ChatRequest, CompletionRequest, ToolChoice
 from mlx_backend.settings import ReasoningFormat, Settings
 
 if TYPE_CHECKING:
@@ -34,22 +35,16 @@ def _is(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value is None or any(value == one and type(value) is type(one) for one in values)
 
 
-_STRUCTURED = "answers are not held to a grammar or schema yet"
+_STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
 
 # field -> (the values that ask for nothing, what to say to all others)
 UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (_is(1), "a request gets one answer; send several requests"),
     "best_of": (_is(1), "this server generates one candidate"),
-    "response_format": (_is({"type": "text"}), _STRUCTURED),
     "structured_outputs": (_nothing, _STRUCTURED),
-    "guided_json": (_nothing, _STRUCTURED),
-    "guided_regex": (_nothing, _STRUCTURED),
-    "guided_choice": (_nothing, _STRUCTURED),
     "guided_grammar": (_nothing, _STRUCTURED),
-    "json_schema": (_nothing, _STRUCTURED),
     "grammar": (_nothing, _STRUCTURED),
     "format": (_nothing, _STRUCTURED),
-    "tool_choice": (_is("auto", "none"), "only 'auto' and 'none' are supported: a call cannot be forced yet"),
     "functions": (_nothing, "the old form of tools: send 'tools' instead"),
     "function_call": (_is("auto", "none"), "the old form of tool_choice: send 'tool_choice' instead"),
     "prompt_logprobs": (_is(0, False), "only the reply's log probabilities are reported"),
@@ -60,72 +55,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "echo": (_is(False), "the prompt is not repeated in the reply"),
     "suffix": (_is(""), "text cannot be inserted before a suffix"),
 }
-
-# What a template gets from us; a request's chat_template_kwargs may not replace it.
-_RESERVED_KWARGS = frozenset(
-    [
-        *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
-        *(
-            "add_generation_prompt",
-            "continue_final_message",
-            "tokenize",
-            "padding",
-            "truncation",
-            "max_length",
-        ),
-        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
-    ]
-)
-
-_FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
-
-
-def _stop(value: Any) -> Any:
-    texts = [value] if isinstance(value, str) else value
-    if texts is None:
-        return ()
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise PydanticCustomError("stop", "must be a string or a list of strings")
-    return tuple(text for text in texts if text)
-
-
-def _logit_bias(value: Any) -> Any:
-    if value in (None, ""):
-        return ()
-    if not isinstance(value, dict):
-        raise PydanticCustomError("logit_bias", "must be an object: token id -> bias")
-    pairs = []
-    for token, bias in value.items():
-        if not re.fullmatch(r"[0-9]{1,9}", token):
-            raise PydanticCustomError(
-                "logit_bias", "has the key {key}, which is no token id", {"key": repr(token)}
-            )
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise PydanticCustomError("logit_bias", "must map to numbers from -100 to 100")
-        pairs.append((int(token), float(bias)))
-    return tuple(pairs)
-
-
-def _format(value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        return ReasoningFormat(_FORMAT_ALIASES.get(value, value))
-    except (ValueError, TypeError):
-        words = ", ".join(ReasoningFormat)
-        raise PydanticCustomError("reasoning_format", "must be one of {words}", {"words": words}) from None
-
-
-def _template_kwargs(value: Any) -> Any:
-    if isinstance(value, dict) and (reserved := sorted(_RESERVED_KWARGS & value.keys())):
-        raise PydanticCustomError(
-            "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
-        )
-    return {} if value is None else value
-
-
-def _count_of_logprobs(value: Any) -> Any:
-    return None if value is False else value
 
 
 class _Lenient(BaseModel):
@@ -146,6 +75,7 @@ class Function(_Lenient):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(_Lenient):
@@ -186,8 +116,8 @@ class _Body(_Lenient):
     xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop_strings)] = ()
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
 
     @classmethod
     def read(cls, body: Any) -> Self:
@@ -246,16 +176,39 @@ class ChatBody(_Body):
     messages: list[Any]
     max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | None = None
+    tool_choice: Annotated[str | ToolChoice | None, BeforeValidator(fields.tool_choice)] = None
+    response_format: Annotated[AnswerFormat | None, BeforeValidator(fields.response_format)] = None
+    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
+    json_schema: dict[str, Any] | None = None
+    guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_format: Annotated[ReasoningFormat | None, BeforeValidator(_format)] = None
+    reasoning_format: Annotated[ReasoningFormat | None, BeforeValidator(fields.reasoning_format)] = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_kwargs)] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(fields.template_kwargs)] = {}
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     role_mapping: dict[str, str] | None = None
+
+    def _answer_format(self) -> AnswerFormat | None:
+        """What the answer is held to, by whichever of the fields says so."""
+        ways = {
+            "response_format": self.response_format,
+            "guided_json": self.guided_json
+            and AnswerFormat(kind="json_schema", value=self.guided_json, field="guided_json"),
+            "json_schema": self.json_schema
+            and AnswerFormat(kind="json_schema", value=self.json_schema, field="json_schema"),
+            "guided_regex": self.guided_regex
+            and AnswerFormat(kind="regex", value=self.guided_regex, field="guided_regex"),
+            "guided_choice": self.guided_choice
+            and AnswerFormat(kind="choice", value=self.guided_choice, field="guided_choice"),
+        }
+        said = {name: way for name, way in ways.items() if way}
+        if len(said) > 1:
+            raise refuse(f"{' and '.join(said)}: an answer can be held to one of them.", list(said)[1])
+        return next((way for way in said.values() if isinstance(way, AnswerFormat)), None)
 
     def _wanted_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
@@ -274,6 +227,8 @@ class ChatBody(_Body):
         """Say it in the service's words. `body` is the same request as it was written."""
         _refuse_what_is_not_text(self.messages)
         tools = [] if self.tool_choice == "none" else (self.tools or [])
+        choice = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else ToolChoice()
+        strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
         return ChatRequest(
             messages=self.messages,
             tools=[tool.as_dict() for tool in tools],
@@ -285,6 +240,8 @@ class ChatBody(_Body):
             stop=self.stop,
             logprobs=self._wanted_logprobs(),
             role_mapping=self.role_mapping,
+            answer_format=self._answer_format(),
+            tool_choice=replace(choice, strict=strict),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             continue_last=self.continue_final_message is not False,
             raw=self.shown_reasoning(settings) is ReasoningFormat.RAW,
@@ -299,7 +256,9 @@ class CompletionBody(_Body):
     """
 
     prompt: Any
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(_count_of_logprobs)] = None
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(fields.count_of_logprobs)
+    ] = None
 
     def request(self) -> CompletionRequest:
         """Say it in the service's words."""

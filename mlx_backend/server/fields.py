@@ -1,0 +1,134 @@
+"""How single fields of a request are read that have more than one form. Each raises what pydantic turns into a 400.
+
+Knows what clients write and what the service calls it; nothing of whole requests or of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from mlx_backend.service import AnswerFormat, ToolChoice
+from mlx_backend.settings import ReasoningFormat
+
+# What a template gets from us; a request's chat_template_kwargs may not replace it.
+_RESERVED_KWARGS = frozenset(
+    [
+        *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
+        *(
+            "add_generation_prompt",
+            "continue_final_message",
+            "tokenize",
+            "padding",
+            "truncation",
+            "max_length",
+        ),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    ]
+)
+
+_FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
+
+
+def stop_strings(value: Any) -> Any:
+    """Read one stop string or several; empty ones stop nothing."""
+    texts = [value] if isinstance(value, str) else value
+    if texts is None:
+        return ()
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise PydanticCustomError("stop", "must be a string or a list of strings")
+    return tuple(text for text in texts if text)
+
+
+def logit_bias(value: Any) -> Any:
+    """Read token ids and their biases."""
+    if value in (None, ""):
+        return ()
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "must be an object: token id -> bias")
+    pairs = []
+    for token, bias in value.items():
+        if not re.fullmatch(r"[0-9]{1,9}", token):
+            raise PydanticCustomError(
+                "logit_bias", "has the key {key}, which is no token id", {"key": repr(token)}
+            )
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise PydanticCustomError("logit_bias", "must map to numbers from -100 to 100")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)
+
+
+def reasoning_format(value: Any) -> Any:
+    """Read where the reasoning goes, by our words or a peer's."""
+    if value is None:
+        return None
+    try:
+        return ReasoningFormat(_FORMAT_ALIASES.get(value, value))
+    except (ValueError, TypeError):
+        words = ", ".join(ReasoningFormat)
+        raise PydanticCustomError("reasoning_format", "must be one of {words}", {"words": words}) from None
+
+
+def template_kwargs(value: Any) -> Any:
+    """Read what the template is given besides; not what it gets from us."""
+    if isinstance(value, dict) and (reserved := sorted(_RESERVED_KWARGS & value.keys())):
+        raise PydanticCustomError(
+            "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
+        )
+    return {} if value is None else value
+
+
+def tool_choice(value: Any) -> Any:
+    """Read which calls a reply has to make."""
+    match value:
+        case None | "auto" | "none":
+            return value
+        case "required" | "any":
+            return ToolChoice(required=True)
+        case {"function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return ToolChoice(name=name)
+    raise PydanticCustomError(
+        "tool_choice",
+        """must be "auto", "none", "required" or {form}""",
+        {"form": '{"type": "function", "function": {"name": …}}'},
+    )
+
+
+def response_format(value: Any) -> Any:
+    """Read what the answer is held to."""
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object", **rest}:
+            schema = rest.get("schema")
+            if schema is None:
+                return AnswerFormat(kind="json_object")
+            if isinstance(schema, dict):
+                return AnswerFormat(kind="json_schema", value=schema)
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
+            return AnswerFormat(kind="json_schema", value=schema, strict=rest.get("strict") is True)
+        case {"type": "json_schema", "schema": dict(schema), **rest}:  # the Responses API's form
+            return AnswerFormat(kind="json_schema", value=schema, strict=rest.get("strict") is True)
+        case {"type": "json_schema"}:
+            raise PydanticCustomError(
+                "response_format", "names no schema: send json_schema.schema, an object"
+            )
+    raise PydanticCustomError("response_format", 'must be of type "text", "json_object" or "json_schema"')
+
+
+def json_schema(value: Any) -> Any:
+    """Read a schema that comes as text, as guided_json may."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise PydanticCustomError("guided_json", "is not JSON") from None
+    return value
+
+
+def count_of_logprobs(value: Any) -> Any:
+    """Read the older form's number; false is none."""
+    return None if value is False else value

@@ -1,0 +1,118 @@
+"""The official client asks for JSON and for calls, and gets them; the reasoning stays free."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from running_server import running
+
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.engine.mlx import load_engine
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "large": {"type": "boolean"}},
+    "required": ["city", "large"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with load_engine(MODEL_PATH) as engine, running(engine) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_an_answer_is_held_to_its_schema_and_the_reasoning_is_not(
+    client: openai.OpenAI, temperature: float
+) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
+    for seed in range(3):
+        reply = client.chat.completions.create(
+            model="default",
+            messages=FRANCE,
+            response_format=form,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=300,
+        )
+        [choice] = reply.choices
+        assert choice.finish_reason == "stop"
+        assert choice.message.content is not None
+        told = json.loads(choice.message.content)
+        assert told.keys() == {"city", "large"}
+        assert isinstance(told["large"], bool)
+        assert choice.message.model_extra is not None
+        assert "capital of France" in choice.message.model_extra["reasoning_content"] or temperature
+
+
+def test_streamed_it_is_the_same(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    request: dict[str, Any] = {
+        "model": "default",
+        "messages": FRANCE,
+        "response_format": form,
+        "temperature": 0,
+        "max_tokens": 300,
+    }
+    whole = client.chat.completions.create(**request)
+    chunks = client.chat.completions.create(stream=True, **request)
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    )
+
+
+def test_any_object_will_do_where_no_schema_is_given(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="default",
+        messages=FRANCE,
+        response_format={"type": "json_object"},
+        temperature=0,
+        max_tokens=300,
+    )
+    content, finish = reply.choices[0].message.content, reply.choices[0].finish_reason
+    assert content is not None
+    assert content.startswith("{")
+    if finish == "stop":
+        assert isinstance(json.loads(content), dict)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_call_can_be_forced(client: openai.OpenAI, choice: Any) -> None:
+    reply = client.chat.completions.create(
+        model="default", messages=FRANCE, tools=[WEATHER], tool_choice=choice, temperature=0, max_tokens=300
+    )
+    [only] = reply.choices
+    assert only.finish_reason == "tool_calls"
+    assert only.message.tool_calls
+    [call] = only.message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments).keys() == {"city"}
+
+
+def test_an_answer_can_be_one_of_several(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="default",
+        messages=FRANCE,
+        temperature=0,
+        extra_body={"guided_choice": ["yes, surely", "no, never"]},
+    )
+    assert reply.choices[0].message.content in ("yes, surely", "no, never")
