@@ -356,7 +356,8 @@ class Residency[S: Served]:
         if unwanted is not None:
             unwanted.engine.stop()
         elif error is not None:
-            log.warning("%s was not loaded: %s", spec.name, error)
+            level = logging.INFO if isinstance(error, NoRoom) else logging.WARNING
+            log.log(level, "%s was not loaded: %s", spec.name, error)
         else:
             log.info("Loaded %s in %.1f s.", spec.name, now - (load.begun or now))
 
