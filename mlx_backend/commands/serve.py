@@ -23,6 +23,8 @@ from mlx_backend.commands.serve_options import (
     model_of,
     settings_of,
 )
+from mlx_backend.engine.base import EngineError
+from mlx_backend.engine.ranks import launched
 from mlx_backend.models.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
@@ -61,8 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     settings = settings_of(arguments)
     try:
-        return _serve(settings, arguments)
-    except (ConfigurationError, ModelError) as error:
+        follow = _follower(arguments)
+        return follow() if follow is not None else _serve(settings, arguments)
+    except (ConfigurationError, EngineError, ModelError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
         return 130
@@ -109,6 +112,21 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
         models.stop()  # replies that are still running are cut, and their clients told so
         server.stop()
         serving.join()
+
+
+def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
+    """Where several processes were launched to share one model, return what all but the first of them do."""
+    if launched() is None:
+        return None
+    from mlx_backend.engine.mlx import follow_engine, rank
+
+    model = model_of(arguments)
+    if model is None or arguments.config or arguments.models_dir or arguments.hf_cache:
+        raise ConfigurationError("Several processes share one model: name it with --model, and no others.")
+    if rank() == 0:
+        return None
+    options = replace(model.options(engine_options_of(arguments)), allow_download=True)
+    return lambda: follow_engine(model.source, options)
 
 
 class _Loading(threading.Thread):
