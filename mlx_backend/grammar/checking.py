@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-SECONDS = 5
+SECONDS = 3
 MOST_MEMORY = 4 << 30
 
 _one_trial = Lock()  # whatever many clients ask for, one processor is enough

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from .vocabulary import Vocabulary
 
 # The model chooses how a text is cut into tokens: it knows that better than a tokenizer called in mid-mask.
-_PREAMBLE = '%llguidance {"no_forcing": true}\n'
+# It stands at the end, so that the lines an error speaks of are those of the text.
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 MOST_CHOICES = 10_000
 LONGEST = 200_000  # characters of a pattern or a grammar
@@ -101,7 +102,7 @@ def _error_of(schema: Schema, *, strict: bool) -> str:
 
 
 def _grammar(lark: str) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": _PREAMBLE + lark}]})
+    return json.dumps({"grammars": [{"lark_grammar": lark + _OPTIONS}]})
 
 
 def _bear(what: str, text: str) -> None:

@@ -188,7 +188,8 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-_IN_JSON = re.compile(r"failed to compile JSON schema: (.*?)\n\s+\d+ \| ", re.DOTALL)
+_IN_JSON = re.compile(r"failed to compile JSON schema: (.*)", re.DOTALL)
+_EXCERPT = re.compile(r"\n\s+\d+ \| |\n<non-verbose/>")  # the text is shown again behind this
 _WORDS = [
     (re.compile(r"Unimplemented keys: \[(.*)\]"), r"nothing can be held to the keyword \1 here"),
     (re.compile(r"Unknown format: (.*)"), r'nothing can be held to the format "\1" here'),
@@ -197,21 +198,22 @@ _WORDS = [
     (re.compile(r"Pointer '(.*)' does not exist"), r'the "$ref" to "#\1" leads nowhere'),
     (re.compile(r"Resource '(.*?)' is not present.*"), r'a "$ref" to another document (\1) is not followed'),
     (
-        re.compile(r"regex parse error:\s*(.*?)\n.*error: (.*)", re.DOTALL),
+        re.compile(r".*regex parse error:\s*(.*?)\n.*error: (.*)", re.DOTALL),
         r"the pattern \1 cannot be read: \2",
     ),
     (re.compile(r"oneOf constraints are not supported.*"), "nothing can be held to this oneOf: use anyOf"),
     (re.compile(r"NoExtension.*"), "nothing can satisfy it"),
     (re.compile(r"schema too large|grammar size.*", re.DOTALL), "it is too complex"),
-    (re.compile(r"fuel exhausted.*|.*[Tt]oo many.*", re.DOTALL), "it is too complex"),
+    (re.compile(r"fuel exhausted.*|.*[Tt]oo many.*|.*Current row has.*", re.DOTALL), "it is too complex"),
 ]
 _LONGEST_WORDS = 300
 
 
 def told(error: str) -> str:
     """Say an error of llguidance's in words for people."""
-    inner = _IN_JSON.search(error)
-    text = inner[1] if inner else error.partition("\n<non-verbose/>")[0]
+    text = _EXCERPT.split(error, maxsplit=1)[0]
+    if inner := _IN_JSON.search(text):
+        text = inner[1]
     for pattern, words in _WORDS:
         if found := pattern.fullmatch(text.strip()):
             text = found.expand(words)

@@ -171,15 +171,15 @@ class Held:
         self._instead = instead or {}
         self._text_only = text_only
         self._own: bytes | None = None  # the matcher's mask, until a token is read
+        self._complete = False
 
     def allowed(self) -> Words:
         """Return the mask. Raises GrammarError if the grammar has become too much work, or leads nowhere."""
         own = self._mask()
         vocabulary = self._vocabulary
         bits = bytearray(vocabulary.text_of(own) if self._text_only else own)
-        complete = _has(own, vocabulary.end)
         bits[vocabulary.end >> 3] &= ~(1 << (vocabulary.end & 7))
-        for token in [*(self._ways if complete else ()), *self._instead]:
+        for token in [*(self._ways if self._complete else ()), *self._instead]:
             bits[token >> 3] |= 1 << (token & 7)
         if not any(bits):
             raise _lost("no token of this model goes on from here")
@@ -188,12 +188,14 @@ class Held:
     def advance(self, token: int) -> Place:
         """Read text, or go on."""
         own = self._mask()
-        if token in self._ways and _has(own, self._vocabulary.end):
+        if token in self._ways and self._complete:
             return self._ways[token]()
         if token in self._instead and not _has(own, token):
             return self._instead[token]()
-        if not _has(own, token) or not self._matcher.consume_token(token):
+        if not _has(own, token):
             raise _unlawful(self._vocabulary, token)
+        if not self._matcher.consume_token(token):
+            raise _lost(told(self._matcher.get_error()))
         self._own = None
         self._instead = {}
         return self
@@ -214,6 +216,7 @@ class Held:
             self._own = self._matcher.compute_bitmask()
             if self._matcher.is_error():  # its mask allows the end then
                 raise _lost(told(self._matcher.get_error()))
+            self._complete = self._matcher.is_accepting()
         return self._own
 
 

@@ -1,0 +1,294 @@
+"""What a reply can be held to, what is refused and in which words, and that nothing takes for ever."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.events import Channel
+from mlx_backend.engine.base import Constraint
+from mlx_backend.engine.scripted import ScriptedTokenizer
+from mlx_backend.grammar import GrammarError, Grammars, Spec
+
+
+class Bytes(ScriptedTokenizer):
+    """A scripted vocabulary of single bytes."""
+
+    PIECE = 1
+    _SIZES = (256,)  # type: ignore[assignment]
+
+
+TOKENIZER = Bytes(("</s>",), None)
+END = 256
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(TOKENIZER, DIALECTS["plain"])
+
+
+def accepted(spec: Spec, text: str) -> str:
+    """Say as much of a text as may be said, and a full stop if it may end there."""
+    return accepted_by(spec.start(), text)
+
+
+def accepted_by(constraint: Constraint, text: str) -> str:
+    for at, byte in enumerate([*text.encode(), END]):
+        words = constraint.allowed()
+        assert words is not None
+        if not words[byte >> 5] >> (byte & 31) & 1:
+            return text.encode()[:at].decode()
+        if byte != END:
+            constraint.advance(byte)
+    return text + "."
+
+
+def test_any_object_is_a_json_object(grammars: Grammars) -> None:
+    spec = grammars.json_object()
+    for text in ("{}", '{"a": [1, 2.5e3, {"b": null}], "é": "\\u0001\\n"}'):
+        assert accepted(spec, text) == text + "."
+    assert accepted(spec, "[1]") == ""
+    assert accepted(spec, '{"a": 01}') == '{"a": 0'
+
+
+def test_white_space_is_a_blank_or_a_line_break_and_an_indentation(grammars: Grammars) -> None:
+    spec = grammars.json_object()
+    pretty = json.dumps({"a": [1, {"b": 2}], "c": {}}, indent=4)
+    assert accepted(spec, pretty) == pretty + "."
+    assert accepted(spec, "{\n\n") == "{\n"
+    assert accepted(spec, "{  ") == "{ "
+    assert accepted(spec, "{\n" + " " * 100) == "{\n" + " " * 40
+    assert accepted(spec, "{} ") == "{}", "and none behind the answer"
+    assert accepted(spec, " {}") == ""
+
+
+def test_a_strict_object_has_the_properties_that_are_named(grammars: Grammars) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "object", "properties": {"b": {"type": "integer"}}},
+            "open": {"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}},
+        },
+    }
+    strict, loose = (grammars.json_schema(schema, strict=strict) for strict in (True, False))
+    assert accepted(strict, '{"a": {"z": 1}}') == '{"a": {"'
+    assert accepted(loose, '{"a": {"z": 1}}') == '{"a": {"z": 1}}.'
+    assert accepted(strict, '{"open": {"z": 1}}') == '{"open": {"z": 1}}.'
+
+
+def test_nothing_is_closed_where_that_would_shut_out_a_neighbour(grammars: Grammars) -> None:
+    schema = {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]},
+        ]
+    }
+    assert accepted(grammars.json_schema(schema, strict=True), '{"a": 1, "b": 2}') == '{"a": 1, "b": 2}.'
+
+
+@pytest.mark.parametrize(
+    ("make", "lawful", "other"),
+    [
+        (lambda g: g.choice(["ja", "ja doch", 'a"\n😀\\']), 'a"\n😀\\', "nein"),
+        (lambda g: g.regex(r"^\d{3}/[a-zä]+$"), "123/xyä", "12/x"),
+        (lambda g: g.regex("(?i)yes|no"), "NO", "maybe"),
+        (lambda g: g.lark('start: "(" start ")" | /[0-9]+/\n'), "((12))", ")"),
+    ],
+    ids=["choice", "regex", "flags", "lark"],
+)
+def test_texts_of_other_kinds(
+    grammars: Grammars, make: Callable[[Grammars], Spec], lawful: str, other: str
+) -> None:
+    assert accepted(make(grammars), lawful) == lawful + "."
+    assert accepted(make(grammars), other) != other + "."
+
+
+def test_a_grammar_that_people_wrote_cannot_name_control_tokens(grammars: Grammars) -> None:
+    constraint = grammars.lark("start: <[0-256]> | /x/").start()
+    words = constraint.allowed()
+    assert words is not None
+    assert not words[END >> 5] >> (END & 31) & 1
+    with pytest.raises(GrammarError, match="no token of this model goes on from here"):
+        grammars.lark(f"start: <[{END}]>").start().allowed()
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "words"),
+    [
+        ([], "", r"A JSON Schema is an object; \[\] is a list"),
+        ({"properties": {"a": {"not": {}}}}, "/properties/a", 'the keyword "not"'),
+        (
+            {"properties": {"a/b": {"items": {"uniqueItems": True}}}},
+            "/properties/a~1b/items",
+            '"uniqueItems"',
+        ),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"format": "int32", "type": "string"}}}, "/$defs/x", '"int32"'),
+        ({"type": "sting"}, "", 'there is no type "sting"'),
+        ({"items": {"$ref": "#/$defs/gone"}}, "/items", '"#/\\$defs/gone" leads nowhere'),
+        ({"$ref": "https://example.com/s"}, "", "another document"),
+        (
+            {"anyOf": [{"type": "string", "pattern": "a(?=b)"}]},
+            "/anyOf/0",
+            r"pattern a\(\?=b\) cannot be read",
+        ),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "", "nothing can satisfy it: minLength"),
+        ({"oneOf": [{"type": "string"}, {"const": "a"}]}, "", "use anyOf"),
+        ({"const": float("nan")}, "", "NaN or Infinity"),
+        ({"const": "\ud800"}, "", "half a surrogate pair"),
+        (nested(200), "", "more than 100 levels deep"),
+        ({"enum": ["x" * 300_000]}, "", "200000 are the most"),
+        ({"properties": {f"p{at}": {} for at in range(1001)}}, "", "1001 properties; 1000 are the most"),
+    ],
+)
+def test_a_schema_that_cannot_be_held_to_says_what_is_wrong_and_where(
+    grammars: Grammars, schema: Any, place: str, words: str
+) -> None:
+    with pytest.raises(GrammarError, match=words) as refusal:
+        grammars.json_schema(schema, strict=True)
+    assert refusal.value.place == place
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_schema_that_is_not_strict_says_what_of_it_is_ignored(grammars: Grammars) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 3}}}}
+    spec = grammars.json_schema(schema, strict=False)
+    assert spec.ignored == ('The schema: Unimplemented keys: ["not"]',)
+    assert accepted(spec, '{"a": 3}') == '{"a": 3}.'
+
+
+def test_a_schema_that_only_turns_in_a_circle_is_refused_when_the_reply_begins(grammars: Grammars) -> None:
+    with pytest.raises(GrammarError, match="nothing can satisfy it"):
+        grammars.json_schema({"$ref": "#"}, strict=True).start()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda g: g.choice([]), "from 1 to 10000 texts, not 0"),
+        (lambda g: g.choice(["\udc00"]), "half a surrogate pair"),
+        (lambda g: g.regex("("), r"the pattern \( cannot be read: unclosed group"),
+        (lambda g: g.regex("a" * 300_000), "300000 characters"),
+        (lambda g: g.lark("start: x y\nx: /a/"), r'at 1\(8\): unknown name: "y"'),
+        (lambda g: g.lark("beginning: /a/"), "no start rule"),
+    ],
+)
+def test_other_grammars_are_refused_in_words_too(
+    grammars: Grammars, make: Callable[[Grammars], Spec], words: str
+) -> None:
+    with pytest.raises(GrammarError, match=words):
+        make(grammars)
+
+
+# -- tools --------------------------------------------------------------------------------------------------
+
+
+def tool(name: str, parameters: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+@pytest.fixture(scope="module")
+def callers() -> Grammars:
+    return Grammars(Bytes(("<|im_end|>", "<tool_call>", "</tool_call>"), None), DIALECTS["think"])
+
+
+def test_tools_without_parameters_take_any_object(callers: Grammars) -> None:
+    kinds: list[Any] = [None, {}, {"properties": {}}]
+    for parameters in kinds:
+        callers.tool_calls([tool("f", parameters)], required=True).start()
+
+
+def test_parameters_that_nothing_can_be_held_to_refuse_only_a_strict_tool(callers: Grammars) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?!x)"}}}
+    spec = callers.tool_calls([tool("f", {}), tool("g", odd)], required=True)
+    [note] = spec.ignored
+    assert note.startswith(
+        "tools[1] (g): any object is taken. tools[1] (g): its parameters at /properties/a cannot"
+    )
+    with pytest.raises(
+        GrammarError, match=r"tools\[0\] \(g\): its parameters at /properties/a cannot be held to"
+    ):
+        callers.tool_calls([tool("g", odd, strict=True)], required=True)
+
+
+def test_a_call_needs_tools_to_be_called(callers: Grammars) -> None:
+    with pytest.raises(GrammarError, match="the request has none"):
+        callers.tool_calls([], required=True)
+    with pytest.raises(GrammarError, match=r'There is no tool "h" to be called; the request\'s tools: f, g'):
+        callers.tool_calls([tool("f", {}), tool("g", {})], required=True, name="h")
+
+
+# -- hostile schemas ----------------------------------------------------------------------------------------
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "patterns multiplied": {
+        "allOf": [{"type": "string", "pattern": f".*a.{{{at}}}b.*"} for at in range(1, 30)]
+    },
+    "enums multiplied": {"allOf": [{"enum": list(range(9_000))}, {"enum": list(range(9_000))}]},
+    "choices multiplied": {
+        "allOf": [{"anyOf": [{"required": [f"a{at}"]}, {"required": [f"b{at}"]}]} for at in range(40)]
+    },
+    "references doubled": {
+        "$ref": "#/$defs/d0",
+        "$defs": {
+            **{
+                f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 2, "minLength": at} for at in range(40)
+            },
+            "d40": {"type": "string", "pattern": "a"},
+        },
+    },
+    "a long multiple": {"type": "integer", "multipleOf": 10**9 + 7},
+}
+
+
+@pytest.mark.parametrize("schema", HOSTILE.values(), ids=HOSTILE)
+def test_a_schema_that_would_take_for_ever_is_refused_in_seconds(
+    grammars: Grammars, schema: dict[str, Any]
+) -> None:
+    with pytest.raises(GrammarError, match=r"too complex|nothing can satisfy"):
+        grammars.json_schema(schema, strict=False).start()
+
+
+def test_a_schema_that_becomes_too_much_work_in_mid_reply_fails_that_reply(grammars: Grammars) -> None:
+    either = [{"properties": {f"{letter}{at}": {"const": 1}}} for at in range(8) for letter in "ab"]
+    schema = {"type": "object", "allOf": [{"anyOf": either[at : at + 2]} for at in range(0, 16, 2)]}
+    constraint = grammars.json_schema(schema, strict=True).start()
+    with pytest.raises(GrammarError, match="cannot be held to its grammar any further: it is too complex"):
+        accepted_by(constraint, "{}")
+
+
+# -- several threads ----------------------------------------------------------------------------------------
+
+
+def test_many_replies_can_be_begun_at_once() -> None:
+    grammars = Grammars(TOKENIZER, DIALECTS["plain"])
+    said: dict[int, str] = {}
+
+    def hold(at: int) -> None:
+        said[at] = accepted(grammars.choice([f"answer {at % 3}"]), f"answer {at % 3}")
+
+    threads = [threading.Thread(target=hold, args=(at,)) for at in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == {at: f"answer {at % 3}." for at in range(12)}
+
+
+def test_a_reply_begins_afresh_each_time(grammars: Grammars) -> None:
+    spec = grammars.choice(["one", "two"])
+    assert accepted(spec, "one") == "one."
+    assert accepted(spec, "two") == "two."
+    assert spec.start(Channel.FINAL, begun="tw").allowed() is not None
