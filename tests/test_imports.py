@@ -21,7 +21,13 @@ ROWS = [
     ("mlx_backend.engine.scheduler", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
     ("mlx_backend.engine.scripted", ["mlx", "mlx_lm", "werkzeug", "mlx_backend.conversation"]),
     ("mlx_backend.engine.mlx", ["werkzeug", "pydantic", "mlx_backend.conversation", "dify_plugin"]),
-    ("mlx_backend.service", ["werkzeug", "mlx", "mlx_lm", "transformers", "dify_plugin"]),
+    ("mlx_backend.grammar", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
+    (
+        "mlx_backend.models.several",
+        ["werkzeug", "pydantic", "mlx", "mlx_lm", "huggingface_hub", "dify_plugin"],
+    ),
+    ("mlx_backend.commands.serve", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),
+    ("mlx_backend.service", ["werkzeug", "llguidance", "mlx", "mlx_lm", "transformers", "dify_plugin"]),
     ("mlx_backend.server.wire", ["werkzeug", "mlx", "dify_plugin"]),
     ("mlx_backend.server.app", ["mlx", "mlx_lm", "transformers", "dify_plugin", "dify_mlx_provider"]),
 ]

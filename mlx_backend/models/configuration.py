@@ -28,7 +28,7 @@ from mlx_backend.conversation.json_values import shown
 from mlx_backend.settings import ReasoningFormat
 
 from .errors import ConfigurationError
-from .spec import SAMPLING, ModelDefaults, ModelSpec
+from .spec import RESERVED_KWARGS, SAMPLING, ModelDefaults, ModelSpec
 
 _REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -320,14 +320,6 @@ def _place(text: str, folder: Path) -> Path:
 
 
 # What a template gets from us.
-RESERVED_KWARGS = frozenset(
-    [
-        *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
-        *("add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
-        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-    ]
-)
-
 _count = _whole(1, 1 << 40, "a whole number from 1 up")
 _share = _number(0, 1, "a number from 0 to 1")
 _penalty = _number(-2, 2, "a number from -2 to 2")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .catalogue import Catalogue
     from .residency import Hold
+    from .resident import ModelState
     from .spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,6 @@ class SeveralModels:
         self._options = options
         self._settings = settings
         self._default_name = default_name
-        self._services: dict[str, Service] = {}
         self._residency: Residency[Service] = Residency(
             catalogue,
             self._load,
@@ -74,42 +74,25 @@ class SeveralModels:
 
     def states(self) -> Sequence[ModelStatus]:
         """Every model that can be served; the default first."""
-        told = [self._told(state.name) for state in self._residency.states()]
+        services = self._residency.services()
+        told = [_told(state, services.get(state.name)) for state in self._residency.states()]
         return sorted(told, key=lambda status: status.name != self._default_name)
 
     def state(self, name: str) -> ModelStatus:
         """One of them, by any of its names. Raises UnknownModel or ModelNotAllowed."""
         if name in ("", "default") and self._default_name is not None:
             name = self._default_name
-        return self._told(self._catalogue.find(name).name)
+        found = self._catalogue.find(name).name
+        nothing_yet = ModelStatus(name=found, state="unloaded", percent=0)
+        return next((status for status in self.states() if status.name == found), nothing_yet)
 
     def unload(self, name: str) -> str:
         """Take a model out of memory once nobody uses it; say what happens."""
         return _TOLD[self._residency.unload(name)]
 
-    def busy(self) -> bool:
-        """Whether anybody uses any of them."""
-        return any(state.in_use for state in self._residency.states())
-
     def stop(self) -> None:
         """End everything."""
         self._residency.stop(patience=30)
-
-    def _told(self, name: str) -> ModelStatus:
-        state = next((state for state in self._residency.states() if state.name == name), None)
-        if state is None:
-            return ModelStatus(name=name, state="unloaded", percent=0)
-        service = self._services.get(name)
-        if state.state == "ready" and service is not None:
-            return state_of(service, name=name, pinned=state.pinned, in_use=state.in_use)
-        return ModelStatus(
-            name=name,
-            state=state.state,
-            percent=state.percent,
-            in_use=state.in_use,
-            pinned=state.pinned,
-            detail=state.error or "",
-        )
 
     def _load(self, spec: ModelSpec, report: Callable[[float], None]) -> Service:
         options = spec.options(self._options)
@@ -119,7 +102,7 @@ class SeveralModels:
         defaults = spec.defaults
         if defaults.temperature is None and settings.temperature is not None:
             defaults = replace(defaults, temperature=settings.temperature)
-        self._services[spec.name] = Service(
+        return Service(
             engine,
             defaults=defaults,
             effort=settings.reasoning_effort,
@@ -127,4 +110,16 @@ class SeveralModels:
             queue_seconds=settings.queue_seconds,
             prewarm=settings.prewarm,
         )
-        return self._services[spec.name]
+
+
+def _told(state: ModelState, service: Service | None) -> ModelStatus:
+    if service is not None:
+        return state_of(service, name=state.name, pinned=state.pinned, in_use=state.in_use)
+    return ModelStatus(
+        name=state.name,
+        state=state.state,
+        percent=state.percent,
+        in_use=state.in_use,
+        pinned=state.pinned,
+        detail=state.error or "",
+    )

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from mlx_backend.settings import ReasoningFormat
 
 
+# What a template gets from the server; nobody's chat_template_kwargs may replace it.
+RESERVED_KWARGS = frozenset(
+    [
+        *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDefaults:
     """What a reply is like where its request does not say."""

@@ -11,24 +11,9 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.service import AnswerFormat, ToolChoice
 from mlx_backend.settings import ReasoningFormat
-
-# What a template gets from us; a request's chat_template_kwargs may not replace it.
-_RESERVED_KWARGS = frozenset(
-    [
-        *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
-        *(
-            "add_generation_prompt",
-            "continue_final_message",
-            "tokenize",
-            "padding",
-            "truncation",
-            "max_length",
-        ),
-        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
-    ]
-)
 
 _FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
 
@@ -74,7 +59,7 @@ def reasoning_format(value: Any) -> Any:
 
 def template_kwargs(value: Any) -> Any:
     """Read what the template is given besides; not what it gets from us."""
-    if isinstance(value, dict) and (reserved := sorted(_RESERVED_KWARGS & value.keys())):
+    if isinstance(value, dict) and (reserved := sorted(RESERVED_KWARGS & value.keys())):
         raise PydanticCustomError(
             "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
         )
