@@ -38,9 +38,8 @@ def cost(fleet: Fleet) -> Iterator[Line]:
     for streams in (1, 8):
         each = 1000 / (streams * TOKENS)
         for way, stream in (("JSON", False), ("SSE", True)):
-            seconds: dict[str, list[float]] = {}
-            worked: dict[str, list[float]] = {}
-            bases = []
+            seconds: dict[str, list[tuple[float, float]]] = {}
+            worked: dict[str, list[tuple[float, float]]] = {}
             for turn in range(fleet.rounds + 1):
                 for server in servers:
                     base, base_worked = bare.seconds(streams, TOKENS)
@@ -53,23 +52,28 @@ def cost(fleet: Fleet) -> Iterator[Line]:
                     after = server.processor_seconds()
                     if turn == 0:  # the first round warms everything up
                         continue
-                    bases.append(base * each)
-                    seconds.setdefault(server.name, []).append((taken - base) * each)
+                    seconds.setdefault(server.name, []).append((taken * each, base * each))
                     if before is not None and after is not None:
-                        worked.setdefault(server.name, []).append((after - before - base_worked) * each)
-            what = f"{streams} stream{'s' * (streams > 1)}, {way}: ms added to each token"
-            note = f"bare loop {statistics.median(bases):.2f}"
-            yield Line("cost", what, figures=_added(seconds), note=note)
-            yield Line("cost", f"{what.partition(':')[0]}: processor time", figures=_added(worked))
+                        worked.setdefault(server.name, []).append(
+                            ((after - before) * each, base_worked * each)
+                        )
+            load = f"{streams} stream{'s' * (streams > 1)}, {way}"
+            yield _added(f"{load}: time", seconds)
+            yield _added(f"{load}: processor time", worked)
     bare.stop()
 
 
-def _added(found: dict[str, list[float]]) -> dict[str, Figure]:
-    figures = {}
-    for name, added in found.items():
-        middle = statistics.median(added)
-        figures[name] = Figure(f"{middle:+.2f} ({min(added):+.2f}..{max(added):+.2f})", middle)
-    return figures
+def _added(what: str, found: dict[str, list[tuple[float, float]]]) -> Line:
+    """Compare each run with the bare one before it: as a ratio, and as milliseconds added to a token."""
+    line = Line("cost", f"{what}, times the bare loop's (ms more a token)", compared=False)
+    bases = [base for pairs in found.values() for _, base in pairs]
+    if bases:
+        line.note = f"bare: {statistics.median(bases):.2f} ms, {min(bases):.2f}-{max(bases):.2f}"
+    for name, pairs in found.items():
+        ratio = statistics.median(taken / base for taken, base in pairs)
+        added = statistics.median(taken - base for taken, base in pairs)
+        line.add(name, Figure(f"{ratio:.2f}× ({added:+.2f})", round(ratio, 2)))
+    return line
 
 
 def first(fleet: Fleet) -> Iterator[Line]:

@@ -62,6 +62,13 @@ _RAPID: Final = (
 SYSTEMS: Final = (
     OURS,
     System(
+        "mlx-backend --prompt-cache-dir",
+        None,
+        (*OURS.command, "--prompt-cache-dir", "prompts"),
+        model=OURS.model,
+        rows=frozenset({"reuse"}),
+    ),
+    System(
         "mlx_lm.server",
         "mlx-lm",
         ("mlx_lm.server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
