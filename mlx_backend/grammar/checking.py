@@ -9,7 +9,6 @@ a program, which imports nothing else of ours.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,8 +38,8 @@ def limits() -> LLParserLimits:
 
     return LLParserLimits(
         initial_lexer_fuel=500_000,
-        step_lexer_fuel=50_000,
-        step_max_items=20_000,
+        step_lexer_fuel=100_000,
+        step_max_items=200_000,
         max_items_in_row=5_000,
         max_lexer_states=20_000,
         max_grammar_size=100_000,
@@ -58,6 +57,8 @@ def check(grammar: str) -> Verdict:
 
 def try_out(grammar: str) -> Verdict:
     """Let llguidance read a grammar in a process of its own, for so long and no longer."""
+    import subprocess
+
     with _one_trial:
         try:
             done = subprocess.run(

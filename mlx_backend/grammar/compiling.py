@@ -91,7 +91,7 @@ def _rule(lark: str, what: str, *, hard: bool = False) -> Rule:
     return Rule(lark, verdict.ignored)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _verdict(lark: str, *, hard: bool) -> Verdict:
     grammar = _grammar(lark)
     return try_out(grammar) if hard else check(grammar)
@@ -120,7 +120,7 @@ class Matchers:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = Lock()
-        self._compiled = lru_cache(maxsize=64)(self._compile)
+        self._compiled = lru_cache(maxsize=256)(self._compile)  # 0.1 MB each
 
     def of(self, rule: Rule) -> LLMatcher:
         """Return a rule's matcher, to be copied. Raises GrammarError if no token can begin such a text."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 type Schema = dict[str, Any]
 
 LONGEST = 200_000  # characters of a schema
-MOST_PROPERTIES = 1_000  # of one object; each of them may be the next, or not
+MOST_OPTIONAL = 500  # properties of one object: each of them may be the next, or not
 MOST_LOOKS = 60  # how often a part of a schema is read to find the place of an error
 
 WHITE_SPACE = r"( |\r?\n[ \t]{0,40})"
@@ -60,10 +60,12 @@ def read_schema(schema: object) -> Schema:
     if length > LONGEST:
         raise GrammarError(f"The schema has {length} characters; {LONGEST} are the most.")
     for value in _values(schema):
-        if isinstance(value, dict) and (count := _length(value.get("properties"))) > MOST_PROPERTIES:
-            raise GrammarError(
-                f"An object of the schema has {count} properties; {MOST_PROPERTIES} are the most."
-            )
+        if isinstance(value, dict):
+            count = _length(value.get("properties")) - _length(value.get("required"))
+            if count > MOST_OPTIONAL:
+                raise GrammarError(
+                    f"An object of the schema has {count} optional properties; {MOST_OPTIONAL} are the most."
+                )
     return schema
 
 

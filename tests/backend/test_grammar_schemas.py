@@ -150,7 +150,11 @@ def nested(levels: int) -> dict[str, Any]:
         ({"const": "\ud800"}, "", "half a surrogate pair"),
         (nested(200), "", "more than 100 levels deep"),
         ({"enum": ["x" * 300_000]}, "", "200000 are the most"),
-        ({"properties": {f"p{at}": {} for at in range(1001)}}, "", "1001 properties; 1000 are the most"),
+        (
+            {"properties": {f"p{at}": {} for at in range(501)}},
+            "",
+            "501 optional properties; 500 are the most",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_held_to_says_what_is_wrong_and_where(
@@ -267,6 +271,17 @@ def test_a_schema_that_becomes_too_much_work_in_mid_reply_fails_that_reply(gramm
     constraint = grammars.json_schema(schema, strict=True).start()
     with pytest.raises(GrammarError, match="cannot be held to its grammar any further: it is too complex"):
         accepted_by(constraint, "{}")
+
+
+def test_a_large_schema_that_people_mean_is_taken(grammars: Grammars) -> None:
+    optional: dict[str, Any] = {f"p{at}": {"type": "string"} for at in range(300)}
+    required: dict[str, Any] = {f"r{at}": {"enum": [f"{at} {of}" for of in range(10)]} for at in range(300)}
+    texts = {"p7": "x", "p250": "y"}, {name: schema["enum"][3] for name, schema in required.items()}
+    for properties, names, value in ((optional, [], texts[0]), (required, [*required], texts[1])):
+        schema = {"type": "object", "properties": properties, "required": names}
+        for indent in (None, 2):
+            text = json.dumps(value, indent=indent)
+            assert accepted(grammars.json_schema(schema, strict=True), text) == text + "."
 
 
 # -- several threads ----------------------------------------------------------------------------------------
