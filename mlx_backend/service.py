@@ -182,7 +182,10 @@ class Service:
         grammars, choice, answer, calls = self._grammars, request.tool_choice, None, None
         field = "tool_choice"
         try:
-            if choice.required or choice.name is not None or choice.strict:
+            held = (
+                request.answer_format is not None and request.tools
+            )  # a held answer alone would forbid calls
+            if choice.required or choice.name is not None or choice.strict or held:
                 tools = [
                     {
                         **tool,

@@ -44,8 +44,16 @@ class Ranks(Protocol):
 
     rank: int
     size: int
-    leader: Leader | None  # at rank 0
-    follower: Follower | None  # at the others
+
+    @property
+    def leader(self) -> Leader | None:
+        """Rank 0's end."""
+        ...
+
+    @property
+    def follower(self) -> Follower | None:
+        """Another rank's end."""
+        ...
 
     def open(self) -> None:
         """Open the line. All ranks do this at the same time."""
@@ -68,7 +76,7 @@ class LeadingBatch:
         self._ending: EngineStopped | None = None
         self._heard: Callable[[EngineStopped], None] | None = None
 
-    def when_lost(self, heard: Callable[[EngineStopped], None]) -> None:
+    def when_lost(self, heard: Callable[[EngineStopped], object]) -> None:
         """Have somebody called, on another thread, when a rank is lost."""
         assert self._ranks.leader is not None
         self._ranks.leader.when_lost(heard)
@@ -146,7 +154,7 @@ class LeadingBatch:
         if isinstance(error, EngineStopped):
             return error
         leader = self._ranks.leader
-        if leader is not None and (lost := leader.ending(wait=2.0)) is not None:  # MLX may notice first
+        if leader is not None and (lost := leader.ending(wait=1.0)) is not None:  # MLX may notice first
             return lost
         text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
         return EngineStopped(f"Rank 0 could not go on: {text} {_TOGETHER}")
@@ -247,7 +255,8 @@ def from_plain(plain: Mapping[str, Any]) -> GenerationRequest:
     """Read a request that another process wrote."""
     sampling = dict(plain["sampling"])
     sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
-    return GenerationRequest(**{**plain, "sampling": Sampling(**sampling)})
+    checkpoints = tuple(plain["checkpoints"])
+    return GenerationRequest(**{**plain, "checkpoints": checkpoints, "sampling": Sampling(**sampling)})
 
 
 _TOGETHER = "Processes that share a model cannot be restarted one by one: start them again."

@@ -9,8 +9,8 @@ something, rank 0 never waits for an answer while it serves, and a process that 
     tell(x)     ──▶  receive() of every follower          while serving
     fail(text)  ──▶  `lost` at rank 0                     also when a connection simply ends
 
-A collective that one side has left may never return. So whoever hears that the others have gone gives its own
-process some seconds to come to an end by itself, and then ends it.
+A collective that one side has left may never return. So when a rank is lost all the others are sent home at once,
+and who cannot go, for it waits in a collective, is ended after some seconds; only rank 0 stays to tell why.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 import secrets
 import socket
 import struct
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEADER_VARIABLE = "MLX_BACKEND_LEADER"  # rank 0 as the others reach it, "host" or "host:port"
-PATIENCE = 15.0  # seconds for a process to end by itself once it is alone
+GRACE = 2.0  # seconds for rank 0 to come out of a collective before it tells everybody nevertheless
+PATIENCE = 10.0  # seconds for a process to end by itself once it is alone
 JOINING = 30.0  # seconds for everybody to connect
 CONNECTING = 3.0  # seconds for one address
 LONGEST_GREETING = 4096  # bytes
@@ -85,6 +87,7 @@ class _Wire:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # A machine that loses its power says no goodbye. The names differ between systems.
@@ -93,13 +96,17 @@ class _Wire:
             ("TCP_KEEPALIVE", 5),
             ("TCP_KEEPINTVL", 3),
             ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", 20_000),
         ):
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if sys.platform == "darwin":
+            connection.setsockopt(socket.IPPROTO_TCP, 0x80, 20)  # TCP_RXT_CONNDROPTIME, in seconds
 
     def send(self, message: Any) -> None:
         written = json.dumps(message, separators=(",", ":")).encode()
-        self._connection.sendall(_LENGTH.pack(len(written)) + written)
+        with self._sending:
+            self._connection.sendall(_LENGTH.pack(len(written)) + written)
 
     def receive(self, longest: int = LONGEST_MESSAGE) -> Any:
         """Wait for a message; None once the connection has ended, however it did."""
@@ -142,7 +149,7 @@ class Leader:
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # None: that rank is gone
         self._changed = threading.Condition()  # for all that follows
         self._gone: dict[int, str] = {}  # with what it said last
-        self._heard: Callable[[EngineStopped], None] | None = None
+        self._heard: Callable[[EngineStopped], object] | None = None
         self._dismissed = self._closing = False
         named, _, port = os.environ.get(LEADER_VARIABLE, "").partition(":")
         if port and not port.isdigit():
@@ -154,9 +161,9 @@ class Leader:
             raise EngineError(f"Rank 0 cannot listen for the other ranks: {error}.") from error
         self.invitation = Invitation(addresses, self._door.getsockname()[1], secrets.token_hex(16))
 
-    def gather(self) -> None:
-        """Wait until all have come."""
-        until = monotonic() + JOINING
+    def gather(self, *, within: float = JOINING) -> None:
+        """Wait until all have come. EngineError if somebody has not within so many seconds."""
+        until = monotonic() + within
         with self._door:
             while len(self._wires) < self.size - 1:
                 self._door.settimeout(max(0.01, until - monotonic()))
@@ -165,7 +172,7 @@ class Leader:
                 except TimeoutError:
                     away = [str(rank) for rank in range(1, self.size) if rank not in self._wires]
                     raise EngineError(
-                        f"Rank {', '.join(away)} did not connect to rank 0 within {JOINING:g} seconds, at "
+                        f"Rank {', '.join(away)} did not connect to rank 0 within {within:g} seconds, at "
                         f"{_places(self.invitation)}. A firewall may be in between; {LEADER_VARIABLE} names "
                         "another address, as host or host:port."
                     ) from None
@@ -221,7 +228,7 @@ class Leader:
             what = f"has ended: {said}" if said else "was lost: its process ended or cannot be reached."
         return EngineStopped(f"Rank {rank} {what} {_SHARED}")
 
-    def when_lost(self, heard: Callable[[EngineStopped], None]) -> None:
+    def when_lost(self, heard: Callable[[EngineStopped], object]) -> None:
         """Have somebody called, on another thread, when a rank is lost."""
         with self._changed:
             self._heard = heard
@@ -270,10 +277,12 @@ class Leader:
             ending = self.ending()
             assert ending is not None
             log.error("%s", ending)
+            self.dismiss(str(ending))
             with self._changed:
                 heard = self._heard
             if heard is not None:
                 heard(ending)
+                return
         with self._changed:
             if not self._changed.wait_for(lambda: self._closing, self._patience):
                 _end_the_process("MLX still waits for a rank that has gone.")

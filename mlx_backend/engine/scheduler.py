@@ -273,6 +273,7 @@ class Scheduler:
         self._broken = ""  # why it is being restarted
         self._pause = 0.0
         self._ending: EngineError | None = None
+        self._left_behind = False
         self._started = threading.Event()
         # A daemon: the interpreter waits for the others before it runs atexit, and it is there that we stop.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -315,9 +316,18 @@ class Scheduler:
         """Have the thread ask its batch again whether it is ready."""
         self._inbox.put(_Order.WAKE)
 
-    def end(self, ending: EngineStopped) -> None:
-        """Have the thread end with an error for everybody: what it needs is gone and will not come back."""
+    def end(self, ending: EngineStopped, *, within: float) -> bool:
+        """End with an error for everybody: what the batch needs is gone and will not come back.
+
+        False if the thread does not leave its batch within so many seconds; it is left behind then.
+        """
         self._inbox.put(ending)
+        self._thread.join(within)
+        if not self._thread.is_alive():
+            return True
+        self._left_behind = True
+        self._tell_everybody(ending)
+        return False
 
     def status(self) -> EngineStatus:
         """What it is doing; the figures may be a step old."""
@@ -337,7 +347,8 @@ class Scheduler:
         """Cancel everything, end the thread and join it. Idempotent, also from atexit or a signal handler."""
         atexit.unregister(self.stop)
         self._inbox.put(_Order.STOP)
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        joinable = self._thread.ident is not None and not self._left_behind
+        if joinable and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _retry_after(self) -> int:
@@ -527,6 +538,14 @@ class Scheduler:
         job.outbox.put(last)
 
     def _end(self, ending: EngineError) -> None:
+        self._tell_everybody(ending)
+        for give_back in (self._batch.unload, self._batch.close):
+            try:
+                give_back()
+            except Exception:
+                log.exception("The engine could not be unloaded cleanly.")
+
+    def _tell_everybody(self, ending: EngineError) -> None:
         self._ending = ending
         self._started.set()
         jobs = [*self._running.values(), *self._waiting]
@@ -540,11 +559,6 @@ class Scheduler:
         self._running.clear()
         self._waiting.clear()
         self._warmups.clear()
-        for give_back in (self._batch.unload, self._batch.close):
-            try:
-                give_back()
-            except Exception:
-                log.exception("The engine could not be unloaded cleanly.")
 
 
 def _name(error: BaseException) -> str:

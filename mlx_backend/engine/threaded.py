@@ -81,9 +81,9 @@ class ThreadedEngine:
         """Whether requests are being served: False while it loads, restarts or is stopped."""
         return self._scheduler.healthy()
 
-    def end(self, ending: EngineStopped) -> None:
-        """End with an error for everybody who is here or comes; from any thread, without waiting."""
-        self._scheduler.end(ending)
+    def end(self, ending: EngineStopped, *, within: float) -> bool:
+        """End with an error for everybody who is here or comes; False if the engine's thread is left behind."""
+        return self._scheduler.end(ending, within=within)
 
     def stop(self) -> None:
         """Cancel everything, stop the engine thread and join it. Idempotent."""

@@ -116,3 +116,20 @@ def test_an_answer_can_be_one_of_several(client: openai.OpenAI) -> None:
         extra_body={"guided_choice": ["yes, surely", "no, never"]},
     )
     assert reply.choices[0].message.content in ("yes, surely", "no, never")
+
+
+def test_an_answer_with_a_schema_does_not_forbid_a_call(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    reply = client.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+        tools=[WEATHER],
+        response_format=form,
+        temperature=0,
+        max_tokens=300,
+    )
+    [only] = reply.choices
+    assert only.finish_reason == "tool_calls"
+    assert only.message.tool_calls
+    assert only.message.tool_calls[0].type == "function"
+    assert json.loads(only.message.tool_calls[0].function.arguments) == {"city": "Oslo"}

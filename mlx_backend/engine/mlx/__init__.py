@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base import EngineError
 from ..leading import LeadingBatch, follow
 from ..options import EngineOptions
-from ..ranks import launched
+from ..ranks import GRACE, launched
 from ..threaded import ThreadedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from ..base import EngineStopped
 
 
 def load_engine(
@@ -45,8 +50,14 @@ def load_engine(
         report=report,
     )
     if leading is not None:
-        leading.when_lost(engine.end)
+        leading.when_lost(partial(_end, engine))
     return engine
+
+
+def _end(engine: ThreadedEngine, ending: EngineStopped) -> None:
+    if not engine.end(ending, within=GRACE):
+        # Its thread waits in MLX for a rank that is gone, and would abort the process in the end.
+        atexit.register(os._exit, 1)
 
 
 def rank() -> int:

@@ -424,7 +424,9 @@ class MLXBatch:
 
     def _read(self) -> Iterator[tuple[int, Outcome]]:
         """Read one chunk, of several prompts if they are short."""
-        left = self._pace.chunk(others=bool(self._decoders) or len(self._readings) > 1)
+        # A warm-up is read in small pieces: whoever comes should not wait for it.
+        warmup = self._readings[0].row.request.max_tokens == 0
+        left = self._pace.chunk(others=bool(self._decoders) or len(self._readings) > 1 or warmup)
         for reading, share in self._shares(left):
             row = reading.row
             started = perf_counter()
@@ -536,6 +538,7 @@ class MLXBatch:
             return
         space = self._space(row.request)
         self._prefixes.keep(tokens, layers, space)
+        self._shrink_prefixes()
         if persist and self._disk is not None and not space and not self._disk.has(tokens):
             self._disk.write(tokens, [alias(layer) for layer in layers])
 

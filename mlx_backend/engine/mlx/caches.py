@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import copy
 from array import array
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 type Layers = list[Any]
+
+TOKEN = 4  # bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +39,7 @@ class _Kept:
     layers: Layers
     own: int  # bytes that nobody else holds
     priority: float = 0.0
+    used: int = 0  # when, counted in uses of anything
     inside: _Kept | None = None  # the longer one that its shareable layers are views of
     views: list[_Kept] = field(default_factory=list)
 
@@ -46,8 +50,12 @@ class PrefixCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._kept: dict[tuple[str, bytes], _Kept] = {}
+        self._sorted: dict[
+            str, list[bytes]
+        ] = {}  # the tokens of each space; a prefix stands before what it begins
         self._nbytes = 0
         self._age = 0.0
+        self._uses = 0
 
     @property
     def nbytes(self) -> int:
@@ -69,12 +77,12 @@ class PrefixCache:
         if found is None:
             return 0, None
         self._appreciate(found)
-        return len(found.tokens) // 4, [alias(layer) for layer in found.layers]
+        return len(found.tokens) // TOKEN, [alias(layer) for layer in found.layers]
 
     def covered(self, prompt: Sequence[int], space: str = "") -> int:
         """Return how many tokens of the prompt need not be read, without counting it as use."""
         found = self._longest(space, as_bytes(prompt[:-1]))
-        return len(found.tokens) // 4 if found is not None else 0
+        return len(found.tokens) // TOKEN if found is not None else 0
 
     def has(self, tokens: Sequence[int], space: str = "") -> bool:
         """Whether exactly this prefix is kept; it then counts as used."""
@@ -95,21 +103,16 @@ class PrefixCache:
         if size > self.max_bytes:
             return False
         kept = _Kept(space, key, layers, size)
-        longer = min(
-            (
-                other
-                for other in self._kept.values()
-                if other.inside is None and other.space == space and other.tokens.startswith(key)
-            ),
-            key=lambda other: len(other.tokens),
-            default=None,
-        )
+        longer = self._owner_beyond(space, key)
         if longer is not None:
             self._share(kept, longer)
-        for other in list(self._kept.values()):
-            if other.space == space and other.inside is None and key.startswith(other.tokens):
-                self._share(other, longer or kept)
+        shorter = self._longest(space, key)
+        while shorter is not None:
+            if shorter.inside is None:
+                self._share(shorter, longer or kept)
+            shorter = self._longest(space, key, below=len(shorter.tokens))
         self._kept[space, key] = kept
+        insort(self._sorted.setdefault(space, []), key)
         self._nbytes += kept.own
         self._appreciate(kept)
         self.shrink(self.max_bytes)
@@ -118,30 +121,50 @@ class PrefixCache:
     def shrink(self, max_bytes: int) -> None:
         """Give up what is worth least until no more than so many bytes are kept."""
         while self._nbytes > max_bytes and self._kept:
-            least = min(self._kept.values(), key=lambda kept: kept.priority)
+            least = min(self._kept.values(), key=lambda kept: (kept.priority, kept.used))
             self._age = max(self._age, least.priority)
             self._give_up(least)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything, at once: what points at each other would wait for the garbage collector."""
+        for kept in self._kept.values():
+            kept.inside = None
+            kept.views.clear()
         self._kept.clear()
+        self._sorted.clear()
         self._nbytes = 0
         self._age = 0.0
 
     def _longest(self, space: str, tokens: bytes, below: int | None = None) -> _Kept | None:
-        fitting = (
-            kept
-            for kept in self._kept.values()
-            if kept.space == space
-            and (below is None or len(kept.tokens) < below)
-            and tokens.startswith(kept.tokens)
-        )
-        return max(fitting, key=lambda kept: len(kept.tokens), default=None)
+        """Find the longest kept prefix of `tokens`, or the longest of fewer than `below` bytes."""
+        ordered = self._sorted.get(space, [])
+        if below is not None:
+            tokens = tokens[: below - TOKEN]
+        at = len(ordered)
+        while at := bisect_right(ordered, tokens, 0, at):
+            near = ordered[at - 1]
+            if tokens.startswith(near):
+                return self._kept[space, near]
+            # Whatever is a prefix of `tokens` and stands before `near` is a prefix of both.
+            tokens = tokens[: _common(tokens, near)]
+        return None
+
+    def _owner_beyond(self, space: str, tokens: bytes) -> _Kept | None:
+        """Find a checkpoint that goes on behind `tokens` and has its layers to itself."""
+        ordered = self._sorted.get(space, [])
+        for at in range(bisect_right(ordered, tokens), len(ordered)):
+            if not ordered[at].startswith(tokens):
+                break
+            kept = self._kept[space, ordered[at]]
+            return kept.inside or kept
+        return None
 
     def _appreciate(self, kept: _Kept) -> None:
         before = self._longest(kept.space, kept.tokens, below=len(kept.tokens))
-        worth = (len(kept.tokens) - (len(before.tokens) if before else 0)) // 4
+        worth = (len(kept.tokens) - (len(before.tokens) if before else 0)) // TOKEN
         kept.priority = self._age + worth / max(1, kept.own)
+        self._uses += 1
+        kept.used = self._uses
 
     def _share(self, kept: _Kept, longer: _Kept) -> None:
         """Make the shareable layers of `kept` views of a longer checkpoint's."""
@@ -177,6 +200,8 @@ class PrefixCache:
 
     def _give_up(self, kept: _Kept) -> None:
         del self._kept[kept.space, kept.tokens]
+        ordered = self._sorted[kept.space]
+        del ordered[bisect_left(ordered, kept.tokens)]
         self._nbytes -= kept.own
         if kept.inside is not None:
             kept.inside.views.remove(kept)
@@ -213,15 +238,33 @@ def alias(layer: Any) -> Any:
             return layer
 
 
+def _common(one: bytes, other: bytes) -> int:
+    """Return how many bytes two texts begin with together, by halving: comparing slices is one memcmp each."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def as_bytes(tokens: Sequence[int]) -> bytes:
     """Write tokens as bytes, four each: comparing two prefixes is then one memcmp."""
     return array("I", tokens).tobytes()
 
 
 def _trimmed(layer: Any) -> Any:
-    """Cut off what a cache has allocated and not filled."""
-    if type(layer) is KVCache and layer.keys is not None and layer.keys.shape[2] > layer.offset:
-        layer.keys, layer.values = layer.keys[..., : layer.offset, :], layer.values[..., : layer.offset, :]
+    """Cut off what has left a cache's window: a piece of prompt leaves more there than the next step needs."""
+    if isinstance(layer, RotatingKVCache) and layer.keys is not None and not layer.keep:
+        length, most = layer.keys.shape[2], layer.max_size
+        if length > most and layer._idx == length:  # in order, as a piece of prompt leaves it
+            layer.keys, layer.values = (
+                _copied(layer.keys[..., -most:, :]),
+                _copied(layer.values[..., -most:, :]),
+            )
+            layer._idx = most
     return layer
 
 

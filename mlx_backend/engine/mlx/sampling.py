@@ -12,7 +12,7 @@ request, whose row goes on unchanged until the batch has dropped it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -150,11 +150,18 @@ class Choice:
 
 def only(logits: mx.array, words: Sequence[int]) -> mx.array:
     """Rule out the tokens whose bit is 0 (bit i of word w is token 32 w + i)."""
-    bits = mx.array(list(words), dtype=mx.uint32)[:, None] >> mx.arange(32, dtype=mx.uint32)
+    bits = mx.array(_as_array(words), dtype=mx.uint32)[
+        :, None
+    ] >> mx.arange(32, dtype=mx.uint32)
     allowed = (bits & 1).reshape(-1)[: logits.shape[-1]] > 0
     if allowed.shape[0] < logits.shape[-1]:  # ids that pad the vocabulary are never allowed
         allowed = mx.pad(allowed, (0, logits.shape[-1] - allowed.shape[0]))
     return mx.where(allowed, logits, -mx.inf)
+
+
+def _as_array(words: Sequence[int]) -> Any:
+    """Hand a buffer over as it is: a list of thousands of numbers takes longer than the step."""
+    return words if isinstance(words, memoryview) else list(words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,127 @@
+"""Which prefixes are found, what they share, and which are given up first."""
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from mlx_backend.engine.mlx.caches import PrefixCache, alias
+
+
+def layers(length: int) -> list[Any]:
+    """A full and a sliding layer that have read the tokens 0 … length - 1: each token's key is its number."""
+    full, window = KVCache(), RotatingKVCache(max_size=8)
+    numbers = mx.broadcast_to(mx.arange(length, dtype=mx.float32)[None, None, :, None], (1, 2, length, 4))
+    for layer in (full, window):
+        layer.update_and_fetch(numbers + 0, -numbers)
+    mx.eval(full.state, window.state)
+    return [full, window]
+
+
+def contents(kept: list[Any]) -> list[float]:
+    full = kept[0]
+    return full.keys[0, 0, : full.offset, 0].tolist()  # type: ignore[no-any-return]
+
+
+def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> None:
+    cache = PrefixCache(1 << 30)
+    chooser = random.Random(5)
+    kept: set[tuple[int, ...]] = set()
+    for _ in range(150):
+        tokens = [chooser.choice((1, 2)) for _ in range(chooser.randrange(1, 9))]
+        cache.keep(tokens, layers(len(tokens)))
+        kept.add(tuple(tokens))
+    assert len(cache) == len(kept)
+    for _ in range(300):
+        prompt = tuple(chooser.choice((1, 2)) for _ in range(chooser.randrange(10)))
+        expected = max((len(tokens) for tokens in kept if prompt[: len(tokens)] == tokens), default=0)
+        length, found = cache.longest(prompt)
+        assert length == expected
+        if found is not None:
+            assert contents(found) == list(range(length))
+
+
+def test_checkpoints_of_one_conversation_share_what_they_have_in_common() -> None:
+    apart, together = PrefixCache(1 << 30), PrefixCache(1 << 30)
+    for length in (1024, 256, 512, 768):  # caches grow by 256
+        apart.keep([length] * length, layers(length))
+        together.keep([9] * length, layers(length))
+    windows = 4 * 2 * 2 * 8 * 4 * 4
+    one = 2 * 2 * 1024 * 4 * 4
+    assert together.nbytes == one + windows
+    assert apart.nbytes == 2.5 * one + windows
+
+
+def test_when_the_longest_is_given_up_the_others_still_hold_theirs() -> None:
+    cache = PrefixCache(1 << 30)
+    for length in (60, 20, 40, 90):
+        cache.keep([9] * length, layers(length))
+    while len(cache):
+        for length in (20, 40, 60, 90):
+            known, found = cache.longest([9] * length)
+            assert contents(found) == list(range(known)) if found is not None else known == 0
+        before = cache.nbytes
+        cache.shrink(before - 1)
+        assert cache.nbytes < before
+    assert cache.nbytes == 0
+
+
+def test_the_bytes_are_those_that_are_really_held() -> None:
+    cache = PrefixCache(1 << 30)
+    chooser = random.Random(6)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    for _ in range(60):
+        length = chooser.randrange(200, 600)
+        cache.keep([chooser.randrange(2)] * 100 + [chooser.randrange(3)] * length, layers(100 + length))
+        if chooser.random() < 0.3:
+            cache.shrink(cache.nbytes // 2)
+    held = mx.get_active_memory() - before
+    assert held == pytest.approx(cache.nbytes, rel=0.15)
+    cache.clear()
+    assert mx.get_active_memory() - before < 100_000
+
+
+def test_what_saves_least_for_its_size_goes_first_and_use_keeps_alive() -> None:
+    cache = PrefixCache(1 << 30)
+    for name in range(1, 6):
+        cache.keep([name] * 50, layers(50))
+    one = cache.nbytes // 5
+    cache.longest([1] * 60)  # used again
+    cache.shrink(cache.nbytes - one)
+    cache.keep([7] * 50, layers(50))
+    cache.shrink(cache.nbytes - one)
+    cache.keep([8] * 50, layers(50))
+    assert cache.covered([1] * 60) == 50
+    assert cache.covered([2] * 60) == 0
+
+
+def test_what_is_taken_out_can_be_written_to_and_what_is_kept_does_not_change() -> None:
+    cache = PrefixCache(1 << 30)
+    cache.keep([9] * 30, layers(30))
+    for _ in range(2):
+        _, mine = cache.longest([9] * 40)
+        assert mine is not None
+        for layer in mine:
+            layer.update_and_fetch(mx.full((1, 2, 5, 4), 77.0), mx.full((1, 2, 5, 4), 77.0))
+        assert contents(mine) == [*range(30), 77, 77, 77, 77, 77]
+    live = layers(30)
+    twin = [alias(layer) for layer in live]
+    live[0].update_and_fetch(mx.full((1, 2, 1, 4), 5.0), mx.full((1, 2, 1, 4), 5.0))
+    assert contents(twin) == list(range(30))
+
+
+def test_what_is_larger_than_all_the_room_there_is_is_not_kept() -> None:
+    cache = PrefixCache(20_000)
+    assert not cache.keep([9] * 500, layers(500))
+    assert cache.keep([9] * 20, layers(20))
+    assert (len(cache), cache.covered([9] * 501)) == (1, 20)
+
+
+def test_a_space_never_sees_anothers() -> None:
+    cache = PrefixCache(1 << 30)
+    cache.keep([9] * 20, layers(20), "pirate")
+    assert cache.longest([9] * 30) == (0, None)
+    assert cache.longest([9] * 30, "pirate")[0] == 20
