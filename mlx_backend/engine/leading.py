@@ -74,7 +74,6 @@ class LeadingBatch:
         self._check = 0
         self._loaded = False
         self._ending: EngineStopped | None = None
-        self._heard: Callable[[EngineStopped], None] | None = None
 
     def when_lost(self, heard: Callable[[EngineStopped], object]) -> None:
         """Have somebody called, on another thread, when a rank is lost."""

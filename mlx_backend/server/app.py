@@ -157,11 +157,12 @@ class App:
         body = ChatBody.read(written)
         with self._using(body.model) as lease:
             service = lease.service
-            reply = service.chat(body.request(written, self._settings))
+            shown = body.shown_reasoning(service.defaults.reasoning_format or self._settings.reasoning_format)
+            reply = service.chat(body.request(written, shown))
             logprobs = ChatLogprobs(service.engine.tokenizer.bytes_of) if body.logprobs else None
             writer = wire.ChatWriter(
                 call_id=reply.call_id,
-                reasoning_format=body.shown_reasoning(self._settings),
+                reasoning_format=shown,
                 reasoning_field=self._settings.reasoning_field,
                 logprobs=logprobs,
             )

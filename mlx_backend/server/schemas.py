@@ -21,7 +21,7 @@ from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
 from mlx_backend.server import fields
 from mlx_backend.server.errors import refuse
 from mlx_backend.service import AnswerFormat, ChatRequest, CompletionRequest, ToolChoice
-from mlx_backend.settings import ReasoningFormat, Settings
+from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -215,15 +215,15 @@ class ChatBody(_Body):
             raise refuse("top_logprobs is given without logprobs = true.", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def shown_reasoning(self, settings: Settings) -> ReasoningFormat:
+    def shown_reasoning(self, default: ReasoningFormat) -> ReasoningFormat:
         """Where this reply's reasoning goes."""
         reasoning = (self.model_extra or {}).get("reasoning")
         excluded = isinstance(reasoning, dict) and reasoning.get("exclude") is True
         if excluded or self.include_reasoning is False:
             return ReasoningFormat.HIDDEN
-        return self.reasoning_format or settings.reasoning_format
+        return self.reasoning_format or default
 
-    def request(self, body: Mapping[str, Any], settings: Settings) -> ChatRequest:
+    def request(self, body: Mapping[str, Any], shown: ReasoningFormat) -> ChatRequest:
         """Say it in the service's words. `body` is the same request as it was written."""
         _refuse_what_is_not_text(self.messages)
         tools = [] if self.tool_choice == "none" else (self.tools or [])
@@ -244,7 +244,7 @@ class ChatBody(_Body):
             tool_choice=replace(choice, strict=strict),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             continue_last=self.continue_final_message is not False,
-            raw=self.shown_reasoning(settings) is ReasoningFormat.RAW,
+            raw=shown is ReasoningFormat.RAW,
         )
 
 

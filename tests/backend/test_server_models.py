@@ -31,6 +31,7 @@ pinned = true
 [models.large]
 model = "{folder}/large"
 reasoning_effort = "high"
+reasoning_format = "think"
 max_tokens = 77
 """
 
@@ -54,7 +55,8 @@ class Workshop:
             assert self.gate.wait(SOON)
         if spec.name in self.broken:
             raise EngineError(f"The weights of {spec.name} are missing.")
-        answer = f"<|channel|>final<|message|>I am {spec.name}.<|return|>"
+        thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" if spec.name == "large" else ""
+        answer = f"{thought}<|channel|>final<|message|>I am {spec.name}.<|return|>"
         self.engines[spec.name] = ScriptedEngine(lambda _: answer, model_id=spec.name)
         return self.engines[spec.name]
 
@@ -96,15 +98,15 @@ def test_a_model_is_loaded_by_the_first_request_that_names_it(workshop: Workshop
     with serving(workshop, tmp_path) as server:
         assert states(server) == {"small": "ready", "large": "unloaded"}
         assert answer(server) == answer(server, model="gpt-4o") == "I am small."
-        assert answer(server, model="large") == "I am large."
+        assert answer(server, model="large").endswith("I am large.")
         assert states(server) == {"small": "ready", "large": "ready"}
         assert workshop.loads == ["small", "large"]
 
 
 def test_each_model_has_defaults_of_its_own(workshop: Workshop, tmp_path: Path) -> None:
     with serving(workshop, tmp_path, temperature=0.9, max_tokens=99) as server:
-        for model in ("small", "large"):
-            answer(server, model=model)
+        said = {model: answer(server, model=model) for model in ("small", "large")}
+        assert said == {"small": "I am small.", "large": "<think>\nHm.\n</think>\n\nI am large."}
         [small], [large] = (workshop.engines[name].requests for name in ("small", "large"))
         assert (small.request.sampling.temperature, small.request.max_tokens) == (0.3, 99)
         assert large.request.max_tokens == 77
@@ -164,7 +166,7 @@ def test_a_model_is_unloaded_when_told_to_and_a_pinned_one_stays(workshop: Works
         assert states(server) == {"small": "ready", "large": "unloaded"}
         assert not workshop.engines["large"].healthy()
         assert "pinned" in server.call("/v1/models/small/unload", {})[1]["message"]
-        assert answer(server, model="large") == "I am large."
+        answer(server, model="large")
         assert workshop.loads == ["small", "large", "large"]
 
 

@@ -150,9 +150,7 @@ class Choice:
 
 def only(logits: mx.array, words: Sequence[int]) -> mx.array:
     """Rule out the tokens whose bit is 0 (bit i of word w is token 32 w + i)."""
-    bits = mx.array(_as_array(words), dtype=mx.uint32)[
-        :, None
-    ] >> mx.arange(32, dtype=mx.uint32)
+    bits = mx.array(_as_array(words), dtype=mx.uint32)[:, None] >> mx.arange(32, dtype=mx.uint32)
     allowed = (bits & 1).reshape(-1)[: logits.shape[-1]] > 0
     if allowed.shape[0] < logits.shape[-1]:  # ids that pad the vocabulary are never allowed
         allowed = mx.pad(allowed, (0, logits.shape[-1] - allowed.shape[0]))
