@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.generate import maybe_set_recommended_wired_limit
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..base import EngineError, EngineRefused, Progress, TokenDelta
 from ..scheduler import Ended, ModelFacts
 from ..turns import Turns
 from .caches import PrefixCache, alias
 from .decoding import Decoder, Row
-from .drafting import ModelDrafter, TextDrafter
-from .loading import load_draft, load_model, network_bytes, with_adapter
-from .memory import CACHE_SHARE, CacheCost, Ledger, device_limit
-from .sampling import Choice, text_tokens
+from .machine import Machine
+from .reading import Pace, Reading, shares
+from .sampling import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,56 +36,14 @@ if TYPE_CHECKING:
     from .decoding import Layers
     from .disk import DiskCheckpoints
     from .distributed import Ranks
-    from .drafting import Drafter
     from .loading import LoadedModel
 
 log = logging.getLogger(__name__)
 
 DEVICE = Turns()  # one for all engines of the process
-LEAST_CHUNK, MOST_CHUNK = 64, 2048  # tokens
-FIRST_CHUNK = 256
-LONGEST_STALL = 0.25  # seconds that a running stream should wait for a chunk at most
-LONGEST_CHUNK_SECONDS = 1.0  # where nobody runs, but somebody may come
 EXPECTED_TOKENS = 2048  # set aside for a reply whose length nobody knows
 WORTH_KEEPING = 64  # tokens of a prompt that was given up half-way
 STEPS_BETWEEN_CLEANINGS = 512
-
-
-@dataclass(slots=True, eq=False)
-class _Reading:
-    """A prompt on its way into a cache. `layers` is None until its first piece is read."""
-
-    row: Row
-    marks: tuple[int, ...]  # positions to stop at, ascending; the last is the prompt's end
-    layers: Layers | None = None
-    done: int = 0
-
-    @property
-    def left(self) -> int:
-        return self.marks[-1] - self.done
-
-
-class _Pace:
-    """How large a chunk may be: as large as fits into the longest stall, measured on this machine."""
-
-    def __init__(self, fixed: int | None) -> None:
-        self._fixed = fixed
-        self.rate: float | None = None  # tokens a second
-
-    def chunk(self, *, others: bool) -> int:
-        """Return the tokens to read in this step; `others` are waiting for theirs meanwhile."""
-        if self._fixed is not None:
-            return self._fixed
-        if self.rate is None:
-            return FIRST_CHUNK
-        seconds = LONGEST_STALL if others else LONGEST_CHUNK_SECONDS
-        return max(LEAST_CHUNK, min(MOST_CHUNK, int(self.rate * seconds)))
-
-    def measured(self, tokens: int, seconds: float) -> None:
-        """Learn from a chunk that was read; short ones say little."""
-        if tokens >= LEAST_CHUNK and seconds > 0:
-            rate = tokens / seconds
-            self.rate = rate if self.rate is None else 0.7 * self.rate + 0.3 * rate
 
 
 class MLXBatch:
@@ -109,16 +63,15 @@ class MLXBatch:
         self._options = options
         self._model_id = model_id
         self._ranks = ranks  # the processes that share the model
-        self._wired: int | None = None
+        self._machine: Machine | None = None
         self.steps = 0
         self._reset()
 
     def _reset(self) -> None:
         self._model: LoadedModel | None = None
-        self._draft: Any = None
-        self._networks: dict[str, Any] = {}  # by adapter; "" is the model as it is
+        self._networks: dict[str, Any] = {}
         self._decoders: dict[str, list[Decoder]] = {}
-        self._readings: list[_Reading] = []
+        self._readings: list[Reading] = []
         self._rows: dict[int, Row] = {}
         self._put_off: deque[Row] = deque()  # for want of memory, in the middle of their replies
         self._prefixes = PrefixCache(0)
@@ -129,78 +82,24 @@ class MLXBatch:
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
         """Load the model on this thread, warm it up, and see how much memory is left."""
-        options, ranks = self._options, self._ranks
-        if ranks is not None:
-            ranks.refuse(options)
-        model = self._model = load_model(self._source, options, report, ranks.group if ranks else None)
-        limit = options.context_length
-        if limit is not None and not 0 < limit <= model.context_length:
-            raise EngineError(
-                f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
-            )
-        self._wired = maybe_set_recommended_wired_limit()
-        self._networks = {"": model.network}
-        self._decoders = {}
-        for name in options.adapters:
-            self._networks[name] = with_adapter(model, options, name)
-        if options.adapter is not None and options.adapter not in options.adapters:
-            raise EngineError(f"There is no adapter {options.adapter!r}.")
-        self._text = text_tokens(model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys())
-        self._pace = _Pace(options.prefill_chunk)
-        layers = self._fresh_layers("")
-        self._together = all(_can_merge(layer) for layer in layers)
-        if not self._together:
-            kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
-            log.warning(
-                "Caches of this kind cannot be batched (%s): replies take turns, token by token.", kinds
-            )
-        self._set_up_drafts(model, layers)
-        if ranks is not None:
-            ranks.be_alike(model.folder, options)
-        cost = CacheCost(*self._warm_up(layers))
-        weights = sum(network_bytes(network, shared=name != "") for name, network in self._networks.items())
-        weights += network_bytes(self._draft) if self._draft is not None else 0
-        memory, alike = options.memory_bytes or device_limit(), True
-        if ranks is not None:
-            memory, weights, cost, self._together, alike = ranks.settle(
-                memory, weights, cost, together=self._together
-            )
-        self._ledger = Ledger(memory, weights, cost, padded=self._together)
-        self._ledger.check(1, "A single token")
-        cache_bytes = options.cache_bytes
-        if cache_bytes is None:
-            cache_bytes = int(max(0, self._ledger.room) * CACHE_SHARE)
-        self._prefixes = PrefixCache(cache_bytes if alike else 0)
-        if options.cache_folder is not None:
-            from .disk import DiskCheckpoints, model_fingerprint
-
-            extra = f"kv_bits={options.kv_bits}/{options.kv_group_size}"
-            self._disk = DiskCheckpoints(
-                options.cache_folder,
-                max_bytes=options.cache_folder_bytes,
-                fingerprint=model_fingerprint(model.folder, extra),
-            )
-            self._disk.open()
-        report(1.0)
+        machine = self._machine = Machine(self._source, self._options, self._ranks, report)
+        self._model, self._networks = machine.model, machine.networks
+        self._ledger, self._prefixes, self._disk = machine.ledger, machine.prefixes, machine.disk
+        self._pace = Pace(self._options.prefill_chunk)
         return ModelFacts(
-            model_id=self._model_id or model.name,
-            context_length=limit or model.context_length,
-            tokenizer=model.tokenizer,
-            sampling_defaults=model.sampling_defaults,
-            adapters=tuple(options.adapters),
+            model_id=self._model_id or machine.model.name,
+            context_length=self._options.context_length or machine.model.context_length,
+            tokenizer=machine.model.tokenizer,
+            sampling_defaults=machine.model.sampling_defaults,
+            adapters=tuple(self._options.adapters),
         )
 
     def unload(self) -> None:
         """Give the memory back."""
-        if self._disk is not None:
-            self._disk.close()
-        if self._model is not None and hasattr(self, "_ledger"):
-            self._ledger.close()
+        machine, self._machine = self._machine, None
         self._reset()
-        if self._wired is not None:
-            mx.synchronize()
-            mx.set_wired_limit(self._wired)
-            self._wired = None
+        if machine is not None:
+            machine.close()
         mx.clear_cache()
 
     def close(self) -> None:
@@ -210,45 +109,6 @@ class MLXBatch:
         """
         mx.synchronize()
         mx.clear_streams()
-
-    def _warm_up(self, layers: Layers) -> tuple[Layers, int]:
-        """Run the network once, which compiles its kernels and shows the shapes of its caches."""
-        count = 8
-        self._networks[""](mx.array([[0] * count]), cache=layers)
-        mx.eval([layer.state for layer in layers])
-        mx.clear_cache()
-        return layers, count
-
-    def _set_up_drafts(self, model: LoadedModel, layers: Layers) -> None:
-        options = self._options
-        if options.draft_model is None and not options.draft_from_text:
-            return
-        stuck = sorted({type(layer).__name__ for layer in layers if not _can_rewind(layer)})
-        if stuck:
-            raise EngineError(
-                f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be taken back."
-            )
-        if options.draft_model is not None:
-            self._draft = load_draft(options.draft_model, options, model)
-        log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")
-
-    def _fresh_layers(self, space: str) -> Layers:
-        options, network = self._options, self._networks[space]
-        if options.max_kv_size is not None and hasattr(network, "make_cache"):
-            raise EngineError(
-                "--max-kv-size is not possible with this model, which makes its own caches; limit the context "
-                "with --context-length instead."
-            )
-        layers: Layers = make_prompt_cache(network, options.max_kv_size)
-        if options.kv_bits is None:
-            return layers
-        if other := sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}):
-            raise EngineError(
-                f"--kv-bits is not possible with this model: its {', '.join(other)} cannot be quantised."
-            )
-        return [
-            layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers
-        ]
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -265,8 +125,9 @@ class MLXBatch:
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Begin a request."""
+        assert self._machine is not None
         assert self._model is not None
-        choice = Choice(request, self._text)
+        choice = Choice(request, self._machine.text)
         row = Row(
             key,
             request,
@@ -276,7 +137,7 @@ class MLXBatch:
             self._model.end_tokens,
         )
         row.memory = choice.memory_of(())
-        row.drafter = self._drafter()
+        row.drafter = self._machine.drafter()
         self._begin(row, _expected(request))
 
     @property
@@ -322,7 +183,7 @@ class MLXBatch:
         marks = {*row.request.checkpoints, end - 1} if self._keeps else {end - 1}
         if row.request.max_tokens == 0:  # to be kept whole, and nothing said behind it
             marks = set()
-        self._readings.append(_Reading(row, tuple(sorted({mark for mark in marks if mark > 0} | {end}))))
+        self._readings.append(Reading(row, tuple(sorted({mark for mark in marks if mark > 0} | {end}))))
         self._rows[row.key] = row
 
     def _shrink_prefixes(self) -> None:
@@ -331,11 +192,6 @@ class MLXBatch:
     def _forget(self, row: Row) -> None:
         self._rows.pop(row.key, None)
         self._ledger.release(row.key)
-
-    def _drafter(self) -> Drafter | None:
-        if self._draft is not None:
-            return ModelDrafter(self._draft)
-        return TextDrafter() if self._options.draft_from_text else None
 
     def _space(self, request: GenerationRequest) -> str:
         return request.adapter or self._options.adapter or ""
@@ -427,7 +283,8 @@ class MLXBatch:
         # A warm-up is read in small pieces: whoever comes should not wait for it.
         warmup = self._readings[0].row.request.max_tokens == 0
         left = self._pace.chunk(others=bool(self._decoders) or len(self._readings) > 1 or warmup)
-        for reading, share in self._shares(left):
+        dealt = shares(list(self._readings), left, to_read=self._to_read, at_most=self._at_most)
+        for reading, share in dealt:
             row = reading.row
             started = perf_counter()
             before = reading.done
@@ -455,37 +312,19 @@ class MLXBatch:
                 assert logits is not None
                 self._start_decoding(row, reading.layers, logits)
 
-    def _shares(self, budget: int) -> Iterator[tuple[_Reading, int]]:
-        """Deal the chunk out: all the first needs, or half of it if others could be done with the other half.
-
-        A prompt is looked up among the prefixes when its turn comes: the one before it may just have left one.
-        """
-        first, *others = self._readings
-        needed = self._to_read(first)
-        if needed > budget:
-            others = [other for other in others if self._at_most(other) <= budget // 2]
-            needed = budget // 2 if others else budget
-        yield first, needed
-        budget -= needed
-        for reading in others:
-            needed = self._to_read(reading)
-            if needed > budget:
-                break
-            yield reading, needed
-            budget -= needed
-
-    def _to_read(self, reading: _Reading) -> int:
+    def _to_read(self, reading: Reading) -> int:
         if reading.layers is None:
             self._find_prefix(reading)
         return reading.left
 
-    def _at_most(self, reading: _Reading) -> int:
+    def _at_most(self, reading: Reading) -> int:
         if reading.layers is not None:
             return reading.left
         return reading.left - self._prefixes.covered(reading.row.tokens, self._space(reading.row.request))
 
-    def _find_prefix(self, reading: _Reading) -> None:
+    def _find_prefix(self, reading: Reading) -> None:
         """Begin with the longest prefix that is known, here or on disk."""
+        assert self._machine is not None
         row = reading.row
         space, most = self._space(row.request), reading.marks[-2] if len(reading.marks) > 1 else 0
         if row.request.max_tokens == 0:
@@ -496,10 +335,10 @@ class MLXBatch:
             if stored is not None and (read := self._disk.read(stored)) is not None:
                 known, layers = stored.length, read
                 self._prefixes.keep(row.tokens[:known], layers, space)
-        reading.layers = layers if layers is not None else self._fresh_layers(space)
+        reading.layers = layers if layers is not None else self._machine.fresh_layers(space)
         reading.done = row.cached = known
 
-    def _read_some(self, reading: _Reading, count: int) -> mx.array | None:
+    def _read_some(self, reading: Reading, count: int) -> mx.array | None:
         """Read up to `count` tokens, stopping at marks to keep the caches; return the last token's logits."""
         row, tokens = reading.row, reading.row.tokens
         assert reading.layers is not None
@@ -519,9 +358,10 @@ class MLXBatch:
         return None
 
     def _start_decoding(self, row: Row, layers: Layers, logits: mx.array) -> None:
+        assert self._machine is not None
         space = self._space(row.request)
         decoders = self._decoders.setdefault(space, [])
-        if not decoders or not self._together:
+        if not decoders or not self._machine.together:
             drafts = self._options.draft_tokens if row.drafter is not None else 0
             agree = self._ranks.agree if self._ranks is not None else None
             decoders.append(Decoder(self._networks[space], drafts=drafts, agree=agree))
@@ -559,11 +399,3 @@ def _expected(request: GenerationRequest) -> int:
     if request.expected_tokens is not None:
         reply = min(reply, max(request.expected_tokens, 1))
     return len(request.prompt) + reply
-
-
-def _can_merge(layer: Any) -> bool:
-    return hasattr(layer, "merge") and not getattr(layer, "keep", 0)
-
-
-def _can_rewind(layer: Any) -> bool:
-    return bool(layer.is_trimmable())

@@ -1,0 +1,166 @@
+"""A model that is ready to run: its networks, the kind of its caches, who drafts, and what memory is left.
+
+Made on the engine thread, by loading and running the model once. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx_lm.generate import maybe_set_recommended_wired_limit
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from ..base import EngineError
+from .caches import PrefixCache
+from .drafting import ModelDrafter, TextDrafter
+from .loading import load_draft, load_model, network_bytes, with_adapter
+from .memory import CACHE_SHARE, CacheCost, Ledger, device_limit
+from .sampling import text_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ..options import EngineOptions
+    from .decoding import Layers
+    from .disk import DiskCheckpoints
+    from .distributed import Ranks
+    from .drafting import Drafter
+    from .loading import LoadedModel
+
+log = logging.getLogger(__name__)
+
+
+class Machine:
+    """Loads when it is made; raises EngineError with a text for people.
+
+    `networks` are by adapter, "" is the model as it is. `together` says whether replies can be batched.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        options: EngineOptions,
+        ranks: Ranks | None,
+        report: Callable[[float], None],
+    ) -> None:
+        self.options = options
+        self.draft: Any = None
+        self.disk: DiskCheckpoints | None = None
+        if ranks is not None:
+            ranks.refuse(options)
+        model = self.model = load_model(source, options, report, ranks.group if ranks else None)
+        limit = options.context_length
+        if limit is not None and not 0 < limit <= model.context_length:
+            raise EngineError(
+                f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
+            )
+        self._wired = maybe_set_recommended_wired_limit()
+        self.networks = {"": model.network}
+        for name in options.adapters:
+            self.networks[name] = with_adapter(model, options, name)
+        if options.adapter is not None and options.adapter not in options.adapters:
+            raise EngineError(f"There is no adapter {options.adapter!r}.")
+        self.text = text_tokens(model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys())
+        layers = self.fresh_layers("")
+        self.together = all(_can_merge(layer) for layer in layers)
+        if not self.together:
+            kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
+            log.warning(
+                "Caches of this kind cannot be batched (%s): replies take turns, token by token.", kinds
+            )
+        self._set_up_drafts(model, layers)
+        if ranks is not None:
+            ranks.be_alike(model.folder, options)
+        cost = CacheCost(*self._warm_up(layers))
+        weights = sum(network_bytes(network, shared=name != "") for name, network in self.networks.items())
+        weights += network_bytes(self.draft) if self.draft is not None else 0
+        memory, alike = options.memory_bytes or device_limit(), True
+        if ranks is not None:
+            memory, weights, cost, self.together, alike = ranks.settle(
+                memory, weights, cost, together=self.together
+            )
+        self.ledger = Ledger(memory, weights, cost, padded=self.together)
+        self.ledger.check(1, "A single token")
+        cache_bytes = options.cache_bytes
+        if cache_bytes is None:
+            cache_bytes = int(max(0, self.ledger.room) * CACHE_SHARE)
+        self.prefixes = PrefixCache(cache_bytes if alike else 0)
+        if options.cache_folder is not None:
+            from .disk import DiskCheckpoints, model_fingerprint
+
+            extra = f"kv_bits={options.kv_bits}/{options.kv_group_size}"
+            self.disk = DiskCheckpoints(
+                options.cache_folder,
+                max_bytes=options.cache_folder_bytes,
+                fingerprint=model_fingerprint(model.folder, extra),
+            )
+            self.disk.open()
+        report(1.0)
+
+    def close(self) -> None:
+        """Give back what would not go by itself."""
+        if self.disk is not None:
+            self.disk.close()
+        self.ledger.close()
+        self.prefixes.clear()
+        if self._wired is not None:
+            mx.synchronize()
+            mx.set_wired_limit(self._wired)
+            self._wired = None
+
+    def drafter(self) -> Drafter | None:
+        """Make what drafts for one reply, if anything does."""
+        if self.draft is not None:
+            return ModelDrafter(self.draft)
+        return TextDrafter() if self.options.draft_from_text else None
+
+    def _warm_up(self, layers: Layers) -> tuple[Layers, int]:
+        """Run the network once, which compiles its kernels and shows the shapes of its caches."""
+        count = 8
+        self.networks[""](mx.array([[0] * count]), cache=layers)
+        mx.eval([layer.state for layer in layers])
+        mx.clear_cache()
+        return layers, count
+
+    def _set_up_drafts(self, model: LoadedModel, layers: Layers) -> None:
+        options = self.options
+        if options.draft_model is None and not options.draft_from_text:
+            return
+        stuck = sorted({type(layer).__name__ for layer in layers if not _can_rewind(layer)})
+        if stuck:
+            raise EngineError(
+                f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be taken back."
+            )
+        if options.draft_model is not None:
+            self.draft = load_draft(options.draft_model, options, model)
+        log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")
+
+    def fresh_layers(self, space: str) -> Layers:
+        """Make the caches of a prompt of which nothing is known."""
+        options, network = self.options, self.networks[space]
+        if options.max_kv_size is not None and hasattr(network, "make_cache"):
+            raise EngineError(
+                "--max-kv-size is not possible with this model, which makes its own caches; limit the context "
+                "with --context-length instead."
+            )
+        layers: Layers = make_prompt_cache(network, options.max_kv_size)
+        if options.kv_bits is None:
+            return layers
+        if other := sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}):
+            raise EngineError(
+                f"--kv-bits is not possible with this model: its {', '.join(other)} cannot be quantised."
+            )
+        return [
+            layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers
+        ]
+
+
+def _can_merge(layer: Any) -> bool:
+    return hasattr(layer, "merge") and not getattr(layer, "keep", 0)
+
+
+def _can_rewind(layer: Any) -> bool:
+    return bool(layer.is_trimmable())
