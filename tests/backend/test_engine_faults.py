@@ -138,3 +138,45 @@ def test_a_short_prompt_is_read_beside_a_long_one(model: Path) -> None:
         assert read < 900
         *_, last = long
         assert isinstance(last, Finished)
+
+
+class Counting(MLXBatch):
+    """Counts how long the pieces are in which its network reads."""
+
+    def load(self, report: Any) -> Any:
+        facts = super().load(report)
+        self.pieces: list[int] = []
+        self._networks[""] = CountingNetwork(self._networks[""], self.pieces)
+        return facts
+
+
+class CountingNetwork:
+    def __init__(self, network: Any, pieces: list[int]) -> None:
+        self._network = network
+        self._pieces = pieces
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        self._pieces.append(inputs.shape[1])
+        logits: mx.array = self._network(inputs, cache=cache)
+        return logits
+
+
+def test_a_prompt_with_many_checkpoints_is_read_in_two_pieces_and_all_are_kept(model: Path) -> None:
+    prompt = list(range(20, 120))
+    marks = (30, 60, 97)
+    batch = Counting(model, EngineOptions())
+    with load_engine(model, cache_bytes=0) as cold, ThreadedEngine(batch) as engine:
+        asked = GenerationRequest(prompt=prompt, max_tokens=1, checkpoints=marks)
+        assert tokens(engine.generate(asked)) == tokens(cold.generate(asked))
+        assert batch.pieces[:2] == [97, 3]
+        for mark in (*marks, 99):
+            batch.pieces.clear()
+            other = GenerationRequest(prompt=[*prompt[:mark], 200, 201], max_tokens=20)
+            *items, last = engine.generate(other)
+            assert isinstance(last, Finished)
+            assert last.cached_tokens == mark
+            said = [item.token for item in items if isinstance(item, TokenDelta)]
+            assert said == tokens(cold.generate(other))

@@ -20,7 +20,7 @@ import mlx.core as mx
 from ..base import EngineError, EngineRefused, Progress, TokenDelta
 from ..scheduler import Ended, ModelFacts
 from ..turns import Turns
-from .caches import PrefixCache, alias
+from .caches import PrefixCache, alias, rewound
 from .decoding import Decoder, Row
 from .machine import Machine
 from .reading import Pace, Reading, shares
@@ -339,21 +339,29 @@ class MLXBatch:
         reading.done = row.cached = known
 
     def _read_some(self, reading: Reading, count: int) -> mx.array | None:
-        """Read up to `count` tokens, stopping at marks to keep the caches; return the last token's logits."""
-        row, tokens = reading.row, reading.row.tokens
+        """Read up to `count` tokens and keep the caches at marks; return the last token's logits."""
+        assert self._machine is not None
         assert reading.layers is not None
+        row, tokens = reading.row, reading.row.tokens
         network = self._networks[self._space(row.request)]
-        end, until = len(tokens), min(reading.done + count, len(tokens))
+        until = min(reading.done + count, len(tokens))
         while reading.done < until:
-            stop = min(until, next(mark for mark in reading.marks if mark > reading.done))
-            logits = network(mx.array([tokens[reading.done : stop]]), cache=reading.layers)
+            start = reading.done
+            stop = reading.next_stop(until, rewinds=self._machine.rewinds)
+            logits = network(mx.array([tokens[start:stop]]), cache=reading.layers)
             reading.done = stop
-            if stop == end and row.request.max_tokens:
-                last: mx.array = logits[:, -1]
+            last: mx.array | None = None
+            if stop == len(tokens) and row.request.max_tokens:
+                last = logits[:, -1]
+                mx.async_eval(last)  # type: ignore[no-untyped-call]
+            else:
+                mx.eval([layer.state for layer in reading.layers])
+            for mark in reading.marks:
+                if start < mark <= stop and (mark < len(tokens) or last is None):
+                    layers = rewound(reading.layers, stop - mark) if mark < stop else reading.layers
+                    self._keep(row, tokens[:mark], layers, persist=self._outlives(row.request, mark))
+            if last is not None:
                 return last
-            mx.eval([layer.state for layer in reading.layers])
-            if stop in reading.marks:
-                self._keep(row, tokens[:stop], reading.layers, persist=self._outlives(row.request, stop))
         mx.clear_cache()
         return None
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -236,6 +236,51 @@ def alias(layer: Any) -> Any:
             return twin
         case _:
             return layer
+
+
+class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
+    """A sliding window from which the tokens of the last step can be taken back, all but one.
+
+    After a step of S tokens mlx-lm's rotating cache holds the last `window - 1 + S` in their order, so that
+    many are there to go back over; it only does not know that it can be trimmed.
+    """
+
+    @classmethod
+    def of(cls, layer: Any) -> Any:
+        """Return a rewindable cache with the same contents, or the layer itself if it is no rotating one."""
+        if type(layer) is not RotatingKVCache:
+            return layer
+        ours = cls(layer.max_size, layer.keep)
+        ours.__dict__.update(layer.__dict__)
+        return ours
+
+    def is_trimmable(self) -> bool:
+        """It is, directly after a step of several tokens."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Take back the last n tokens of the last step."""
+        if n:
+            self.keys: mx.array = self.keys[..., :-n, :]
+            self.values: mx.array = self.values[..., :-n, :]
+            self.offset -= n
+            self._idx = self.keys.shape[2]
+        return n
+
+
+def can_rewind(layer: Any) -> bool:
+    """Whether the tokens of a step can be taken back from a cache, all but the first."""
+    if isinstance(layer, RotatingKVCache):
+        return not layer.keep
+    return type(layer) in (KVCache, QuantizedKVCache)
+
+
+def rewound(layers: Layers, count: int) -> Layers:
+    """Return copies of caches without the last tokens of their last step, of which there were more."""
+    copies = [RewindableRotatingKVCache.of(alias(layer)) for layer in layers]
+    for layer in copies:
+        layer.trim(count)
+    return copies
 
 
 def _common(one: bytes, other: bytes) -> int:

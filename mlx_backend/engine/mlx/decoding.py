@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
-from mlx_lm.models.cache import RotatingKVCache
 
+from .caches import RewindableRotatingKVCache
 from .sampling import Place, choose
 
 if TYPE_CHECKING:
@@ -225,33 +225,3 @@ class Decoder:
 def _listed(tokens: mx.array) -> list[int]:
     """Wait for the tokens and return them."""
     return tokens.tolist()  # type: ignore[return-value]
-
-
-class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
-    """A sliding window from which the tokens of the last step can be taken back, all but one.
-
-    After a step of S tokens mlx-lm's rotating cache holds the last `window - 1 + S` in their order, so that
-    many are there to go back over; it only does not know that it can be trimmed.
-    """
-
-    @classmethod
-    def of(cls, layer: Any) -> Any:
-        """Return a rewindable cache with the same contents, or the layer itself if it is no rotating one."""
-        if type(layer) is not RotatingKVCache:
-            return layer
-        ours = cls(layer.max_size, layer.keep)
-        ours.__dict__.update(layer.__dict__)
-        return ours
-
-    def is_trimmable(self) -> bool:
-        """It is, directly after a step of several tokens."""
-        return True
-
-    def trim(self, n: int) -> int:
-        """Take back the last n tokens of the last step."""
-        if n:
-            self.keys: mx.array = self.keys[..., :-n, :]
-            self.values: mx.array = self.values[..., :-n, :]
-            self.offset -= n
-            self._idx = self.keys.shape[2]
-        return n

@@ -13,7 +13,7 @@ from mlx_lm.generate import maybe_set_recommended_wired_limit
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..base import EngineError
-from .caches import PrefixCache
+from .caches import PrefixCache, can_rewind
 from .drafting import ModelDrafter, TextDrafter
 from .loading import load_draft, load_model, network_bytes, with_adapter
 from .memory import CACHE_SHARE, CacheCost, Ledger, device_limit
@@ -66,6 +66,7 @@ class Machine:
         self.text = text_tokens(model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys())
         layers = self.fresh_layers("")
         self.together = all(_can_merge(layer) for layer in layers)
+        self.rewinds = all(can_rewind(layer) for layer in layers)
         if not self.together:
             kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
             log.warning(
@@ -129,7 +130,7 @@ class Machine:
         options = self.options
         if options.draft_model is None and not options.draft_from_text:
             return
-        stuck = sorted({type(layer).__name__ for layer in layers if not _can_rewind(layer)})
+        stuck = sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)})
         if stuck:
             raise EngineError(
                 f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be taken back."
@@ -160,7 +161,3 @@ class Machine:
 
 def _can_merge(layer: Any) -> bool:
     return hasattr(layer, "merge") and not getattr(layer, "keep", 0)
-
-
-def _can_rewind(layer: Any) -> bool:
-    return bool(layer.is_trimmable())

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from .decoding import Layers, Row
 
+TAIL = 16  # tokens at a prompt's end that may be read together with the last
 LEAST_CHUNK, MOST_CHUNK = 64, 2048  # tokens
 FIRST_CHUNK = 256
 LONGEST_STALL = 0.25  # seconds that a running stream should wait for a chunk at most
@@ -29,6 +30,22 @@ class Reading:
     def left(self) -> int:
         """Return how many tokens are still to be read."""
         return self.marks[-1] - self.done
+
+    def next_stop(self, until: int, *, rewinds: bool) -> int:
+        """Return where the next piece ends, at `until` at the latest.
+
+        Every piece costs a run of the whole network. Where caches can be rewound, marks inside a piece need no
+        stop: what was kept there is what the piece leaves, taken back by some tokens. So the rest of a prompt is
+        read in two: a short tail, of which alone the logits are computed, and what stands before it.
+        """
+        if not rewinds:
+            return min(until, next(mark for mark in self.marks if mark > self.done))
+        end = self.marks[-1]
+        if until < end or not self.row.request.max_tokens:
+            return until
+        late = [mark for mark in self.marks[:-1] if end - TAIL <= mark < end - 1]
+        tail = late[-1] if late else end - 2 if end - 1 in self.marks else end - 1
+        return tail if self.done < tail else end
 
 
 class Pace:
