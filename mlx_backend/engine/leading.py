@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
 from .base import EngineError, EngineRefused, EngineStopped, GenerationRequest, Progress, Sampling, TokenDelta
-from .scheduler import Batch, Ended
+from .batch import Batch, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from .batch import ModelFacts, Outcome
     from .ranks import Follower, Leader
-    from .scheduler import ModelFacts, Outcome
 
 log = logging.getLogger(__name__)
 

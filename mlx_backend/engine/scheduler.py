@@ -37,11 +37,9 @@ import logging
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 from .base import (
     EngineBusy,
@@ -53,192 +51,20 @@ from .base import (
     Progress,
     TokenDelta,
 )
+from .batch import Ended
+from .jobs import Job, Message, Order, ScheduledGeneration, Warmup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable
 
-    from .base import EngineItem, GenerationRequest, Tokenizer
+    from .base import GenerationRequest
+    from .batch import Batch, ModelFacts, Outcome
 
 log = logging.getLogger(__name__)
 
 MOST_WARMUPS = 16
 FIRST_PAUSE = 1.0  # seconds before the second restart in a row; doubled for each one after it
 LONGEST_PAUSE = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What the world may know of a loaded model."""
-
-    model_id: str
-    context_length: int
-    tokenizer: Tokenizer
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    adapters: Collection[str] = ()  # the LoRA adapters a request may name
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A request has produced its last token."""
-
-    reason: Literal["stop", "length"]
-
-
-type Outcome = Progress | TokenDelta | Ended | EngineError
-
-
-class Batch(Protocol):
-    """Several requests, stepped together. Every method is called on the engine thread."""
-
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
-        """Load the model, reporting from 0 to 1; raise EngineError with a text for people if that fails."""
-        ...
-
-    def admits(self, request: GenerationRequest) -> bool:
-        """Whether there is room to begin a request now. An empty batch never says no.
-
-        Raises EngineError if there can never be.
-        """
-        ...
-
-    def insert(self, key: int, request: GenerationRequest) -> None:
-        """Begin a request. What this raises is that request's failure alone."""
-        ...
-
-    def ready(self) -> bool:
-        """Whether a step would move anything. If not, the thread sleeps until its inbox wakes it."""
-        ...
-
-    def step(self) -> Iterable[tuple[int, Outcome]]:
-        """Advance every request by a token or a chunk of prompt.
-
-        After `Ended` or an `EngineError` a request has left the batch. What this raises breaks the engine: it
-        is unloaded and loaded again; EngineStopped is the end.
-        """
-        ...
-
-    def remove(self, key: int) -> None:
-        """Drop a request that nobody wants any more."""
-        ...
-
-    def unload(self) -> None:
-        """Give everything back, also after a failed load; `load` may follow."""
-        ...
-
-    def close(self) -> None:
-        """The last act of the thread."""
-        ...
-
-
-class _Order(Enum):
-    WAKE = auto()
-    STOP = auto()
-
-
-class _Job:
-    """A request on its way: written by the engine thread, except for `left`."""
-
-    __slots__ = (
-        "admitted",
-        "born",
-        "cached",
-        "deadline",
-        "first",
-        "key",
-        "left",
-        "outbox",
-        "over",
-        "request",
-        "tokens",
-    )
-
-    def __init__(self, key: int, request: GenerationRequest) -> None:
-        self.key = key
-        self.request = request
-        self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
-        self.left = False  # nobody listens any more
-        self.over = False  # nothing more will come
-        self.born = perf_counter()
-        self.deadline = None if request.patience is None else monotonic() + request.patience
-        self.admitted = 0.0
-        self.first = 0.0
-        self.cached = 0
-        self.tokens = 0
-
-    def finished(self, reason: Literal["stop", "length"]) -> Finished:
-        now = perf_counter()
-        first = self.first or now
-        return Finished(
-            reason=reason,
-            prompt_tokens=len(self.request.prompt),
-            completion_tokens=self.tokens,
-            cached_tokens=self.cached,
-            queue_seconds=self.admitted - self.born,
-            prefill_seconds=first - self.admitted,
-            decode_seconds=now - first,
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Warmup:
-    """A prompt that may come: nobody listens, and anybody goes first."""
-
-    key: int
-    plan: Callable[[], GenerationRequest]
-
-
-type _Message = _Job | _Warmup | _Order | EngineStopped
-
-
-class ScheduledGeneration:
-    """The caller's end of a job. Closing it, leaving its iterator or forgetting it cancels the job."""
-
-    def __init__(self, job: _Job, inbox: SimpleQueue[_Message]) -> None:
-        self._job = job
-        self._inbox = inbox
-        self._exhausted = False
-
-    def next(self, timeout: float | None = None) -> EngineItem | None:
-        """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""
-        if self._exhausted or self._job.left:
-            raise StopIteration
-        try:
-            item = self._job.outbox.get(timeout=timeout)
-        except Empty:
-            return None
-        match item:
-            case None:  # closed by another thread while this one waited
-                raise StopIteration
-            case EngineError():
-                self._exhausted = True
-                raise item
-            case Finished():
-                self._exhausted = True
-        return item
-
-    def __iter__(self) -> Iterator[EngineItem]:
-        try:
-            while True:
-                try:
-                    item = self.next()
-                except StopIteration:
-                    return
-                assert item is not None  # only a timeout gives None
-                yield item
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Stop generating within one step. Idempotent; a finished generation ignores it."""
-        job = self._job
-        if not job.left:
-            job.left = True
-            job.outbox.put(None)
-            if not job.over:
-                self._inbox.put(job)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class Scheduler:
@@ -258,15 +84,15 @@ class Scheduler:
         self._max_waiting = max_waiting
         self._report = report or (lambda _part: None)
         self._first_pause = first_pause
-        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._door = threading.Lock()
         self._keys = itertools.count()
         self._arrived = 0  # written at the door
         self._departed = 0  # written by the engine thread
-        self._waiting: deque[_Job] = deque()
-        self._warmups: deque[_Warmup] = deque(maxlen=MOST_WARMUPS)
-        self._warming: _Warmup | None = None
-        self._running: dict[int, _Job] = {}
+        self._waiting: deque[Job] = deque()
+        self._warmups: deque[Warmup] = deque(maxlen=MOST_WARMUPS)
+        self._warming: Warmup | None = None
+        self._running: dict[int, Job] = {}
         self._mean_seconds = 1.0
         self._facts: ModelFacts | None = None
         self._failures = 0  # in a row, with nothing answered in between
@@ -301,7 +127,7 @@ class Scheduler:
                 text = f"The server is busy: {here} requests are running or waiting already."
                 raise EngineBusy(text, self._retry_after())
             self._arrived += 1
-            job = _Job(next(self._keys), request)
+            job = Job(next(self._keys), request)
             self._inbox.put(job)
         # Put first, look second: either the thread's last look at its inbox saw this job, or we see its end.
         if self._ending is not None:
@@ -310,11 +136,11 @@ class Scheduler:
 
     def prewarm(self, plan: Callable[[], GenerationRequest]) -> None:
         """Have a prompt read whenever there is nothing else to do; `plan` is called then."""
-        self._inbox.put(_Warmup(next(self._keys), plan))
+        self._inbox.put(Warmup(next(self._keys), plan))
 
     def wake(self) -> None:
         """Have the thread ask its batch again whether it is ready."""
-        self._inbox.put(_Order.WAKE)
+        self._inbox.put(Order.WAKE)
 
     def end(self, ending: EngineStopped, *, within: float) -> bool:
         """End with an error for everybody: what the batch needs is gone and will not come back.
@@ -346,7 +172,7 @@ class Scheduler:
     def stop(self) -> None:
         """Cancel everything, end the thread and join it. Idempotent, also from atexit or a signal handler."""
         atexit.unregister(self.stop)
-        self._inbox.put(_Order.STOP)
+        self._inbox.put(Order.STOP)
         joinable = self._thread.ident is not None and not self._left_behind
         if joinable and self._thread is not threading.current_thread():
             self._thread.join()
@@ -433,15 +259,15 @@ class Scheduler:
             if not self._take(message):
                 return False
 
-    def _take(self, message: _Message) -> bool:
+    def _take(self, message: Message) -> bool:
         match message:
-            case _Order.STOP:
+            case Order.STOP:
                 return False
-            case _Order.WAKE:
+            case Order.WAKE:
                 pass
             case EngineStopped():
                 raise message
-            case _Warmup():
+            case Warmup():
                 self._warmups.append(message)
             case job if job.over:  # ended before we read that it was left
                 pass
@@ -452,7 +278,7 @@ class Scheduler:
                 self._waiting.append(job)
         return True
 
-    def _drop(self, job: _Job) -> None:
+    def _drop(self, job: Job) -> None:
         if job.key in self._running:
             del self._running[job.key]
             self._batch.remove(job.key)
@@ -531,7 +357,7 @@ class Scheduler:
                 del self._running[key]
                 self._depart(job, outcome)
 
-    def _depart(self, job: _Job, last: Finished | EngineError | None) -> None:
+    def _depart(self, job: Job, last: Finished | EngineError | None) -> None:
         """Let a job go. Its place is free before anybody can hear that it has ended."""
         job.over = True
         self._departed += 1
@@ -551,7 +377,7 @@ class Scheduler:
         jobs = [*self._running.values(), *self._waiting]
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, _Job):
+            if isinstance(message, Job):
                 jobs.append(message)
         for job in jobs:
             if not job.over:  # one that was left may be here twice

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .base import EngineError, EngineRefused, Progress, TokenDelta
-from .scheduler import Ended, ModelFacts
+from .batch import Ended, ModelFacts
 from .threaded import ThreadedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from .base import GenerationRequest
-    from .scheduler import Outcome
+    from .batch import Outcome
 
 HARMONY_MARKERS = (
     "<|startoftext|>",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .base import EngineStatus, EngineStopped, Generation, Sampling, Tokenizer
-    from .scheduler import Batch
+    from .batch import Batch
 
 MOST_LOGPROBS = 20
 

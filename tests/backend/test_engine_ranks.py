@@ -24,9 +24,10 @@ from mlx_backend.engine.base import (
     Sampling,
     TokenDelta,
 )
+from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
 from mlx_backend.engine.leading import LeadingBatch, as_plain, follow, from_plain
 from mlx_backend.engine.ranks import LEADER_VARIABLE, Follower, Invitation, Leader
-from mlx_backend.engine.scheduler import Ended, ModelFacts, Outcome, Scheduler
+from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.engine.scripted import ScriptedTokenizer
 
 SOON = 20

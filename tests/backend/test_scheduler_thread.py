@@ -22,7 +22,8 @@ from mlx_backend.engine.base import (
     Progress,
     TokenDelta,
 )
-from mlx_backend.engine.scheduler import Ended, ModelFacts, Outcome, Scheduler
+from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
+from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer, Transcript
 
 SOON = 20  # seconds after which a test that waits for another thread gives up

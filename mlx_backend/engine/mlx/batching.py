@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ..base import EngineError, EngineRefused, Progress, TokenDelta
-from ..scheduler import Ended, ModelFacts
+from ..batch import Ended, ModelFacts
 from ..turns import Turns
 from .caches import PrefixCache, alias, rewound
 from .decoding import Decoder, Row
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..base import GenerationRequest
+    from ..batch import Outcome
     from ..options import EngineOptions
-    from ..scheduler import Outcome
     from .decoding import Layers
     from .disk import DiskCheckpoints
     from .distributed import Ranks
