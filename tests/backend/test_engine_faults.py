@@ -93,8 +93,9 @@ def test_when_the_device_fails_the_model_is_loaded_anew_and_says_what_it_said_be
     with ThreadedEngine(batch) as engine:
         expected = tokens(engine.generate(request([20] * 9)))
         running = [engine.generate(request([20 + at] * 9, count=900)) for at in range(3)]
-        while not isinstance(running[0].next(SOON), TokenDelta):
-            pass
+        for generation in running:
+            while not isinstance(generation.next(SOON), TokenDelta):
+                pass
         batch.broken = RuntimeError("[METAL] Command buffer execution failed")
         for generation in running:
             with pytest.raises(EngineFailed, match=r"being restarted: RuntimeError: .*Command buffer"):

@@ -210,7 +210,7 @@ class MLXBatch:
                 yield row.key, Ended(said.reason)
         broken = [row for row in decoder.rows if row.choice.error is not None]
         for row in broken:
-            yield row.key, EngineError(f"Choosing the next token failed: {row.choice.error}")
+            yield row.key, _failure(row)
         kept = decoder.leave([*ended, *broken], wanted=ended if self._keeps else ())
         for row in [*ended, *broken]:
             if row.key in kept:
@@ -243,6 +243,8 @@ class MLXBatch:
         log.info("Memory is short: a reply of %d tokens so far has to wait.", row.said)
         self._take_out(row)
         self._ledger.release(row.key)
+        if row.said and not row.waits_to_say:  # said and not fed: the grammar has not read it
+            row.choice.advance(row.tokens[-1])
         row.chosen = row.said
         row.memory = row.choice.memory_of(row.tokens[len(row.request.prompt) :])
         row.report = None
@@ -310,7 +312,7 @@ class MLXBatch:
                 yield row.key, Ended("length")
             else:
                 assert logits is not None
-                self._start_decoding(row, reading.layers, logits)
+                yield from self._start_decoding(row, reading.layers, logits)
 
     def _to_read(self, reading: Reading) -> int:
         if reading.layers is None:
@@ -365,7 +367,8 @@ class MLXBatch:
         mx.clear_cache()
         return None
 
-    def _start_decoding(self, row: Row, layers: Layers, logits: mx.array) -> None:
+    def _start_decoding(self, row: Row, layers: Layers, logits: mx.array) -> Iterator[tuple[int, Outcome]]:
+        """Say a reply's first token, now; the rest is decoded with the others'."""
         assert self._machine is not None
         space = self._space(row.request)
         decoders = self._decoders.setdefault(space, [])
@@ -373,7 +376,16 @@ class MLXBatch:
             drafts = self._options.draft_tokens if row.drafter is not None else 0
             agree = self._ranks.agree if self._ranks is not None else None
             decoders.append(Decoder(self._networks[space], drafts=drafts, agree=agree))
-        decoders[-1].join(row, layers, logits)
+        said = decoders[-1].join(row, layers, logits)
+        if row.choice.error is not None:
+            yield row.key, _failure(row)
+        else:
+            yield row.key, TokenDelta(said.token, row.text.push(said.token), said.logprobs)
+            if said.reason is None:
+                return
+            yield row.key, Ended(said.reason)
+        self._forget(row)
+        self._tidy(space)
 
     # -- prefixes --------------------------------------------------------------------------------------------
 
@@ -399,6 +411,10 @@ class MLXBatch:
             self._reads_ahead = True
             return True
         return position in (request.checkpoints[:1] if self._reads_ahead else request.checkpoints)
+
+
+def _failure(row: Row) -> EngineError:
+    return EngineError(f"Choosing the next token failed: {row.choice.error}")
 
 
 def _expected(request: GenerationRequest) -> int:

@@ -34,7 +34,11 @@ type Layers = list[Any]
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One reply on its way. `tokens` is the prompt and what has been said."""
+    """One reply on its way. `tokens` is the prompt and what has been said.
+
+    A token is chosen, said, and fed to the network to choose the next. The first is said at once, and fed with
+    the next step; all others are said when they are fed.
+    """
 
     key: int
     request: GenerationRequest
@@ -45,9 +49,14 @@ class Row:
     drafter: Drafter | None = None
     cached: int = 0
     said: int = 0
-    chosen: int = 0  # of which all but the last have been said
+    chosen: int = 0
     memory: Memory | None = None
     report: tuple[Report, int] | None = None  # of the token chosen last
+
+    @property
+    def waits_to_say(self) -> bool:
+        """Whether the token chosen last has not been said yet."""
+        return self.said < self.chosen
 
     def next_place(self, tokens: mx.array, at: int) -> Place:
         """Take a chosen token (`tokens[at]`) as read, and return the place behind it."""
@@ -101,10 +110,16 @@ class Decoder:
         self._layers: Layers = []
         self._next: mx.array | None = None  # the tokens chosen last, one for each row, being computed
 
-    def join(self, row: Row, layers: Layers, logits: mx.array) -> None:
-        """Begin to decode behind a prompt: its caches, and the logits ([1, vocabulary]) of its last token."""
+    def join(self, row: Row, layers: Layers, logits: mx.array) -> Said:
+        """Begin to decode behind a prompt: its caches, and the logits ([1, vocabulary]) of its last token.
+
+        Says the first token; if that is the last as well, the row does not join.
+        """
         token = self._choose(logits, [row], [row.place()])
         self._compute([row], token)
+        said = row.say(_listed(token)[0], row.report)
+        if said.reason is not None or row.choice.error is not None:
+            return said
         if not self.rows:
             self._layers, self._next = layers, token
         else:
@@ -118,6 +133,7 @@ class Decoder:
                     ours.extend(other.merge([other]))
             self._next = mx.concatenate([self._next, token])
         self.rows.append(row)
+        return said
 
     def step(self) -> list[Said]:
         """Say the tokens that were chosen, and choose the next. Rows that end do not leave by themselves."""
@@ -126,8 +142,9 @@ class Decoder:
             if row.drafter is not None and row.choice.constraint is None:
                 assert self._next is not None
                 [token] = _listed(self._next)
-                most = min(self._drafts, row.request.max_tokens - row.said - 1)
-                drafts = row.drafter.propose([*row.tokens, token], most) if most > 0 else []
+                known = [*row.tokens, token] if row.waits_to_say else row.tokens
+                most = min(self._drafts, row.request.max_tokens - (len(known) - len(row.request.prompt)))
+                drafts = row.drafter.propose(known, most) if most > 0 else []
                 if drafts:
                     return self._try(row, token, drafts)
         return self._advance()
@@ -160,6 +177,7 @@ class Decoder:
         fed = self._next
         assert fed is not None
         rows = self.rows
+        waiting = [row.waits_to_say for row in rows]
         told = [row.report for row in rows]
         logits = self._network(fed[:, None], cache=self._layers)[:, -1]
         tokens: list[int] | None = None
@@ -175,14 +193,18 @@ class Decoder:
         self._compute(rows, self._next)
         if tokens is None:
             tokens = _listed(fed)
-        return [row.say(token, report) for row, token, report in zip(rows, tokens, told, strict=True)]
+        return [
+            row.say(token, report)
+            for row, token, report, waits in zip(rows, tokens, told, waiting, strict=True)
+            if waits
+        ]
 
     def _try(self, row: Row, token: int, drafts: Sequence[int]) -> list[Said]:
         fed = [token, *drafts]
         tokens = mx.array(fed)
         self._layers = [RewindableRotatingKVCache.of(layer) for layer in self._layers]
         logits = self._network(tokens[None], cache=self._layers)[0]
-        before = row.chosen
+        before, waits = row.chosen, row.waits_to_say
         places = [row.next_place(tokens, at) for at in range(len(fed))]
         told = row.report
         chosen = self._choose(logits, [row] * len(fed), places)
@@ -192,12 +214,11 @@ class Decoder:
         while agreed < len(drafts) and choices[agreed] == drafts[agreed]:
             agreed += 1
         report = row.report[0] if row.report is not None else None
-        said = [row.say(token, told)]
-        for at in range(agreed):
-            if said[-1].reason is not None:
-                break
-            said.append(row.say(drafts[at], (report, at) if report is not None else None))
-        read = len(said)  # as many of the tokens that were fed stand
+        said = [row.say(token, told)] if waits else []
+        read = 1  # as many of the tokens that were fed stand
+        while read <= agreed and not (said and said[-1].reason):
+            said.append(row.say(drafts[read - 1], (report, read - 1) if report is not None else None))
+            read += 1
         if excess := len(fed) - read:
             for layer in self._layers:
                 layer.trim(excess)

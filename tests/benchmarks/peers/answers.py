@@ -108,7 +108,7 @@ def logprobs(fleet: Fleet) -> Iterator[Line]:
         Line("stop", "logprobs as OpenAI shapes them, JSON", better="more", compared=False),
         Line("stop", "logprobs as OpenAI shapes them, stream", better="more", compared=False),
     ]
-    wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 12}
+    wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 60}
     for server in fleet.servers("stop", "real"):
         for line, read in zip(lines, (_json_entries, _stream_entries), strict=True):
             try:
