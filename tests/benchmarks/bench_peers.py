@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from benchmarks.peers.report import Line
 
-ROWS: dict[str, tuple[str, Callable[[systems.Fleet], Iterator[Line]]]] = {
-    "cost": ("What a server adds to each token", speed.cost),
-    "first": ("First token of B, arriving at random, n = 20", speed.first),
-    "stall": ("A long prompt arrives while A decodes", speed.stall),
-    "reuse": ("Prompt tokens read again", reuse.reuse),
-    "leaving": ("Work done for clients who left", load.leaving),
-    "crowd": ("Many clients at once", load.crowd),
-    "behind": ("A short stream behind long requests", speed.behind),
-    "beside": ("A greedy question beside a wild stream", answers.beside),
-    "stop": ("Stop strings and logprobs", answers.shapes),
-    "memory": ("Memory", load.memory),
-    "batched": ("Batched and single replies", answers.batched),
+ROWS: dict[str, tuple[str, str, Callable[[systems.Fleet], Iterator[Line]]]] = {
+    "cost": ("What a server adds to each token", "{rounds} rounds", speed.cost),
+    "first": ("First token of B, arriving at random, n = 20", "20 arrivals each", speed.first),
+    "stall": ("A long prompt arrives while A decodes", "{rounds} runs, at least 3", speed.stall),
+    "reuse": ("Prompt tokens read again", "one run", reuse.reuse),
+    "leaving": ("Work done for clients who left", "3 runs", load.leaving),
+    "crowd": ("Many clients at once", "one run", load.crowd),
+    "behind": ("A short stream behind long requests", "3 runs", speed.behind),
+    "beside": ("A greedy question beside a wild stream", "one run", answers.beside),
+    "stop": ("Stop strings and logprobs", "one run", answers.shapes),
+    "memory": ("Memory", "one run", load.memory),
+    "batched": ("Batched and single replies", "one run", answers.batched),
 }
 
 
@@ -52,16 +52,17 @@ def main() -> None:
     for name in systems.missing():
         print(f"{name} is not installed: skipped (peer_environments.py installs it)")
     ours = systems.OURS.name
-    about = f"{datetime.date.today()}, {report.machine()}, {chosen.rounds} rounds"
     with systems.fleet(chosen.systems or names, chosen.rounds) as fleet:
         for row in chosen.only or ROWS:
             lines = []
-            for line in ROWS[row][1](fleet):
+            runs = ROWS[row][1].format(rounds=chosen.rounds)
+            about = f"{datetime.date.today()}, {report.machine()}, {runs}"
+            for line in ROWS[row][2](fleet):
                 report.show(line, ours)
                 lines.append(line)
             report.keep(row, lines, about)
     if chosen.write:
-        report.write({row: title for row, (title, _) in ROWS.items()}, ours, names)
+        report.write({row: title for row, (title, _, _) in ROWS.items()}, ours, names)
 
 
 if __name__ == "__main__":
