@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROWS: dict[str, tuple[str, str, Callable[[systems.Fleet], Iterator[Line]]]] = {
     "cost": ("What a server adds to each token", "{rounds} rounds", speed.cost),
     "first": ("First token of B, arriving at random, n = 20", "20 arrivals each", speed.first),
-    "stall": ("A long prompt arrives while A decodes", "{rounds} runs, at least 3", speed.stall),
+    "stall": ("A long prompt arrives while A decodes", "{rounds} runs", speed.stall),
     "reuse": ("Prompt tokens read again", "one run", reuse.reuse),
     "leaving": ("Work done for clients who left", "3 runs", load.leaving),
     "crowd": ("Many clients at once", "one run", load.crowd),
@@ -60,7 +60,8 @@ def main() -> None:
             for line in ROWS[row][2](fleet):
                 report.show(line, ours)
                 lines.append(line)
-            report.keep(row, lines, about)
+            if not chosen.systems:  # a row is kept whole: all its systems side by side, or not at all
+                report.keep(row, lines, about)
     if chosen.write:
         report.write({row: title for row, (title, _, _) in ROWS.items()}, ours, names)
 

@@ -107,7 +107,7 @@ def stall(fleet: Fleet) -> Iterator[Line]:
     second = Line("stall", "that prompt's own first token")
     for server in fleet.servers("stall", "slow"):
         try:
-            runs = [_gap(server, at) for at in range(max(3, fleet.rounds))]
+            runs = [_gap(server, at) for at in range(fleet.rounds)]
             line.add(server.name, spread([gap for gap, _ in runs]))
             second.add(server.name, spread([own for _, own in runs]))
         except NoAnswer as problem:
