@@ -75,7 +75,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     from mlx_backend.server.app import App
     from mlx_backend.server.serving import Server
 
-    models, default = _models(settings, arguments)
+    models = _models(settings, arguments)
     app = App(models, settings)
     requests = settings.max_concurrent + settings.max_queue
     server = Server(settings.host, settings.port, app, requests=requests, shutdown_seconds=2)
@@ -93,7 +93,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
             if told.recv(1) == _LOADED:
                 if loading.failure is not None:
                     return _failed(str(loading.failure))
-                _announce(server.url, default, settings, demo=_is_demo(arguments))
+                _announce(server.url, models, settings, demo=_is_demo(arguments))
                 told.recv(1)
             print("Stopping …", flush=True)
             app.visits.close()
@@ -147,8 +147,8 @@ class _Loading(threading.Thread):
             self._teller.send(_LOADED)
 
 
-def _models(settings: Settings, arguments: argparse.Namespace) -> tuple[SeveralModels, str | None]:
-    """Put together what can be served, and the name of the model for requests that name none."""
+def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
+    """Put together what can be served; the first is for requests that name none."""
     from mlx_backend.models import configuration
     from mlx_backend.models.catalogue import Catalogue
     from mlx_backend.models.several import SeveralModels
@@ -168,17 +168,15 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> tuple[SeveralM
         others=others,
     )
     listed = [spec.name for spec in specs] or [spec.name for spec in catalogue.models()]
-    default = listed[0] if listed else None
+    if not listed:
+        raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
     options = engine_options_of(arguments)
     limit = options.memory_bytes
     if limit is None and len(catalogue.models()) > 1:
         from mlx_backend.engine.mlx.memory import device_limit
 
         limit = device_limit()
-    return (
-        SeveralModels(catalogue, _load, options, settings, memory_limit=limit, default_name=default),
-        default,
-    )
+    return SeveralModels(catalogue, _load, options, settings, memory_limit=limit, default_name=listed[0])
 
 
 def _load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
@@ -225,10 +223,13 @@ def _signals() -> Iterator[tuple[socket.socket, socket.socket]]:
         teller.close()
 
 
-def _announce(url: str, model_id: str | None, settings: Settings, *, demo: bool) -> None:
-    effort = settings.reasoning_effort or "medium"
+def _announce(url: str, models: SeveralModels, settings: Settings, *, demo: bool) -> None:
+    first, *others = models.states()
+    effort = models.effort(first.name) or settings.reasoning_effort or "medium"
     port = url.rpartition(":")[2]
-    lines = [f"Model {model_id}, reasoning effort {effort} where nobody says otherwise"]
+    lines = [f"Model {first.name}, reasoning effort {effort} where nobody says otherwise"]
+    if others:
+        lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")
     if demo:
         lines += [
             "  This is a demonstration model, not an assistant: it knows a few toy skills and nothing else.",

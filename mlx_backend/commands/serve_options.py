@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.engine.options import EngineOptions
+from mlx_backend.models.errors import ConfigurationError
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
 
@@ -114,7 +115,7 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--memory-gb",
-        type=_gibibytes,
+        type=_number(float, 1e-6, 1 << 20, "a number of gigabytes above 0"),
         metavar="GB",
         help="for models, caches and kept prompts together (default: 90 %% of what the device recommends)",
     )
@@ -145,7 +146,13 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="quantise the caches, where the model allows it; replies then take turns",
     )
-    add("--kv-group-size", type=_count, default=64, metavar="N", help="its group size (default: %(default)s)")
+    add(
+        "--kv-group-size",
+        type=int,
+        choices=[32, 64, 128],
+        default=64,
+        help="its group size (default: %(default)s)",
+    )
     add(
         "--max-kv-size",
         type=_count,
@@ -280,6 +287,11 @@ def model_of(arguments: argparse.Namespace) -> ModelSpec | None:
     """Read the model that is named on the command line: the demo, unless a file or a folder names others."""
     if arguments.model is None and (arguments.config or arguments.models_dir or arguments.hf_cache):
         return None
+    names = [name for name, _ in arguments.adapter_path]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(
+            f"--adapter-path: there are two adapters called {twice[0]!r}; give each a name of its own (NAME=PATH)."
+        )
     demo = arguments.model is None
     source = str(MODEL_PATH) if demo else arguments.model
     folder = Path(source).expanduser()

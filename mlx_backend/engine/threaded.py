@@ -111,7 +111,7 @@ class ThreadedEngine:
             raise EngineRefused(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {request.logprobs}.")
         if request.adapter is not None and request.adapter not in self._facts.adapters:
             there = ", ".join(map(repr, self._facts.adapters)) or "none"
-            raise EngineRefused(f"There is no adapter {request.adapter!r}; there is {there}.")
+            raise EngineRefused(f"There is no adapter {request.adapter!r} here; there are: {there}.")
         self._check_ids("The prompt", request.prompt)
         self._check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
         _check_sampling(request.sampling)

@@ -4,6 +4,7 @@ ModelError
 ├── UnknownModel      nothing here has that name
 ├── ModelNotAllowed   a path to somewhere that no client may read from
 ├── ModelLoading      not in memory yet: come back in `retry_after` seconds
+├── ModelPinned      it was to be unloaded, and stays
 └── NoRoom            memory is full of models that have to stay; `retry_after` is None if that will not change
 
 A load that fails raises its own EngineError instead. ConfigurationError is for whoever starts the server.
@@ -32,6 +33,10 @@ class ModelLoading(ModelError):
         self.name = name
         self.percent = percent
         self.retry_after = retry_after
+
+
+class ModelPinned(ModelError):
+    """The model was to be unloaded, and stays."""
 
 
 class NoRoom(ModelError):

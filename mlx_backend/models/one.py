@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .errors import UnknownModel
+from .errors import ModelPinned, UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Models(Protocol):
         ...
 
     def unload(self, name: str) -> str:
-        """Take a model out of memory once nobody uses it; say what happens, for people."""
+        """Take a model out of memory once nobody uses it; say what happens, for people. Raises ModelPinned."""
         ...
 
 
@@ -96,7 +96,7 @@ class OneModel:
     def unload(self, name: str) -> str:
         """It stays."""
         self.acquire(name, 0)
-        return f"{name!r} is the only model of this server, and stays."
+        raise ModelPinned(f"The model {name!r} is the only one of this server, and stays in memory.")
 
 
 def state_of(

@@ -204,7 +204,7 @@ def _why_it_stays[S](resident: Resident[S]) -> str:
 
 
 def _shown(size: int) -> str:
-    return f"{size / _GIGABYTE:.1f} GB"
+    return f"{size / _GIGABYTE:.1f} GB" if size >= _GIGABYTE / 10 else f"{size / 1e6:.3g} MB"
 
 
 def told[S](spec: ModelSpec, resident: Resident[S] | None, epoch: float) -> ModelState:

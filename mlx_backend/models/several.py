@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.service import Service
 
+from .errors import ModelPinned
 from .one import ModelStatus, state_of
 from .residency import Residency, Unloading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mlx_backend.conversation.effort import Effort
     from mlx_backend.engine.base import Engine
     from mlx_backend.engine.options import EngineOptions
     from mlx_backend.settings import Settings
@@ -34,7 +36,6 @@ _TOLD = {
     Unloading.UNLOADED: "It has been unloaded.",
     Unloading.WHEN_IDLE: "It is unloaded as soon as its replies have ended.",
     Unloading.NOT_LOADED: "It was not loaded.",
-    Unloading.PINNED: "It is pinned, and stays.",
 }
 
 
@@ -86,9 +87,16 @@ class SeveralModels:
         nothing_yet = ModelStatus(name=found, state="unloaded", percent=0)
         return next((status for status in self.states() if status.name == found), nothing_yet)
 
+    def effort(self, name: str) -> Effort | None:
+        """The effort a model is set to, if it is."""
+        return self._catalogue.find(name).defaults.effort
+
     def unload(self, name: str) -> str:
         """Take a model out of memory once nobody uses it; say what happens."""
-        return _TOLD[self._residency.unload(name)]
+        done = self._residency.unload(name)
+        if done is Unloading.PINNED:
+            raise ModelPinned(f"The model {name!r} is pinned, and stays in memory.")
+        return _TOLD[done]
 
     def stop(self) -> None:
         """End everything."""

@@ -52,6 +52,11 @@ UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "audio": (_nothing, "this model writes text only"),
     "web_search_options": (_is(), "this server does not search the web"),
     "use_beam_search": (_is(False), "beam search is not supported"),
+    "bad_words": (_nothing, "send logit_bias with the tokens that should not come"),
+    "min_tokens": (_is(0), "a reply ends where the model ends it"),
+    "ignore_eos": (_is(False), "a reply ends where the model ends it"),
+    "stop_token_ids": (_nothing, "send the text in 'stop'"),
+    "chat_template": (_nothing, "a template is chosen when the server is started (--chat-template)"),
     "echo": (_is(False), "the prompt is not repeated in the reply"),
     "suffix": (_is(""), "text cannot be inserted before a suffix"),
 }

@@ -309,7 +309,7 @@ def test_a_grammar_holds_its_own_reply_and_no_other(rambler: Engine) -> None:
         ({"sampling": Sampling(presence_penalty=float("inf"))}, "presence_penalty must be a number"),
         ({"sampling": Sampling(xtc_probability=2)}, "xtc_probability must be between 0 and 1, not 2"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
-        ({"adapter": "pirate"}, "There is no adapter 'pirate'; there is none"),
+        ({"adapter": "pirate"}, "There is no adapter 'pirate' here; there are: none"),
     ],
 )
 def test_what_could_harm_the_engine_is_refused_by_name(

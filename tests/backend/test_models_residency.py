@@ -603,7 +603,7 @@ def test_who_is_waited_for_does_not_go() -> None:
     one.load = Load(waiters=1, over=True)
     assert to_make_room("new", 5, 10, [one, other]) == [other]
     assert to_make_room("new", 0, 10, [one, other]) == []
-    with pytest.raises(NoRoom, match=r"'one' \(0.0 GB, in use by 1\)"):
+    with pytest.raises(NoRoom, match=r"'one' \(5e-06 MB, in use by 1\)"):
         to_make_room("new", 6, 10, [one, other])
 
 

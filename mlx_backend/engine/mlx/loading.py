@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_config
 
-from ..base import EngineError
+from ..base import EngineError, EngineRefused
 from ..options import EngineOptions
 from .sharding import shard
 from .tokenizer import MLXTokenizer
@@ -84,12 +84,18 @@ def load_model(
     with _explained(name):
         _prepare(network, name)
         _evaluate(network, report)
+    tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper))
+    if options.chat_template is not None:
+        try:
+            tokenizer.render([{"role": "user", "content": "hello"}], None)
+        except EngineRefused as error:
+            raise EngineError(f"The chat template that was given does not work. {error}") from error
     config |= config.get("text_config", {})  # where models that also see keep what concerns text
     return LoadedModel(
         name=name,
         folder=folder,
         network=network,
-        tokenizer=MLXTokenizer(wrapper, config.get("vocab_size") or len(wrapper)),
+        tokenizer=tokenizer,
         end_tokens=frozenset(wrapper.eos_token_ids),
         context_length=_context_length(config),
         sampling_defaults=_sampling_defaults(folder),
@@ -187,6 +193,11 @@ def _evaluate(network: Any, report: Callable[[float], None]) -> None:
             done += sum(each.nbytes for each in piece)
             piece = []
             report(0.95 * done / total)  # the rest is for the warm-up
+
+
+def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return int(size or len(wrapper))
 
 
 def _sampling_defaults(folder: Path) -> dict[str, float]:

@@ -75,7 +75,10 @@ class Machine:
         self._set_up_drafts(model, layers)
         if ranks is not None:
             ranks.be_alike(model.folder, options)
-        cost = CacheCost(*self._warm_up(layers))
+        try:
+            cost = CacheCost(*self._warm_up(layers))
+        except Exception as error:
+            raise EngineError(f"The model was loaded but cannot be run: {error}") from error
         weights = sum(network_bytes(network, shared=name != "") for name, network in self.networks.items())
         weights += network_bytes(self.draft) if self.draft is not None else 0
         memory, alike = options.memory_bytes or device_limit(), True
