@@ -42,7 +42,8 @@ plugin: setup ## write dist/*.difypkg
 	@$(RUN) -m dify_mlx_provider.package
 
 bench: setup ## speed, as ratios measured side by side
-	@for b in tests/benchmarks/bench_*.py; do echo "== $$b"; $(RUN) $$b || exit 1; done
+	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
+	@$(RUN) tests/benchmarks/bench_peers.py --write
 
 lock: setup ## renew requirements.lock
 	$(RUN) .ci/lock.py

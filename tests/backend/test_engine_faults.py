@@ -165,14 +165,18 @@ class CountingNetwork:
         return logits
 
 
-def test_a_prompt_with_many_checkpoints_is_read_in_two_pieces_and_all_are_kept(model: Path) -> None:
+@pytest.mark.parametrize(("logits", "pieces"), [(1 << 26, [100]), (0, [97, 3])])
+def test_a_prompt_with_many_checkpoints_is_read_in_a_piece_or_two_and_all_are_kept(
+    model: Path, monkeypatch: pytest.MonkeyPatch, logits: int, pieces: list[int]
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.machine.LOGITS_BYTES", logits)
     prompt = list(range(20, 120))
     marks = (30, 60, 97)
     batch = Counting(model, EngineOptions())
     with load_engine(model, cache_bytes=0) as cold, ThreadedEngine(batch) as engine:
         asked = GenerationRequest(prompt=prompt, max_tokens=1, checkpoints=marks)
         assert tokens(engine.generate(asked)) == tokens(cold.generate(asked))
-        assert batch.pieces[:2] == [97, 3]
+        assert batch.pieces[: len(pieces)] == pieces
         for mark in (*marks, 99):
             batch.pieces.clear()
             other = GenerationRequest(prompt=[*prompt[:mark], 200, 201], max_tokens=20)

@@ -349,7 +349,9 @@ class MLXBatch:
         until = min(reading.done + count, len(tokens))
         while reading.done < until:
             start = reading.done
-            stop = reading.next_stop(until, rewinds=self._machine.rewinds)
+            stop = reading.next_stop(
+                until, rewinds=self._machine.rewinds, most_logits=self._machine.most_logits
+            )
             logits = network(mx.array([tokens[start:stop]]), cache=reading.layers)
             reading.done = stop
             last: mx.array | None = None

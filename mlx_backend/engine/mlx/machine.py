@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOGITS_BYTES = 64 << 20  # that may be computed in vain rather than run the network once more
+
 
 class Machine:
     """Loads when it is made; raises EngineError with a text for people.
@@ -67,6 +69,7 @@ class Machine:
         layers = self.fresh_layers("")
         self.together = all(_can_merge(layer) for layer in layers)
         self.rewinds = all(can_rewind(layer) for layer in layers)
+        self.most_logits = LOGITS_BYTES // (4 * model.tokenizer.vocabulary_size)
         if not self.together:
             kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
             log.warning(

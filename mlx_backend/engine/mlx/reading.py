@@ -31,18 +31,21 @@ class Reading:
         """Return how many tokens are still to be read."""
         return self.marks[-1] - self.done
 
-    def next_stop(self, until: int, *, rewinds: bool) -> int:
+    def next_stop(self, until: int, *, rewinds: bool, most_logits: int) -> int:
         """Return where the next piece ends, at `until` at the latest.
 
         Every piece costs a run of the whole network. Where caches can be rewound, marks inside a piece need no
         stop: what was kept there is what the piece leaves, taken back by some tokens. So the rest of a prompt is
-        read in two: a short tail, of which alone the logits are computed, and what stands before it.
+        read in one piece, as long as the logits of `most_logits` tokens, which nobody needs but of the last, are
+        cheaper than another run; and else in two, a short tail and what stands before it.
         """
         if not rewinds:
             return min(until, next(mark for mark in self.marks if mark > self.done))
         end = self.marks[-1]
         if until < end or not self.row.request.max_tokens:
             return until
+        if end - self.done <= most_logits:
+            return end
         late = [mark for mark in self.marks[:-1] if end - TAIL <= mark < end - 1]
         tail = late[-1] if late else end - 2 if end - 1 in self.marks else end - 1
         return tail if self.done < tail else end
