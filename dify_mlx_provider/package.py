@@ -5,7 +5,8 @@ container: its own Python, the shared conversation core, the declarations, the i
 and nowhere else), the texts, and the plugin's dependencies as both `pyproject.toml` and `requirements.txt`, because
 some daemons read the one and some the other. The server, MLX and the tests stay out.
 
-The same sources always give the same bytes. The standard library and PyYAML do it; Dify's SDK is not imported.
+Nothing is written that Dify would refuse (declaration.py), and the same sources always give the same bytes, whatever
+the folder, the clock, the language or the umask. The standard library and PyYAML do it; Dify's SDK is not imported.
 """
 
 from __future__ import annotations
@@ -19,30 +20,37 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
+from .declaration import MANIFEST, VERSION, faults, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_BYTES = 5 * 1024 * 1024  # a tenth of what Dify takes; a plugin without weights comes nowhere near
+MAX_BYTES = 1024 * 1024  # a fiftieth of what Dify takes; a plugin without weights comes nowhere near
 OLDEST = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time, and the time of packing must not show
 
 # in the package | in the repository
 RENAMED = {
-    "README.md": "provider_assets/README.md",
-    "readme/README_ja_JP.md": "provider_assets/README_ja_JP.md",
-    "readme/README_zh_Hans.md": "provider_assets/README_zh_Hans.md",
+    "README.md": "readme/README.md",
 }
-KEPT = ("manifest.yaml", "LICENSE", "PRIVACY.md", "mlx_backend/__init__.py")
+KEPT = (
+    MANIFEST,
+    "LICENSE",
+    "PRIVACY.md",
+    "readme/README_ja_JP.md",
+    "readme/README_zh_Hans.md",
+    "mlx_backend/__init__.py",
+)
 GLOBS = ("dify_mlx_provider/**/*.py", "mlx_backend/conversation/**/*.py", "provider_assets/**/*.yaml")
 ICONS = "provider_assets/icons"
-NOT_PACKED = "dify_mlx_provider/package.py"
-
-# Dify's own rules for the two names it files a plugin under.
-AUTHOR = re.compile(r"[a-z0-9_-]{1,64}")
-NAME = re.compile(r"[a-z0-9_-]{1,128}")
-VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){2}(-\w{1,16})?", re.ASCII)
+# What makes packages stays out of them.
+NOT_PACKED = tuple(
+    f"dify_mlx_provider/{name}.py" for name in ("package", "declaration", "declaration_fields")
+)
+# Dify looks for translations under these names, and shows the English text where it finds none.
+README = re.compile(r"readme/README_(zh_Hans|ja_JP|pt_BR)\.md")
+CHINESE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]")
+PORTABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 
 class PackageError(Exception):
@@ -57,7 +65,8 @@ def collect(root: Path) -> dict[str, bytes]:
         path.relative_to(root).as_posix(): path for pattern in GLOBS for path in sorted(root.glob(pattern))
     }
     sources |= {f"_assets/{path.name}": path for path in sorted((root / ICONS).glob("*.svg"))}
-    sources.pop(NOT_PACKED, None)
+    for path in NOT_PACKED:
+        sources.pop(path, None)
     missing = [path for path in sources.values() if not path.is_file()]
     if missing:
         raise PackageError("\n".join(f"{path.relative_to(root)} is missing" for path in missing))
@@ -67,18 +76,15 @@ def collect(root: Path) -> dict[str, bytes]:
 
 
 def check(root: Path, files: Mapping[str, bytes]) -> None:
-    """Raise PackageError, with every fault at once, for what Dify would refuse or not find."""
-    try:
-        faults = list(_faults(_project(root), files))
-    except KeyError as error:
-        raise PackageError(f"a declaration lacks {error}") from error
-    if faults:
-        raise PackageError("\n".join(faults))
+    """Raise PackageError, with every fault at once, for what Dify or its marketplace would refuse or not find."""
+    found = [*faults(files), *_package_faults(_project(root), files)]
+    if found:
+        raise PackageError("\n".join(found))
 
 
 def identity(files: Mapping[str, bytes]) -> str:
     """Return what Dify will call this very package: `author/name:version@checksum`."""
-    manifest = _load(files["manifest.yaml"])
+    manifest = _manifest(files)
     checksum = hashlib.sha256()
     for path in sorted(files):
         checksum.update(hashlib.sha256(path.encode()).digest())
@@ -102,7 +108,7 @@ def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
     """Collect, check and write; return where the package lies and its identity."""
     files = collect(root)
     check(root, files)
-    manifest = _load(files["manifest.yaml"])
+    manifest = _manifest(files)
     output = output or root / "dist" / f"{manifest['name']}-{manifest['version']}.difypkg"
     write(files, output)
     return output, identity(files)
@@ -127,14 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _load(content: bytes) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(content)
-    except yaml.YAMLError as error:
-        raise PackageError(f"a declaration is not YAML: {error}") from error
-    if not isinstance(loaded, dict):
-        raise PackageError("a declaration is not a YAML mapping")
-    return loaded
+def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
+    manifest: dict[str, Any] = read(MANIFEST, files[MANIFEST])
+    return manifest
 
 
 def _project(root: Path) -> dict[str, Any]:
@@ -163,32 +164,22 @@ def _dependencies(project: Mapping[str, Any]) -> dict[str, bytes]:
     }
 
 
-def _faults(project: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterator[str]:
-    manifest = _load(files["manifest.yaml"])
-    for key, rule in (("author", AUTHOR), ("name", NAME), ("version", VERSION)):
-        if not rule.fullmatch(str(manifest.get(key))):
-            yield f"manifest.yaml: {key} is {manifest.get(key)!r}; Dify wants {rule.pattern}"
-    if manifest.get("version") != project["version"]:
-        yield f"manifest.yaml says version {manifest.get('version')}, pyproject.toml {project['version']}"
-    entry = str(manifest["meta"]["runner"]["entrypoint"]).replace(".", "/")
-    if not {f"{entry}.py", f"{entry}/__main__.py"} & files.keys():
-        yield f"manifest.yaml: nothing to run for the entrypoint {entry}"
-
-    icons = {manifest.get(key) for key in ("icon", "icon_dark")}
-    for declaration in manifest["plugins"]["models"]:
-        if declaration not in files:
-            yield f"manifest.yaml: {declaration} is missing"
-            continue
-        provider = _load(files[declaration])
-        for key in ("icon_small", "icon_small_dark", "icon_large", "icon_large_dark"):
-            icons |= set(provider.get(key, {}).values())
-        code = provider["extra"]["python"]
-        for source in (code["provider_source"], *code["model_sources"]):
-            if source not in files:
-                yield f"{declaration}: {source} is missing"
-    for icon in sorted(icon for icon in icons if icon and f"_assets/{icon}" not in files):
-        yield f"{ICONS}/{icon} is missing"
-
+def _package_faults(project: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield what is wrong with the package as a whole; the declarations in it are declaration.py's."""
+    stated = re.search(rb"^version: *[\"']?([^\s\"']+)", files[MANIFEST], re.MULTILINE)
+    version = stated[1].decode() if stated else "?"
+    if version != project["version"] and VERSION.fullmatch(version):
+        yield f"{MANIFEST} says version {version}, pyproject.toml {project['version']}"
+    for path in files:
+        if not PORTABLE.fullmatch(path) or ".." in path:
+            yield f"{path!r} is not a path that every system can unpack"
+        if path.startswith("readme/") and not README.fullmatch(path):
+            yield f"{path}: Dify looks for README_zh_Hans.md, README_ja_JP.md and README_pt_BR.md"
+    for path in ("README.md", "PRIVACY.md"):
+        if CHINESE.search(files[path].decode()):
+            yield f"{path} holds Chinese characters; the marketplace wants it in English (readme/ is for others)"
+    if not any(line.startswith("dify-plugin") for line in files["requirements.txt"].decode().splitlines()):
+        yield "requirements.txt: dify-plugin is missing, and without it Dify cannot start the plugin"
     size = sum(map(len, files.values()))
     if size >= MAX_BYTES:
         yield f"{size} bytes unpacked are more than a plugin should hold ({MAX_BYTES})"

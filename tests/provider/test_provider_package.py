@@ -1,6 +1,7 @@
 """The package holds what the plugin needs, nothing else, and is the same whenever it is built."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def files() -> dict[str, bytes]:
 def sources(tmp_path: Path) -> Path:
     """A copy of everything the package is made from, to be spoilt."""
     root = tmp_path / "sources"
-    for folder in ("dify_mlx_provider", "mlx_backend/conversation", "provider_assets"):
+    for folder in ("dify_mlx_provider", "mlx_backend/conversation", "provider_assets", "readme"):
         shutil.copytree(ROOT / folder, root / folder)
     for name in ("mlx_backend/__init__.py", "manifest.yaml", "pyproject.toml", "LICENSE", "PRIVACY.md"):
         shutil.copy(ROOT / name, root / name)
@@ -68,7 +69,7 @@ def test_it_holds_the_plugin_the_shared_core_and_these_files(files: dict[str, by
     wanted = {"mlx_backend/__init__.py"}
     for folder in ("dify_mlx_provider", "mlx_backend/conversation"):
         wanted |= {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
-    assert python == wanted - {"dify_mlx_provider/package.py"}
+    assert python == wanted - set(package.NOT_PACKED)
     assert files.keys() - python == TEXTS
 
 
@@ -100,11 +101,47 @@ def test_no_packed_module_imports_what_is_not_there(files: dict[str, bytes]) -> 
                     assert top in sys.stdlib_module_names | installed, f"{path}: {module}"
 
 
-def test_building_twice_gives_the_same_bytes(tmp_path: Path) -> None:
-    first, name = package.build(ROOT, tmp_path / "first.difypkg")
-    second, again = package.build(ROOT, tmp_path / "second.difypkg")
-    assert first.read_bytes() == second.read_bytes()
-    assert name == again
+def test_the_same_sources_give_the_same_bytes_wherever_and_whenever_they_are_packed(
+    sources: Path, tmp_path: Path
+) -> None:
+    """Another folder, another clock, language, umask and order of the files on disk."""
+    elsewhere = tmp_path / "elsewhere" / "ソース"
+    elsewhere.mkdir(parents=True)
+    for path in sorted(sources.rglob("*"), reverse=True):
+        if path.is_file():
+            copy = elsewhere / path.relative_to(sources)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+            copy.chmod(0o600)
+            os.utime(copy, (1_000_000_000, 1_000_000_000))
+    code = (
+        "import os, sys, pathlib; os.umask(0o077)\n"
+        "from dify_mlx_provider import package\n"
+        "print(package.build(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))[1])"
+    )
+    there = {
+        "LC_ALL": "C",
+        "TZ": "Asia/Tokyo",
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUTF8": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, elsewhere, tmp_path / "there.difypkg"],
+        env=there,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    _, here = package.build(sources, tmp_path / "here.difypkg")
+    assert done.stdout.strip() == here
+    assert (tmp_path / "there.difypkg").read_bytes() == (tmp_path / "here.difypkg").read_bytes()
+
+
+def test_it_is_small(tmp_path: Path) -> None:
+    path, _ = package.build(ROOT, tmp_path / "plugin.difypkg")
+    assert path.stat().st_size < 1_000_000
 
 
 def test_the_zip_has_files_only_in_order_and_with_forward_slashes(
@@ -171,7 +208,7 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
         ("manifest.yaml", "name: dify_mlx_provider", "name: Dify MLX", "name is 'Dify MLX'"),
         ("manifest.yaml", "version: 0.1.0\n", "version: 0.1.0.dev1\n", "version is '0.1.0.dev1'"),
         ("pyproject.toml", 'version = "0.1.0"', 'version = "9.9.9"', "pyproject.toml 9.9.9"),
-        ("manifest.yaml", "icon: icon.svg", "icon: no.svg", "provider_assets/icons/no.svg is missing"),
+        ("manifest.yaml", "icon: icon.svg", "icon: no.svg", "_assets/no.svg is missing"),
         ("manifest.yaml", "assets/mlx.yaml", "assets/xlm.yaml", "provider_assets/xlm.yaml is missing"),
         ("manifest.yaml", "entrypoint: dify_mlx", "entrypoint: xlm", "nothing to run for the entrypoint"),
         ("manifest.yaml", "entrypoint: dify", "entry: dify", "a declaration lacks 'entrypoint'"),
@@ -180,7 +217,7 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
             "provider_assets/mlx.yaml",
             "icon_large_dark.svg",
             "no.svg",
-            "provider_assets/icons/no.svg is missing",
+            "_assets/no.svg is missing",
         ),
         ("provider_assets/mlx.yaml", "models/llm.py", "models/mll.py", "models/mll.py is missing"),
     ],
@@ -201,7 +238,11 @@ def test_every_fault_is_named_at_once(sources: Path) -> None:
     (sources / "provider_assets/icons/icon.svg").unlink()
     with pytest.raises(package.PackageError) as caught:
         package.build(sources)
-    assert len(str(caught.value).splitlines()) == 2
+    assert [line.partition(": ")[2] for line in str(caught.value).splitlines()] == [
+        "author is 'MLX-backend'; Dify wants [a-z0-9_-]{1,64}",
+        "icon: _assets/icon.svg is missing",
+        "icon_small: _assets/icon.svg is missing",
+    ]
 
 
 def test_a_missing_text_and_a_package_too_large_are_named(sources: Path) -> None:
