@@ -84,6 +84,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     adapter: str | None = None
+    priority: int = 0
     answer_format: AnswerFormat | None = None
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
@@ -101,6 +102,7 @@ class CompletionRequest:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     adapter: str | None = None
+    priority: int = 0
 
 
 class Service:
@@ -335,6 +337,7 @@ class Service:
                 constraint=constraint,
                 adapter=request.adapter,
                 patience=self._queue_seconds,
+                priority=request.priority,
             )
         )
 

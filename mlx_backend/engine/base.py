@@ -56,7 +56,7 @@ class GenerationRequest:
     `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit;
     memory is set aside for that many. `logprobs` asks for the chosen token's log probability and for that many
     of the likeliest beside it. `adapter` names a LoRA adapter the engine knows. `patience` is how many seconds
-    the request may wait for its turn.
+    the request may wait for its turn; of those who wait, one of a lower `priority` has its turn sooner.
     """
 
     prompt: Sequence[int]
@@ -68,6 +68,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     adapter: str | None = None
     patience: float | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from .base import EngineItem, GenerationRequest
 
 
+# A request has its turn as if one of the next better priority had come so much later. So nobody is overtaken for
+# ever, however many of the better ones keep coming.
+OVERTAKING_SECONDS = 30.0
+
+
 class Order(Enum):
     """What the thread is told beside requests."""
 
@@ -55,6 +60,11 @@ class Job:
         self.first = 0.0
         self.cached = 0
         self.tokens = 0
+
+    @property
+    def turn(self) -> tuple[float, int]:
+        """Its place in the line of those who wait."""
+        return self.born + OVERTAKING_SECONDS * self.request.priority, self.key
 
     def finished(self, reason: Literal["stop", "length"]) -> Finished:
         """Say that it is over and what it cost."""

@@ -13,9 +13,11 @@ Between two steps the thread reads its inbox to the end, so a new request waits 
 does a cancellation. With nothing to step it sleeps on the inbox. A job appears in the inbox when it is born
 and once more if its generation is closed; it departs exactly once.
 
-The waiting line is first come, first served; the batch says whether the first of it has room now. Below all
-of them are the warm-ups, prompts that are likely to come: they are read while nobody waits for anything, and
-put aside within a step when somebody does.
+The waiting line is first come, first served, among those of one priority; one of a lower number goes before
+those of a higher that came up to 30 seconds earlier (for each step between them), and behind those who have
+waited for longer. The batch says whether the first of the line has room now. Below all of them are the
+warm-ups, prompts that are likely to come: they are read while nobody waits for anything, and put aside within a
+step when somebody does.
 
 What a step raises is nobody's fault in particular. Those who were running are told, the batch is unloaded and
 loaded anew, those who wait go on waiting. If it fails again before any request was answered, those are told
@@ -36,7 +38,9 @@ import itertools
 import logging
 import math
 import threading
+from bisect import insort
 from collections import deque
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
@@ -89,7 +93,7 @@ class Scheduler:
         self._keys = itertools.count()
         self._arrived = 0  # written at the door
         self._departed = 0  # written by the engine thread
-        self._waiting: deque[Job] = deque()
+        self._waiting: list[Job] = []  # in the order of their turns
         self._warmups: deque[Warmup] = deque(maxlen=MOST_WARMUPS)
         self._warming: Warmup | None = None
         self._running: dict[int, Job] = {}
@@ -275,7 +279,7 @@ class Scheduler:
                 self._drop(job)
             case job:
                 self._put_warmup_aside()
-                self._waiting.append(job)
+                insort(self._waiting, job, key=attrgetter("turn"))
         return True
 
     def _drop(self, job: Job) -> None:
@@ -316,13 +320,13 @@ class Scheduler:
                 job.admitted = perf_counter()
                 self._batch.insert(job.key, job.request)
             except EngineError as error:
-                self._depart(self._waiting.popleft(), error)
+                self._depart(self._waiting.pop(0), error)
             except Exception as error:
                 log.exception("A request could not be started.")
                 failure = EngineError(f"The request could not be started: {error}")
-                self._depart(self._waiting.popleft(), failure)
+                self._depart(self._waiting.pop(0), failure)
             else:
-                self._running[job.key] = self._waiting.popleft()
+                self._running[job.key] = self._waiting.pop(0)
         while self._warmups and not (self._running or self._waiting or self._warming):
             warmup = self._warmups.popleft()
             try:

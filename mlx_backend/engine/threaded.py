@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .batch import Batch
 
 MOST_LOGPROBS = 20
+MOST_PRIORITY = 2**31 - 1
 
 
 class ThreadedEngine:
@@ -109,6 +110,8 @@ class ThreadedEngine:
             raise EngineRefused(f"max_tokens must be at least 1, not {request.max_tokens}.")
         if request.logprobs is not None and not 0 <= request.logprobs <= MOST_LOGPROBS:
             raise EngineRefused(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {request.logprobs}.")
+        if not -MOST_PRIORITY <= request.priority <= MOST_PRIORITY:
+            raise EngineRefused(f"A priority is at most {MOST_PRIORITY} from 0, not {request.priority}.")
         if request.adapter is not None and request.adapter not in self._facts.adapters:
             there = ", ".join(map(repr, self._facts.adapters)) or "none"
             raise EngineRefused(f"There is no adapter {request.adapter!r} here; there are: {there}.")

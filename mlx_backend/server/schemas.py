@@ -121,6 +121,7 @@ class _Body(_Lenient):
     xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop_strings)] = ()
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
 
@@ -241,6 +242,7 @@ class ChatBody(_Body):
             template_kwargs=self.chat_template_kwargs,
             sampling=self.sampling(),
             adapter=self.adapters,
+            priority=self.priority or 0,
             max_tokens=self.max_completion_tokens or self.max_tokens,
             stop=self.stop,
             logprobs=self._wanted_logprobs(),
@@ -271,6 +273,7 @@ class CompletionBody(_Body):
             prompt=_one_prompt(self.prompt),
             sampling=self.sampling(),
             adapter=self.adapters,
+            priority=self.priority or 0,
             max_tokens=self.max_tokens,
             stop=self.stop,
             logprobs=self.logprobs,

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from mlx_backend.engine.base import (
     TokenDelta,
 )
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.options import EngineOptions
 
 SOON = 60
 QUESTIONS = [
@@ -367,3 +370,25 @@ def test_stopping_in_mid_stream_tells_every_stream_and_leaves_no_thread(random_m
         with pytest.raises(EngineStopped):
             list(generation)
     assert threading.active_count() == before
+
+
+def test_an_urgent_prompt_is_read_before_others_that_came_a_little_earlier(random_model: Path) -> None:
+    def keys_by_first_token(*priorities: int) -> list[int]:
+        """Return the keys in the order in which their first tokens were said."""
+        batch = MLXBatch(random_model, EngineOptions(cache_bytes=0, prefill_chunk=16))
+        batch.load(lambda _part: None)
+        try:
+            for key, priority in enumerate(priorities):
+                batch.insert(key, GenerationRequest(prompt=[9 + key] * 60, max_tokens=1, priority=priority))
+                list(batch.step())  # the one before is being read already
+            first: list[int] = []
+            while len(first) < len(priorities):
+                first += [key for key, outcome in batch.step() if isinstance(outcome, TokenDelta)]
+            return first
+        finally:
+            batch.unload()
+            batch.close()
+
+    for priorities, order in (((0, 0, 0), [0, 1, 2]), ((1, 0, -1), [2, 1, 0])):
+        with ThreadPoolExecutor(1) as thread:  # MLX's streams belong to threads
+            assert thread.submit(keys_by_first_token, *priorities).result() == order

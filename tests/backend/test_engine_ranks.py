@@ -42,6 +42,7 @@ EVERYTHING = GenerationRequest(
     expected_tokens=5,
     logprobs=3,
     adapter="poet",
+    priority=-2,
 )
 
 

@@ -23,6 +23,7 @@ from mlx_backend.engine.base import (
     TokenDelta,
 )
 from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
+from mlx_backend.engine.jobs import OVERTAKING_SECONDS, Job
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer, Transcript
 
@@ -70,6 +71,48 @@ def test_more_requests_than_may_run_wait_in_line_in_their_order() -> None:
     with engine_of("aaa", "bbb", "ccc", max_concurrent=1) as engine:
         generations = [engine.generate(request()) for _ in range(3)]
         assert [text_of(generation) for generation in generations] == ["aaa", "bbb", "ccc"]
+
+
+def urgent(prompt: str, priority: int) -> GenerationRequest:
+    return replace(request(prompt), priority=priority)
+
+
+def begun(engine: ScriptedEngine) -> list[str]:
+    return [asked.prompt for asked in engine.requests]
+
+
+def test_of_those_who_wait_the_lowest_priority_number_goes_first_and_then_who_came_first() -> None:
+    with engine_of(*"xxxxxxx", max_concurrent=1, gated=True) as engine:
+        running = engine.generate(urgent("runs", 9))
+        engine.advance(1)
+        take(running, 1)
+        priorities = [("a", 1), ("b", 0), ("c", 1), ("d", -1), ("e", 0), ("f", -1)]
+        waiting = [engine.generate(urgent(name, priority)) for name, priority in priorities]
+        engine.advance(20)
+        for generation in [running, *waiting]:
+            list(generation)
+        assert begun(engine) == ["runs", "d", "f", "b", "e", "a", "c"]
+
+
+def test_nobody_is_overtaken_for_ever() -> None:
+    late, early = Job(1, urgent("late", 0)), Job(0, urgent("early", 1))
+    late.born = early.born + OVERTAKING_SECONDS / 2
+    assert late.turn < early.turn
+    late.born = early.born + OVERTAKING_SECONDS * 2
+    assert early.turn < late.turn
+
+
+def test_one_that_leaves_the_line_leaves_the_others_in_their_order() -> None:
+    with engine_of(*"xxxx", max_concurrent=1, gated=True) as engine:
+        running = engine.generate(request("runs"))
+        engine.advance(1)
+        take(running, 1)
+        waiting = [engine.generate(urgent(name, at)) for name, at in (("a", 2), ("b", 0), ("c", 1))]
+        waiting[1].close()
+        engine.advance(20)
+        for generation in (running, waiting[0], waiting[2]):
+            list(generation)
+        assert begun(engine) == ["runs", "c", "a"]
 
 
 def test_a_full_line_is_refused_with_a_time_to_come_back() -> None:

@@ -82,6 +82,8 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": True}, "temperature", "true"),
     ({"top_p": 1.5}, "top_p", "1.5"),
     ({"top_k": 1.5}, "top_k", "1.5"),
+    ({"priority": "high"}, "priority", "high"),
+    ({"priority": 2**31}, "priority", "less than"),
     ({"max_tokens": 0}, "max_tokens", "greater than 0"),
     ({"max_tokens": -5}, "max_tokens", "-5"),
     ({"max_tokens": 1.5}, "max_tokens", "1.5"),

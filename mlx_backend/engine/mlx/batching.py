@@ -11,6 +11,7 @@ mistake in it is its own.
 from __future__ import annotations
 
 import logging
+from bisect import insort
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 
 DEVICE = Turns()  # one for all engines of the process
 EXPECTED_TOKENS = 2048  # set aside for a reply whose length nobody knows
+OVERTAKEN = 32  # requests that a prompt of the next better priority may come later and still be read first
 WORTH_KEEPING = 64  # tokens of a prompt that was given up half-way
 STEPS_BETWEEN_CLEANINGS = 512
 
@@ -183,7 +185,8 @@ class MLXBatch:
         marks = {*row.request.checkpoints, end - 1} if self._keeps else {end - 1}
         if row.request.max_tokens == 0:  # to be kept whole, and nothing said behind it
             marks = set()
-        self._readings.append(Reading(row, tuple(sorted({mark for mark in marks if mark > 0} | {end}))))
+        reading = Reading(row, tuple(sorted({mark for mark in marks if mark > 0} | {end})))
+        insort(self._readings, reading, key=_turn)
         self._rows[row.key] = row
 
     def _shrink_prefixes(self) -> None:
@@ -220,7 +223,7 @@ class MLXBatch:
         yield from self._make_room(decoder)
 
     def _make_room(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
-        """Set more aside for replies that grow longer than expected, or put the youngest off until it fits."""
+        """Set more aside for replies that grow longer than expected, or put the least urgent off until it fits."""
         for row in list(decoder.rows):
             if row in self._put_off or len(row.tokens) < self._ledger.reserved(row.key):
                 continue
@@ -236,7 +239,7 @@ class MLXBatch:
                     self._forget(row)
                     yield row.key, Ended("length")
                     break
-                self._put_one_off(max(others, key=lambda other: other.key))
+                self._put_one_off(max(others, key=lambda other: (other.request.priority, other.key)))
 
     def _put_one_off(self, row: Row) -> None:
         """Take a reply out; it is read again, from its prompt to its last word, when there is room."""
@@ -413,6 +416,12 @@ class MLXBatch:
             self._reads_ahead = True
             return True
         return position in (request.checkpoints[:1] if self._reads_ahead else request.checkpoints)
+
+
+def _turn(reading: Reading) -> int:
+    """Whose prompt is read first. Time has no part in it: it would differ between processes that share a model."""
+    row = reading.row
+    return row.key + OVERTAKEN * row.request.priority
 
 
 def _failure(row: Row) -> EngineError:
