@@ -17,7 +17,9 @@ from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.ranks import launched
 from mlx_backend.grammar import GrammarError, Grammars
+from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription, describe
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.prompt import Prompt, PromptBuilder
 from mlx_backend.reasoning_store import ReasoningStore
@@ -130,6 +132,20 @@ class Service:
         self._prompts = PromptBuilder(tokenizer, DIALECTS[self._dialect])
         self._grammars = Grammars(tokenizer, DIALECTS[self._dialect])
         self._thoughts = ReasoningStore()
+
+    def description(self) -> ModelDescription:
+        """What this model can do."""
+        engine, tokenizer = self.engine, self.engine.tokenizer
+        return describe(
+            template=tokenizer.chat_template,
+            control_tokens=tokenizer.special_tokens.values(),
+            vocabulary_size=tokenizer.vocabulary_size,
+            context_length=engine.context_length,
+            advice=engine.sampling_defaults,
+            defaults=self.defaults,
+            server_effort=self._effort,
+            one_process=launched() is None,
+        )
 
     def chat(self, request: ChatRequest) -> Reply:
         """Begin a reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
@@ -345,7 +361,7 @@ class Service:
         """The request's own wishes, then the model's defaults, then what its makers advise."""
         return Sampling(
             **{
-                "temperature": 1.0,
+                "temperature": DEFAULT_TEMPERATURE,
                 **self.engine.sampling_defaults,
                 **self.defaults.sampling,
                 **request.sampling,

@@ -247,22 +247,50 @@ def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
     return found, switched_on
 
 
-_GPT_OSS = {
-    Effort.NONE: "low",  # gpt-oss cannot be told not to reason; low is the least it knows
-    Effort.MINIMAL: "low",
-    Effort.LOW: "low",
-    Effort.MEDIUM: "medium",
-    Effort.HIGH: "high",
-    Effort.XHIGH: "high",
+_WORDS_OF_TEMPLATES = {
+    Effort.NONE: Effort.LOW,  # gpt-oss cannot be told not to reason; low is the least it knows
+    Effort.MINIMAL: Effort.LOW,
+    Effort.LOW: Effort.LOW,
+    Effort.MEDIUM: Effort.MEDIUM,
+    Effort.HIGH: Effort.HIGH,
+    Effort.XHIGH: Effort.HIGH,
 }
 
 
 def template_kwargs(effort: Effort, traits: TemplateTraits) -> dict[str, Any]:
-    """Return what the model's chat template is to be told: a word, a switch, or nothing."""
+    """Return what the model's chat template is to be told: a word, a switch, both, or nothing."""
+    reasons = effort is not Effort.NONE
+    match traits.effort:
+        case None:
+            return {}
+        case "reasoning_effort":
+            told: dict[str, Any] = {"reasoning_effort": _WORDS_OF_TEMPLATES[effort].value}
+            return told | ({traits.switch: reasons} if traits.switch else {})
+        case switch_alone:
+            return {switch_alone: reasons}
+
+
+def choices(traits: TemplateTraits) -> tuple[Effort, ...]:
+    """List the efforts that make a difference to a model; none for one that does not reason.
+
+    low, medium, high     its template reads a word (gpt-oss); and none before them if it reads a switch besides
+    none, medium          its template reads a switch (Qwen3): it reasons or it does not
+    medium                it always reasons, and nothing tells it how much (DeepSeek-R1)
+    """
     match traits.effort:
         case "reasoning_effort":
-            return {"reasoning_effort": _GPT_OSS[effort]}
-        case "enable_thinking":
-            return {"enable_thinking": effort is not Effort.NONE}
+            words = (Effort.LOW, Effort.MEDIUM, Effort.HIGH)
+            return (Effort.NONE, *words) if traits.switch else words
+        case None:
+            return (Effort.MEDIUM,) if traits.reasons else ()
         case _:
-            return {}
+            return (Effort.NONE, Effort.MEDIUM)
+
+
+def nearest(effort: Effort, traits: TemplateTraits) -> Effort | None:
+    """Return which of a model's choices an effort comes to; None if it has none."""
+    there = choices(traits)
+    if effort in there:
+        return effort
+    word = _WORDS_OF_TEMPLATES[effort]
+    return word if word in there else next(iter(there[-1:]), None)

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from .dialects.think import OPENERS
 from .json_values import too_deep
 
 if TYPE_CHECKING:
@@ -30,8 +31,14 @@ class TemplateTraits:
 
     reasoning_key: str | None = None
     """The message key it renders reasoning from."""
-    effort: Literal["reasoning_effort", "enable_thinking"] | None = None
-    """The keyword argument it reads the effort from."""
+    effort: Literal["reasoning_effort", "enable_thinking", "thinking"] | None = None
+    """The keyword argument it reads the effort from: a word, or (the other two) whether to reason at all."""
+    switch: Literal["enable_thinking", "thinking"] | None = None
+    """The keyword argument that switches reasoning off, of a template that reads a word besides."""
+    writes_blocks: bool = False
+    """It opens, closes or looks for a block of reasoning such as `<think>`."""
+    reads_tools: bool = False
+    """It tells the model which tools there are."""
     one_call_per_message: bool = False
     """It renders only `tool_calls[0]` (gpt-oss)."""
     quotes_tool_results: bool = False
@@ -47,6 +54,11 @@ class TemplateTraits:
     refused: tuple[str, ...] = ()
     """Texts it raises an exception for in an assistant's message, even where they are only quoted (gpt-oss)."""
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the model is one that reasons, as far as its template tells."""
+        return bool(self.effort or self.reasoning_key or self.writes_blocks)
+
     @classmethod
     def of(cls, chat_template: str | None) -> TemplateTraits:
         """Read the traits off a template's source."""
@@ -55,16 +67,19 @@ class TemplateTraits:
             r"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])(thinking|reasoning_content|reasoning)\b"""
         )
         keys = set(reads.findall(source))
+        switch = _switch(source)
+        says_how_much = "reasoning_effort" in source
         refuses_system = re.search(r"raise_exception\([^)]*[Ss]ystem role", source) is not None
         return cls(
             reasoning_key=next(
                 (k for k in ("thinking", "reasoning_content", "reasoning") if k in keys), None
             ),
-            effort="reasoning_effort"
-            if "reasoning_effort" in source
-            else "enable_thinking"
-            if "enable_thinking" in source
-            else None,
+            effort="reasoning_effort" if says_how_much else switch,
+            switch=switch if says_how_much else None,
+            writes_blocks=any(
+                marker in source for marker in (*OPENERS, *OPENERS.values(), "<|channel|>analysis")
+            ),
+            reads_tools=re.search(r"(?<![\w.])tools\b", source) is not None,
             one_call_per_message="tool_calls[0]" in source,
             quotes_tool_results=re.search(r"message\.content\s*\|\s*tojson", source) is not None,
             system_role=not refuses_system,
@@ -75,9 +90,19 @@ class TemplateTraits:
         )
 
 
+def _switch(source: str) -> Literal["enable_thinking", "thinking"] | None:
+    """Find the keyword argument that says whether to reason. Many templates have a variable `thinking`."""
+    if "enable_thinking" in source:
+        return "enable_thinking"
+    asked_for = re.search(r"(?<![\w.'\"])thinking is (?:not )?defined", source)
+    return "thinking" if asked_for else None
+
+
 GPT_OSS = TemplateTraits(
     reasoning_key="thinking",
     effort="reasoning_effort",
+    writes_blocks=True,
+    reads_tools=True,
     one_call_per_message=True,
     quotes_tool_results=True,
     refused=("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),

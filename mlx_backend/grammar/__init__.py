@@ -13,6 +13,6 @@ which is imported when the first of them is made.
 from __future__ import annotations
 
 from .errors import GrammarError
-from .grammars import Grammars, Spec
+from .grammars import Grammars, Spec, can_hold
 
-__all__ = ["GrammarError", "Grammars", "Spec"]
+__all__ = ["GrammarError", "Grammars", "Spec", "can_hold"]

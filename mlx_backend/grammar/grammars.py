@@ -12,16 +12,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.conversation.dialects.harmony import HARMONY
+from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import THINK
 from mlx_backend.conversation.json_values import shown
 
 from .blocks import BlockTurns
 from .compiling import Matchers, Rule, choice_rule, lark_rule, regex_rule, schema_rule
 from .errors import GrammarError
-from .harmony import HarmonyTurns
+from .harmony import NEEDED, HarmonyTurns
 from .plan import Plan
 from .turns import Turn
-from .vocabulary import Vocabulary
+from .vocabulary import MOST_TOKENS, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -153,6 +154,14 @@ class Grammars:
             return HarmonyTurns(self._vocabulary, self._matchers)
         thinks = self._dialect.name == THINK.name
         return BlockTurns(self._vocabulary, self._matchers, thinks=thinks, ends=self._ends)
+
+
+def can_hold(dialect: Dialect, control_tokens: Collection[str], vocabulary_size: int | None) -> bool:
+    """Whether the replies of a model with these tokens can be held, as far as that is known without its vocabulary."""
+    if vocabulary_size is not None and vocabulary_size > MOST_TOKENS:
+        return False
+    there = set(control_tokens)
+    return there.issuperset(NEEDED) if dialect.name == HARMONY.name else not there.isdisjoint(END_MARKERS)
 
 
 class _Turns(Protocol):

@@ -30,13 +30,15 @@ if TYPE_CHECKING:
     from .turns import Place, Way
     from .vocabulary import Vocabulary
 
+NEEDED = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
+"""The control tokens a turn is made of."""
+
 
 class HarmonyTurns:
     """The turns of one model that speaks Harmony."""
 
     def __init__(self, vocabulary: Vocabulary, matchers: Matchers) -> None:
-        needed = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
-        if missing := [marker for marker in needed if marker not in vocabulary.ids]:
+        if missing := [marker for marker in NEEDED if marker not in vocabulary.ids]:
             raise GrammarError(
                 "Replies cannot be held to a grammar with this model: its tokenizer has no "
                 f"{', '.join(missing)} among its control tokens."

@@ -120,6 +120,12 @@ class Catalogue:
             )
         raise UnknownModel(f"The model {shown} is not served here. {_there(name, listing)}")
 
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """The other names by which a model was configured, but for those that another one has."""
+        names = self._listing.names
+        spec = names.get(name)
+        return tuple(alias for alias in spec.aliases if names.get(alias) is spec) if spec else ()
+
     def may_download(self, spec: ModelSpec) -> bool:
         """Whether loading it may fetch files."""
         return self._allow_download or spec.named_on_command_line

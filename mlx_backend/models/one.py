@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from mlx_backend.service import Service
 
+    from .description import ModelDescription
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
@@ -24,8 +26,8 @@ class ModelStatus:
     running: int = 0  # requests, as its engine counts them
     waiting: int = 0
     pinned: bool = False
-    context_length: int | None = None  # known once it is loaded
     detail: str = ""
+    aliases: tuple[str, ...] = ()  # the other names it is listed by
 
 
 class Lease(Protocol):
@@ -58,6 +60,10 @@ class Models(Protocol):
 
     def state(self, name: str) -> ModelStatus:
         """One of them, by any of its names. Raises UnknownModel or ModelNotAllowed."""
+        ...
+
+    def describe(self, name: str) -> ModelDescription:
+        """What one of them can do, in memory or not. Raises UnknownModel or ModelNotAllowed."""
         ...
 
     def unload(self, name: str) -> str:
@@ -93,6 +99,11 @@ class OneModel:
         self.acquire(name, 0)
         return state_of(self._service, pinned=True)
 
+    def describe(self, name: str) -> ModelDescription:
+        """Say what it can do."""
+        self.acquire(name, 0)
+        return self._service.description()
+
     def unload(self, name: str) -> str:
         """It stays."""
         self.acquire(name, 0)
@@ -100,7 +111,12 @@ class OneModel:
 
 
 def state_of(
-    service: Service, *, name: str | None = None, pinned: bool = False, in_use: int = 0
+    service: Service,
+    *,
+    name: str | None = None,
+    pinned: bool = False,
+    in_use: int = 0,
+    aliases: tuple[str, ...] = (),
 ) -> ModelStatus:
     """Describe a model that is in memory."""
     status = service.engine.status()
@@ -112,7 +128,7 @@ def state_of(
         detail=status.detail,
         pinned=pinned,
         in_use=in_use,
-        context_length=service.engine.context_length,
+        aliases=aliases,
     )
 
 

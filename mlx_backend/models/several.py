@@ -9,9 +9,11 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mlx_backend.engine.ranks import launched
 from mlx_backend.service import Service
 
-from .errors import ModelPinned
+from .description import Folders, ModelDescription
+from .errors import ModelPinned, UnknownModel
 from .one import ModelStatus, state_of
 from .residency import Residency, Unloading
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from .catalogue import Catalogue
     from .residency import Hold
     from .resident import ModelState
-    from .spec import ModelSpec
+    from .spec import ModelDefaults, ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class SeveralModels:
         self._options = options
         self._settings = settings
         self._default_name = default_name
+        self._folders = Folders()
         self._residency: Residency[Service] = Residency(
             catalogue,
             self._load,
@@ -76,16 +79,38 @@ class SeveralModels:
     def states(self) -> Sequence[ModelStatus]:
         """Every model that can be served; the default first."""
         services = self._residency.services()
-        told = [_told(state, services.get(state.name)) for state in self._residency.states()]
+        told = [
+            _told(state, services.get(state.name), self._catalogue.aliases(state.name))
+            for state in self._residency.states()
+        ]
         return sorted(told, key=lambda status: status.name != self._default_name)
 
     def state(self, name: str) -> ModelStatus:
         """One of them, by any of its names. Raises UnknownModel or ModelNotAllowed."""
-        if name in ("", "default") and self._default_name is not None:
-            name = self._default_name
-        found = self._catalogue.find(name).name
+        found = self._find(name).name
         nothing_yet = ModelStatus(name=found, state="unloaded", percent=0)
         return next((status for status in self.states() if status.name == found), nothing_yet)
+
+    def describe(self, name: str) -> ModelDescription:
+        """What one of them can do, from its folder if it is not in memory."""
+        spec = self._find(name)
+        options, defaults = spec.options(self._options), self._defaults(spec)
+        if (service := self._residency.services().get(spec.name)) is not None:
+            return replace(service.description(), adapters=tuple(options.adapters))
+        folder = self._catalogue.folder(spec)
+        if folder is None:
+            return ModelDescription(
+                context_length=options.context_length,
+                sampling=defaults.sampling,
+                adapters=tuple(options.adapters),
+            )
+        return self._folders.describe(
+            folder,
+            options=options,
+            defaults=defaults,
+            server_effort=self._settings.reasoning_effort,
+            one_process=launched() is None,
+        )
 
     def effort(self, name: str) -> Effort | None:
         """The effort a model is set to, if it is."""
@@ -102,27 +127,39 @@ class SeveralModels:
         """End everything."""
         self._residency.stop(patience=30)
 
+    def _find(self, name: str) -> ModelSpec:
+        try:
+            return self._catalogue.find(name)
+        except UnknownModel:
+            if name in ("", "default") and self._default_name is not None:
+                return self._catalogue.find(self._default_name)
+            raise
+
     def _load(self, spec: ModelSpec, report: Callable[[float], None]) -> Service:
         options = spec.options(self._options)
         options = replace(options, allow_download=self._catalogue.may_download(spec))
         settings = self._settings
         engine = self._load_engine(spec, options, report)
-        defaults = spec.defaults
-        if defaults.temperature is None and settings.temperature is not None:
-            defaults = replace(defaults, temperature=settings.temperature)
         return Service(
             engine,
-            defaults=defaults,
+            defaults=self._defaults(spec),
             effort=settings.reasoning_effort,
             max_tokens=settings.max_tokens,
             queue_seconds=settings.queue_seconds,
             prewarm=settings.prewarm,
         )
 
+    def _defaults(self, spec: ModelSpec) -> ModelDefaults:
+        """The model's own, and the server's where it has none."""
+        defaults, temperature = spec.defaults, self._settings.temperature
+        if defaults.temperature is None and temperature is not None:
+            return replace(defaults, temperature=temperature)
+        return defaults
 
-def _told(state: ModelState, service: Service | None) -> ModelStatus:
+
+def _told(state: ModelState, service: Service | None, aliases: tuple[str, ...]) -> ModelStatus:
     if service is not None:
-        return state_of(service, name=state.name, pinned=state.pinned, in_use=state.in_use)
+        return state_of(service, name=state.name, pinned=state.pinned, in_use=state.in_use, aliases=aliases)
     return ModelStatus(
         name=state.name,
         state=state.state,
@@ -130,4 +167,5 @@ def _told(state: ModelState, service: Service | None) -> ModelStatus:
         in_use=state.in_use,
         pinned=state.pinned,
         detail=state.error or "",
+        aliases=aliases,
     )

@@ -18,8 +18,11 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 
 from mlx_backend import __version__
+from mlx_backend.models.description import ModelDescription
+from mlx_backend.models.errors import ModelError
 from mlx_backend.server import auth, wire
 from mlx_backend.server.errors import ApiError, as_api_error
+from mlx_backend.server.listing import model_object, model_objects
 from mlx_backend.server.logprobs import ChatLogprobs, TextLogprobs
 from mlx_backend.server.replies import RunningReply, json_response, names
 from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
@@ -140,12 +143,16 @@ class App:
 
     def on_models(self, _request: Request) -> Response:
         """List the models that can be served."""
-        data = [self._model_object(state) for state in self._models.states()]
+        data: list[dict[str, Any]] = []
+        for status in self._models.states():
+            data += model_objects(status, self._described(status), self._started)
         return json_response({"object": "list", "data": data})
 
     def on_model(self, _request: Request, name: str) -> Response:
         """Describe one."""
-        return json_response(self._model_object(self._models.state(name)))
+        status = self._models.state(name)
+        alias = name if name in status.aliases else None
+        return json_response(model_object(status, self._described(status), self._started, alias=alias))
 
     def on_unload(self, _request: Request, name: str) -> Response:
         """Take a model out of memory."""
@@ -277,17 +284,11 @@ class App:
         response.headers.extend(error.headers)
         return response
 
-    def _model_object(self, state: ModelStatus) -> dict[str, Any]:
-        told: dict[str, Any] = {
-            "id": state.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "mlx-backend",
-            "state": state.state,
-        }
-        if state.context_length is not None:
-            told |= {"context_length": state.context_length, "max_model_len": state.context_length}
-        return told
+    def _described(self, status: ModelStatus) -> ModelDescription:
+        try:
+            return self._models.describe(status.name)
+        except ModelError:  # it has left the list since a moment ago
+            return ModelDescription()
 
 
 class Visits:

@@ -11,7 +11,7 @@ from running_server import RunningServer, running, served
 
 from mlx_backend.engine.base import Engine, EngineError
 from mlx_backend.engine.options import EngineOptions
-from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.models import configuration
 from mlx_backend.models.catalogue import Catalogue
 from mlx_backend.models.several import SeveralModels
@@ -86,7 +86,8 @@ def serving(workshop: Workshop, folder: Path, **chosen: Any) -> Iterator[Running
 
 
 def states(server: RunningServer) -> dict[str, str]:
-    return {model["id"]: model["state"] for model in server.call("/v1/models")[1]["data"]}
+    listed = server.call("/v1/models")[1]["data"]
+    return {model["id"]: model["state"] for model in listed if "root" not in model}
 
 
 def answer(server: RunningServer, **fields: Any) -> str:
@@ -112,6 +113,38 @@ def test_each_model_has_defaults_of_its_own(workshop: Workshop, tmp_path: Path) 
         assert large.request.max_tokens == 77
         assert "Reasoning: medium" in small.prompt
         assert "Reasoning: high" in large.prompt
+
+
+def test_an_alias_is_listed_like_the_model_it_stands_for(workshop: Workshop, tmp_path: Path) -> None:
+    with serving(workshop, tmp_path) as server:
+        listed = {model["id"]: model for model in server.call("/v1/models")[1]["data"]}
+        assert list(listed) == ["small", "gpt-4o", "large"]
+        assert listed["gpt-4o"] == listed["small"] | {"id": "gpt-4o", "root": "small"}
+        assert "root" not in listed["small"]
+        for name, model in listed.items():
+            assert server.call(f"/v1/models/{name}") == (200, model)
+        assert server.call("/v1/models/default") == (200, listed["small"])
+
+
+def test_a_model_is_described_before_it_is_loaded(workshop: Workshop, tmp_path: Path) -> None:
+    with serving(workshop, tmp_path, temperature=0.9) as server:
+        (tmp_path / "large" / "chat_template.jinja").write_text(HARMONY_TEMPLATE)
+        (tmp_path / "large" / "config.json").write_text('{"max_position_embeddings": 512}')
+        _, large = server.call("/v1/models/large")
+        assert large.pop("created") > 0
+        assert large == {
+            "id": "large",
+            "object": "model",
+            "owned_by": "mlx-backend",
+            "state": "unloaded",
+            "type": "llm",
+            "context_length": 512,
+            "max_model_len": 512,
+            "capabilities": ["completion", "thinking", "tools"],
+            "reasoning": {"efforts": ["low", "medium", "high"], "default": "high"},
+            "sampling_defaults": {"temperature": 0.3},
+        }
+        assert workshop.loads == ["small"], "nothing was loaded for it"
 
 
 def test_while_a_model_loads_others_answer_and_health_says_how_far_it_is(

@@ -25,6 +25,7 @@ from huggingface_hub.errors import (
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_config
 
+from .. import model_files
 from ..base import EngineError, EngineRefused
 from ..options import EngineOptions
 from .sharding import shard
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Where configurations write how many positions a model was made for.
-_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _PIECE = 1 << 30
 _ADAPTER_PARTS = ("lora_a", "lora_b", "m")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -90,7 +89,6 @@ def load_model(
             tokenizer.render([{"role": "user", "content": "hello"}], None)
         except EngineRefused as error:
             raise EngineError(f"The chat template that was given does not work. {error}") from error
-    config |= config.get("text_config", {})  # where models that also see keep what concerns text
     return LoadedModel(
         name=name,
         folder=folder,
@@ -98,7 +96,7 @@ def load_model(
         tokenizer=tokenizer,
         end_tokens=frozenset(wrapper.eos_token_ids),
         context_length=_context_length(config),
-        sampling_defaults=_sampling_defaults(folder),
+        sampling_defaults=model_files.sampling_advice(folder),
     )
 
 
@@ -196,26 +194,7 @@ def _evaluate(network: Any, report: Callable[[float], None]) -> None:
 
 
 def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    return int(size or len(wrapper))
-
-
-def _sampling_defaults(folder: Path) -> dict[str, float]:
-    """Read what the model's makers advise; greedy if they say do_sample is false."""
-    try:
-        written = json.loads((folder / "generation_config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(written, dict):
-        return {}
-    advice = {
-        name: written[name]
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        if isinstance(written.get(name), int | float) and not isinstance(written.get(name), bool)
-    }
-    if written.get("do_sample") is False:
-        advice["temperature"] = 0.0
-    return advice
+    return model_files.vocabulary_size(config) or len(wrapper)
 
 
 def _find(model: str, *, allow_download: bool) -> tuple[Path, str]:
@@ -277,12 +256,11 @@ def _read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def _context_length(config: dict[str, Any]) -> int:
-    for key in _CONTEXT_KEYS:
-        if isinstance(length := config.get(key), int) and length > 0:
-            return length
-    log.warning("The model does not say how long its context is; 4096 tokens are assumed.")
-    return 4096
+def _context_length(config: Mapping[str, Any]) -> int:
+    length = model_files.context_length(config)
+    if length is None:
+        log.warning("The model does not say how long its context is; 4096 tokens are assumed.")
+    return length or 4096
 
 
 def _to_float32(network: Any, name: str) -> None:
