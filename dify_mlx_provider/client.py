@@ -7,77 +7,120 @@ nobody listens any more.
     ServerError
     ├── Unreachable      nobody answers at the address
     ├── Unavailable      a server answers, but cannot serve now (5xx, silent, broken off in mid-answer)
-    ├── Overloaded       it asks us to wait (429)
+    ├── Overloaded       it asks us to wait (429, or its queue is full)
     ├── KeyRefused       it does not take our key (401, 403)
     └── Refused          it does not take the request (other 4xx), or does not speak OpenAI's protocol
         └── ModelNotFound
+
+A server that says when to come again (`Retry-After`: it is loading the model, or its queue is full) is asked again,
+for as long as a silent one would be waited for.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import time
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import requests
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from . import body as bodies
+from .faults import (
+    KeyRefused,
+    ModelNotFound,
+    Overloaded,
+    Refused,
+    ServerError,
+    Unavailable,
+    Unreachable,
+    from_status,
+    stated,
+)
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+
     from .credentials import Credentials
+
+__all__ = [
+    "Client", "KeyRefused", "ModelNotFound", "Overloaded", "Refused", "ServerError", "Unavailable", "Unreachable",
+]  # fmt: skip
 
 CONNECT_TIMEOUT = 10.0
 """Seconds to wait for a connection; how long a silent server is waited for is the user's setting."""
 
-LONGEST_QUOTE = 500
-"""Characters of a server's own words that are passed on."""
+LONGEST_WAIT = 300.0
+"""Seconds a server that asks us to come again is asked; Dify gives a call up after 600."""
 
-_A_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
+SHORTEST_PAUSE = 0.5
 
+LONGEST_ERROR = 65_536
+"""Bytes of an error's body that are looked at."""
 
-class ServerError(Exception):
-    """Something went wrong between us and the server; the text is for people."""
-
-
-class Unreachable(ServerError):
-    """Nobody answers at the address."""
+_MOST_NAMES = 12
 
 
-class Unavailable(ServerError):
-    """A server answers, but cannot serve now."""
+class _Bearer(requests.auth.AuthBase):
+    """Our key and no other: without an `auth` of its own, requests would take one from the user's .netrc."""
 
+    def __init__(self, key: str) -> None:
+        self._key = key
 
-class Overloaded(ServerError):
-    """The server asks us to wait."""
-
-
-class KeyRefused(ServerError):
-    """The server does not take our key."""
-
-
-class Refused(ServerError):
-    """The server does not take the request."""
-
-
-class ModelNotFound(Refused):
-    """The server does not serve the model."""
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._key:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+        return request
 
 
 class Client:
-    """Talks to one server."""
+    """Talks to one server. `pause` waits some seconds."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, *, pause: Callable[[float], None] = time.sleep) -> None:
         self._credentials = credentials
+        self._pause = pause
 
     def models(self) -> list[str]:
         """Return the ids of the models the server serves."""
-        response = self._send("GET", "/models")
-        with response:
+        try:
+            return [str(model["id"]) for model in self.ask("GET", "/models")["data"]]
+        except (KeyError, TypeError) as error:
+            raise self._not_openai() from error
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT,
+    ) -> Any:
+        """Send a request whose answer is one JSON value; return the value."""
+        with self._send(method, path, body, (connect_timeout, timeout)) as response:
             try:
-                listed = response.json()["data"]
-                return [str(model["id"]) for model in listed]
-            except (ValueError, KeyError, TypeError) as error:
+                return bodies.whole(_arriving(response))
+            except bodies.Malformed as error:
                 raise self._not_openai() from error
+            except (ReadTimeoutError, requests.exceptions.Timeout) as error:
+                raise self._silent() from error
+            except (HTTPError, requests.exceptions.RequestException, OSError) as error:
+                raise self._broken_off() from error
+
+    def patiently(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
+        """Send a request; while the server asks us to come again, do so. The response's body is not read yet."""
+        patience = min(self._credentials.timeout, LONGEST_WAIT)
+        while True:
+            try:
+                return self._send(method, path, body)
+            except ServerError as error:
+                wait = max(error.retry_after or 0.0, SHORTEST_PAUSE)
+                if error.retry_after is None or wait > patience:
+                    raise
+            patience -= wait
+            self._pause(wait)
 
     def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Send a chat request; return its chunks. What is wrong before the first chunk is raised here, not later.
@@ -86,33 +129,47 @@ class Client:
         its list and sent its first model.
         """
         try:
-            response = self._send("POST", "/chat/completions", body)
-        except ModelNotFound:
-            served = self.models() if body.get("model") == "default" else []
+            response = self.patiently("POST", "/chat/completions", body)
+        except ModelNotFound as error:
+            served = self._served()
             if not served:
                 raise
-            response = self._send("POST", "/chat/completions", {**body, "model": served[0]})
+            if body.get("model") != "default":
+                raise error.with_list(served[:_MOST_NAMES]) from error
+            response = self.patiently("POST", "/chat/completions", {**body, "model": served[0]})
         return self._chunks(response)
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
+    def _served(self) -> list[str]:
+        try:
+            return self.models()
+        except ServerError:
+            return []
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeouts: tuple[float, float | None] = (CONNECT_TIMEOUT, None),
+    ) -> requests.Response:
         url = self._credentials.base_url + path
-        headers = {"Accept": "text/event-stream, application/json"}
-        if self._credentials.api_key:
-            headers["Authorization"] = f"Bearer {self._credentials.api_key}"
         try:
             response = requests.request(
                 method,
                 url,
                 json=body,
-                headers=headers,
+                headers={"Accept": "text/event-stream, application/json"},
+                auth=_Bearer(self._credentials.api_key),
                 stream=True,
-                timeout=(CONNECT_TIMEOUT, self._credentials.timeout),
+                timeout=(timeouts[0], timeouts[1] or self._credentials.timeout),
                 allow_redirects=False,
             )
         except requests.exceptions.ConnectTimeout as error:
             raise self._nobody_there() from error
         except requests.exceptions.Timeout as error:
             raise self._silent() from error
+        except requests.exceptions.SSLError as error:
+            raise self._no_tls() from error
         except (requests.exceptions.ConnectionError, requests.exceptions.InvalidURL) as error:
             raise self._nobody_there() from error
         except requests.exceptions.RequestException as error:
@@ -126,52 +183,59 @@ class Client:
 
     def _chunks(self, response: requests.Response) -> Generator[dict[str, Any], None, None]:
         with response:
+            pieces = _arriving(response)
             try:
-                if "text/event-stream" in response.headers.get("Content-Type", ""):
-                    yield from self._events(response)
-                else:
-                    yield _as_chunk(self._whole(response))
+                beginning = b""
+                if "text/event-stream" not in response.headers.get("Content-Type", ""):
+                    beginning = next((piece for piece in pieces if piece.strip()), b"")
+                    if not bodies.is_event_stream(beginning):
+                        yield self._as_chunk(bodies.whole(chain([beginning], pieces)))
+                        return
+                yield from self._events(chain([beginning], pieces))
             except (ReadTimeoutError, requests.exceptions.Timeout) as error:
                 raise self._silent() from error
+            except bodies.Malformed as error:
+                if "text/event-stream" not in response.headers.get("Content-Type", ""):
+                    raise self._not_openai() from error
+                raise self._broken_off() from error
             except (HTTPError, requests.exceptions.RequestException, OSError) as error:
                 raise self._broken_off() from error
 
-    def _events(self, response: requests.Response) -> Iterator[dict[str, Any]]:
+    def _events(self, pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         finished = False
-        for line in lines(_arriving(response)):
-            if not line.startswith("data:"):
-                continue  # comments keep the connection alive; other fields say nothing to us
-            data = line[5:].strip()
-            if data == "[DONE]":
-                return
-            try:
-                chunk = json.loads(data)
-            except ValueError:
-                if finished:
+        try:
+            for chunk in bodies.objects(pieces):
+                if chunk is bodies.DONE:
                     return
-                raise self._broken_off() from None
-            if not isinstance(chunk, dict):
-                raise self._not_openai()
-            if chunk.get("error"):
-                raise _stated_error(chunk["error"])
-            finished = finished or any(
-                isinstance(choice, dict) and choice.get("finish_reason")
-                for choice in chunk.get("choices") or ()
-            )
-            yield chunk
+                if not isinstance(chunk, dict):
+                    raise self._not_openai()
+                if chunk.get("error"):
+                    raise stated(chunk["error"])
+                choices = chunk.get("choices")
+                finished = finished or any(
+                    isinstance(choice, dict) and choice.get("finish_reason")
+                    for choice in (choices if isinstance(choices, list) else ())
+                )
+                yield chunk
+        except (bodies.Malformed, HTTPError, requests.exceptions.RequestException, OSError):
+            if finished:
+                return  # nothing was missing but a farewell
+            raise
         if not finished:
             raise self._broken_off()
 
-    def _whole(self, response: requests.Response) -> dict[str, Any]:
-        try:
-            answer = json.loads(response.content)
-        except ValueError as error:
-            raise self._not_openai() from error
+    def _as_chunk(self, answer: Any) -> dict[str, Any]:
+        """A whole completion as the one chunk of a stream."""
         if isinstance(answer, dict) and answer.get("error"):
-            raise _stated_error(answer["error"])
+            raise stated(answer["error"])
         if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
             raise self._not_openai()
-        return answer
+        choices = [
+            {**choice, "delta": choice.get("message") or {}}
+            for choice in answer["choices"]
+            if isinstance(choice, dict)
+        ]
+        return {**answer, "choices": choices}
 
     # -- sentences ---------------------------------------------------------------------------------
 
@@ -179,6 +243,12 @@ class Client:
         return Unreachable(
             f"no server at {self._credentials.base_url}: start it with `mlx-backend`. From Dify in Docker the address "
             "is http://host.docker.internal:8080/v1, and the server must be started with --host 0.0.0.0."
+        )
+
+    def _no_tls(self) -> Unreachable:
+        return Unreachable(
+            f"no secure connection to {self._credentials.base_url}: the server does not speak https there, or its "
+            "certificate is not trusted. An mlx-backend without a certificate is reached with http://."
         )
 
     def _silent(self) -> Unavailable:
@@ -199,26 +269,21 @@ class Client:
         )
 
     def _status_error(self, response: requests.Response) -> ServerError:
-        status = response.status_code
-        words, code = _stated(response)
-        if status in (401, 403):
-            return KeyRefused(
-                f"the server at {self._credentials.base_url} refused the API key{_quote(words)} "
-                "Enter the key the server was started with."
-            )
-        if code == "model_not_found" or (status == 404 and _A_MODEL.search(words)):
-            return ModelNotFound(words)
-        if status == 429:
-            return Overloaded(words or "the server is busy; try again in a moment.")
-        if status >= 500:
-            return Unavailable(words or f"the server answered with status {status}.")
-        if status < 400 or (
-            status in (404, 405) and words.lower() in ("", "not found", "method not allowed")
-        ):
-            return self._not_openai()
-        if words:
-            return Refused(words)
-        return Refused(f"the server answered with status {status}.")
+        beginning = b""
+        with suppress(HTTPError, requests.exceptions.RequestException, OSError):
+            for piece in _arriving(response):
+                beginning += piece
+                if len(beginning) > LONGEST_ERROR:
+                    break
+        error = from_status(
+            response.status_code,
+            bodies.parsed(beginning.decode("utf-8", "replace")),
+            address=self._credentials.base_url,
+            location=response.headers.get("Location"),
+        )
+        error = error or self._not_openai()
+        error.retry_after = _seconds(response.headers.get("Retry-After"))
+        return error
 
 
 def _arriving(response: requests.Response) -> Iterator[bytes]:
@@ -227,53 +292,15 @@ def _arriving(response: requests.Response) -> Iterator[bytes]:
         yield piece
 
 
-def lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Cut a byte stream into lines; a last line without its end is given too."""
-    held = b""
-    for piece in pieces:
-        *whole, held = (held + piece).split(b"\n")
-        for line in whole:
-            yield line.rstrip(b"\r").decode("utf-8", "replace")
-    if held:
-        yield held.decode("utf-8", "replace")
-
-
-def _as_chunk(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole completion as the one chunk of a stream."""
-    choices = [
-        {**choice, "delta": choice.get("message") or {}}
-        for choice in answer["choices"]
-        if isinstance(choice, dict)
-    ]
-    return {**answer, "choices": choices}
-
-
-def _stated(response: requests.Response) -> tuple[str, str]:
-    """The server's own message and error code, in any of the shapes servers use."""
+def _seconds(retry_after: str | None) -> float | None:
+    """Read a Retry-After header: seconds, or a date."""
+    if not retry_after:
+        return None
     try:
-        body = json.loads(response.content[:65_536])
-    except (ValueError, requests.exceptions.RequestException):
-        return "", ""
-    if not isinstance(body, dict):
-        return "", ""
-    error = body.get("error", body.get("detail", body.get("message")))
-    if isinstance(error, Mapping):
-        return str(error.get("message") or "")[:LONGEST_QUOTE], str(error.get("code") or "")
-    return (str(error)[:LONGEST_QUOTE] if error else ""), ""
-
-
-def _stated_error(error: Any) -> ServerError:
-    """An error that came inside a stream, where no status says of which kind it is."""
-    if not isinstance(error, Mapping):
-        return Unavailable(str(error)[:LONGEST_QUOTE])
-    words = str(error.get("message") or "the server reported an error.")[:LONGEST_QUOTE]
-    kind = f"{error.get('type', '')} {error.get('code', '')}"
-    if "invalid_request" in kind:
-        return Refused(words)
-    if "rate_limit" in kind or "429" in kind:
-        return Overloaded(words)
-    return Unavailable(words)
-
-
-def _quote(words: str) -> str:
-    return f": {words.rstrip('.')}." if words else "."
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(seconds, 0.0) if seconds == seconds else None

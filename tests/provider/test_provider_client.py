@@ -1,62 +1,259 @@
-"""Leaving in mid-answer: closing the client's iterator closes the connection, which is how a server learns of it."""
+"""The HTTP client against a server that sends whatever bytes it likes, or none."""
 
 from __future__ import annotations
 
-import socket
-import threading
+import gzip
+import json
+from itertools import combinations
+from typing import Any
 
 import pytest
+from raw_server import DONE, JSON, STREAM, RawServer, event, status
 
-from dify_mlx_provider.client import Client, Unavailable
+from dify_mlx_provider import body
+from dify_mlx_provider.client import Client, KeyRefused, Overloaded, Refused, Unavailable, Unreachable
 from dify_mlx_provider.credentials import Credentials
 
-ANSWER = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-    b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\n'
-)
+HI = event({"content": "Hi"})
 
 
-class Server:
-    """Answers one request with the beginning of a stream, then waits for the client to leave."""
+def chat(*pieces: bytes | None, timeout: float = 60.0) -> list[dict[str, Any]]:
+    """What the client makes of one answer."""
+    with RawServer(list(pieces)) as server:
+        return list(Client(Credentials(base_url=server.address, timeout=timeout)).chat({}))
 
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.left = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    return "".join(
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"] or ()
+    )
 
-    def _serve(self) -> None:
-        connection, _ = self._socket.accept()
-        with connection, self._socket:
-            request = b""
-            while not request.endswith(b"{}"):
-                request += connection.recv(65_536)
-            connection.sendall(ANSWER)
-            if connection.recv(1) == b"":
-                self.left.set()
 
-    def join(self) -> None:
-        self._thread.join(30)
+# -- leaving -----------------------------------------------------------------------------------------
 
 
 def test_closing_the_iterator_leaves_the_server() -> None:
-    server = Server()
-    chunks = Client(Credentials(base_url=server.address)).chat({})
-    assert next(iter(chunks))["choices"][0]["delta"] == {"content": "Hi"}
-    assert not server.left.is_set()
-    chunks.close()
-    server.join()
-    assert server.left.is_set()
+    with RawServer([STREAM, HI, None]) as server:
+        chunks = Client(Credentials(base_url=server.address)).chat({})
+        assert next(iter(chunks))["choices"][0]["delta"] == {"content": "Hi"}
+        assert not server.left.is_set()
+        chunks.close()
+        assert server.left.wait(30)
 
 
 def test_a_server_that_falls_silent_is_named_and_left() -> None:
-    server = Server()
-    chunks = Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
-    with pytest.raises(Unavailable, match=r"said nothing for 0\.2 seconds"):
-        list(chunks)
-    server.join()
-    assert server.left.is_set()
+    with RawServer([STREAM, HI, None]) as server:
+        chunks = Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
+        with pytest.raises(Unavailable, match=r"said nothing for 0\.2 seconds"):
+            list(chunks)
+        assert server.left.wait(30)
+
+
+def test_a_server_that_never_answers_is_named_and_left() -> None:
+    with RawServer([None]) as server:
+        with pytest.raises(Unavailable, match=r"said nothing for 0\.2 seconds"):
+            Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
+        assert server.left.wait(30)
+
+
+# -- streams -----------------------------------------------------------------------------------------
+
+
+def test_however_a_stream_is_cut_into_packets_it_says_the_same() -> None:
+    stream = (
+        b'\xef\xbb\xbf: hello\r\n\r\ndata: {"a":\r\ndata: "\xe3\x81\x82"}\r\n\r\ndata:{}\rdata: [DONE]\r\r'
+    )
+    said = [{"a": "あ"}, {}, body.DONE]
+    assert list(body.objects([stream])) == said
+    for first, second in combinations(range(len(stream) + 1), 2):
+        assert list(body.objects([stream[:first], stream[first:second], stream[second:]])) == said
+
+
+def test_two_events_in_one_packet_are_two_chunks() -> None:
+    assert text_of(chat(STREAM + HI + HI, DONE)) == "HiHi"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_may_end_in_each_of_the_three_ways(end: bytes) -> None:
+    assert text_of(chat(STREAM, (HI + DONE).replace(b"\n", end))) == "Hi"
+
+
+def test_events_without_an_empty_line_between_them_are_read() -> None:
+    assert text_of(chat(STREAM, (HI + HI + DONE).replace(b"\n\n", b"\n"))) == "HiHi"
+
+
+def test_a_compressed_stream_is_read_as_it_arrives() -> None:
+    head = STREAM.replace(b"Connection", b"Content-Encoding: gzip\r\nConnection")
+    assert text_of(chat(head, gzip.compress(HI + DONE))) == "Hi"
+
+
+def test_a_broken_compression_is_an_answer_that_broke_off() -> None:
+    head = STREAM.replace(b"Connection", b"Content-Encoding: gzip\r\nConnection")
+    with pytest.raises(Unavailable, match="broke off"):
+        chat(head, gzip.compress(HI + DONE)[:20] + b"no gzip at all" * 9)
+
+
+def test_a_stream_that_is_called_something_else_is_read_as_one() -> None:
+    assert text_of(chat(STREAM.replace(b"text/event-stream", b"text/plain"), b"\n", HI, DONE)) == "Hi"
+
+
+def test_not_a_number_and_null_fields_do_no_harm() -> None:
+    odd = b'data: {"choices": null, "usage": null, "error": null, "x": NaN, "y": -Infinity}\n\n'
+    assert text_of(chat(STREAM, odd, HI, DONE)) == "Hi"
+
+
+def test_half_a_line_after_the_end_of_the_answer_does_no_harm() -> None:
+    assert text_of(chat(STREAM, HI, event({}, "stop"), b'data: {"usage"')) == "Hi"
+
+
+def test_an_answer_that_was_finished_needs_no_farewell() -> None:
+    assert text_of(chat(STREAM, HI, event({}, "stop"))) == "Hi"
+
+
+@pytest.mark.parametrize("end", [b"", b'data: {"choices"', b"data: nonsense\n\n", b"data: " + b"[" * 100_000])
+def test_a_stream_that_ends_too_soon_broke_off(end: bytes) -> None:
+    with pytest.raises(Unavailable, match="broke off"):
+        chat(STREAM, HI, end)
+
+
+def test_an_error_without_a_field_name_in_mid_stream_is_read() -> None:
+    with pytest.raises(Unavailable, match="out of memory"):
+        chat(STREAM, HI, b'{"error": {"message": "out of memory"}}\n')
+
+
+def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "LONGEST_LINE", 100_000)
+    with pytest.raises(Unavailable, match="broke off"):
+        chat(STREAM, b"data: ", *[b"x" * 50_000] * 10)
+
+
+def test_a_very_long_line_is_read_in_linear_work() -> None:
+    long = event({"content": "x" * 5_000_000})
+    pieces = [long[at : at + 1000] for at in range(0, len(long), 1000)]
+    assert len(text_of(list(body.objects(pieces)))) == 5_000_000
+
+
+def test_comments_are_a_sign_of_life() -> None:
+    comments = b": keepalive\n\n" * 1000
+    assert text_of(chat(STREAM, comments, HI, comments, DONE)) == "Hi"
+
+
+# -- whole answers -----------------------------------------------------------------------------------
+
+WHOLE = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}).encode()
+
+
+@pytest.mark.parametrize("beginning", [b"", b"\n\n", b"\xef\xbb\xbf"])
+def test_a_whole_answer_is_a_stream_of_one(beginning: bytes) -> None:
+    assert text_of(chat(JSON, beginning, WHOLE)) == "Hi"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"<html>welcome</html>", b"", b"null", b"[]", b'{"choices": null}', b"\xff\xfe", b"[" * 100_000],
+)
+def test_a_body_that_is_no_answer_is_named_as_such(answer: bytes) -> None:
+    with pytest.raises(Refused, match="not an OpenAI-compatible server"):
+        chat(JSON, answer)
+
+
+def test_a_body_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "LARGEST_BODY", 100_000)
+    with pytest.raises(Refused, match="not an OpenAI-compatible server"):
+        chat(JSON, b"{", *[b" " * 50_000] * 10)
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+def test_an_address_that_leads_on_is_told_with_the_address_it_leads_to() -> None:
+    with pytest.raises(Refused, match="leads on to https://elsewhere/v1"):
+        chat(status("302 Found", b"", "Location: https://elsewhere/v1"))
+
+
+def test_a_proxy_in_front_of_nothing_is_told_apart_from_a_server() -> None:
+    with pytest.raises(Unavailable, match="the server behind it does not"):
+        chat(status("502 Bad Gateway", b"<html>nginx</html>"))
+
+
+def test_a_large_error_page_is_not_read_to_its_end() -> None:
+    with pytest.raises(Unavailable, match="status 500"):
+        chat(status("500 Oops", b"<p>" * 1_000_000))
+
+
+def test_a_traceback_in_an_error_stays_on_the_server() -> None:
+    words = {"error": {"message": "out of memory\nTraceback (most recent call last):\n  File x"}}
+    with pytest.raises(Unavailable, match=r"^out of memory$"):
+        chat(status("500 Oops", json.dumps(words).encode()))
+
+
+def test_a_list_of_what_does_not_fit_is_told_in_words() -> None:
+    words = {"detail": [{"loc": ["body", "top_k"], "msg": "Input should be greater than 0"}]}
+    with pytest.raises(Refused, match=r"^Input should be greater than 0$"):
+        chat(status("422 Unprocessable", json.dumps(words).encode()))
+
+
+def test_an_unknown_model_is_answered_with_what_there_is() -> None:
+    unknown = status("404 Not Found", b'{"error": {"message": "The model x does not exist."}}')
+    listed = JSON + b'{"data": [{"id": "one"}, {"id": "two"}]}'
+    with RawServer([unknown], [listed]) as server, pytest.raises(Refused, match="serves: one, two"):
+        Client(Credentials(base_url=server.address)).chat({"model": "x"})
+
+
+def test_a_key_with_a_space_is_sent_as_it_is() -> None:
+    with RawServer([status("401 Unauthorized")]) as server:
+        with pytest.raises(KeyRefused) as caught:
+            Client(Credentials(base_url=server.address, api_key="two words")).chat({})
+        assert b"\r\nAuthorization: Bearer two words\r\n" in server.requests[0]
+    assert "two words" not in str(caught.value)
+
+
+def test_a_secure_address_of_a_server_that_is_not_says_so() -> None:
+    with RawServer([b"HTTP/1.1 400 Bad Request\r\n\r\n"]) as server:
+        address = server.address.replace("http:", "https:")
+        with pytest.raises(Unreachable, match="http://"):
+            Client(Credentials(base_url=address)).chat({})
+
+
+# -- waiting -----------------------------------------------------------------------------------------
+
+LOADING = b'{"error": {"message": "The model is being loaded (40 %).", "code": "model_loading"}}'
+FULL = b'{"error": {"message": "8 requests are waiting; try again in 900 s.", "code": "queue_full"}}'
+
+
+def test_a_server_that_loads_its_model_is_waited_for() -> None:
+    pauses: list[float] = []
+    loading = status("503 Service Unavailable", LOADING, "Retry-After: 2")
+    with RawServer([loading], [loading], [STREAM, HI, DONE]) as server:
+        client = Client(Credentials(base_url=server.address), pause=pauses.append)
+        assert text_of(list(client.chat({}))) == "Hi"
+    assert pauses == [2.0, 2.0]
+
+
+def test_a_server_is_waited_for_no_longer_than_the_timeout_and_never_in_a_busy_loop() -> None:
+    pauses: list[float] = []
+    loading = status("503 Service Unavailable", LOADING, "Retry-After: 0")
+    with RawServer(*[[loading]] * 5) as server:
+        client = Client(Credentials(base_url=server.address, timeout=2.0), pause=pauses.append)
+        with pytest.raises(Unavailable, match=r"\(40 %\)"):
+            for _ in client.chat({}):
+                pass
+    assert pauses == [0.5] * 4
+
+
+def test_a_queue_that_is_full_for_too_long_is_told_at_once_with_the_time() -> None:
+    with pytest.raises(Overloaded, match="900 s") as caught:
+        chat(status("503 Service Unavailable", FULL, "Retry-After: 900"))
+    assert caught.value.retry_after == 900
+
+
+def test_a_server_that_does_not_say_when_to_come_again_is_not_asked_again() -> None:
+    with pytest.raises(Overloaded):
+        chat(status("429 Too Many Requests"))
+
+
+def test_a_date_to_come_again_is_understood() -> None:
+    with pytest.raises(Overloaded) as caught:
+        chat(status("429 Too Many Requests", b"", "Retry-After: Fri, 31 Dec 2100 23:59:59 GMT"))
+    assert caught.value.retry_after is not None
+    assert caught.value.retry_after > 1e6

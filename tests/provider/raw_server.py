@@ -1,0 +1,88 @@
+"""A server that sends exactly the bytes it is told to, packet by packet, and sees when its client leaves."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any, Self
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+TLS_HANDSHAKE = 0x16
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+
+
+def status(line: str, body: bytes = b"", *headers: str) -> bytes:
+    """A whole answer with a status line, such as `503 Service Unavailable`."""
+    head = [f"HTTP/1.1 {line}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    """A chunk as an event."""
+    return f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta, 'finish_reason': finish}]})}\n\n".encode()
+
+
+DONE = event({}, "stop") + b"data: [DONE]\n\n"
+
+
+class RawServer:
+    """Answers one connection after another: each with a list of pieces, of which `None` waits for the client to leave.
+
+    `requests` holds what was asked, heads and bodies as they came; `left` is set when a client left before the end.
+    """
+
+    def __init__(self, *answers: list[bytes | None]) -> None:
+        self._answers = answers
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.requests: list[bytes] = []
+        self.left = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as a base URL without /v1."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(30)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        for pieces in self._answers:
+            connection, _ = self._socket.accept()
+            with connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.requests.append(_read_request(connection))
+                try:
+                    for piece in pieces:
+                        if piece is not None:
+                            connection.sendall(piece)
+                        elif connection.recv(1) == b"":
+                            self.left.set()
+                except OSError:
+                    self.left.set()
+
+
+def _read_request(connection: socket.socket) -> bytes:
+    request = b""
+    while b"\r\n\r\n" not in request:
+        request += connection.recv(65_536)
+        if not request or request[0] == TLS_HANDSHAKE:
+            return request
+    head, _, body = request.partition(b"\r\n\r\n")
+    length = next(
+        (
+            int(line.split(b":")[1])
+            for line in head.split(b"\r\n")
+            if line.lower().startswith(b"content-length:")
+        ),
+        0,
+    )
+    while len(body) < length:
+        body += connection.recv(65_536)
+    return head + b"\r\n\r\n" + body
