@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 TLS_HANDSHAKE = 0x16
@@ -32,7 +35,7 @@ class RawServer:
     `requests` holds what was asked, heads and bodies as they came; `left` is set when a client left before the end.
     """
 
-    def __init__(self, *answers: list[bytes | None]) -> None:
+    def __init__(self, *answers: Sequence[bytes | None]) -> None:
         self._answers = answers
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.requests: list[bytes] = []
