@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format plugin bench lock clean
+.PHONY: help setup demo test check format plugin bench models lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ plugin: setup ## write dist/*.difypkg
 bench: setup ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
 	@$(RUN) tests/benchmarks/bench_peers.py --write
+
+models: setup ## write the predefined models' files from their table
+	@$(RUN) -m dify_mlx_provider.predefined
 
 lock: setup ## renew requirements.lock
 	$(RUN) .ci/lock.py

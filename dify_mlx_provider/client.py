@@ -49,9 +49,6 @@ __all__ = [
     "Client", "KeyRefused", "ModelNotFound", "Overloaded", "Refused", "ServerError", "Unavailable", "Unreachable",
 ]  # fmt: skip
 
-CONNECT_TIMEOUT = 10.0
-"""Seconds to wait for a connection; how long a silent server is waited for is the user's setting."""
-
 LONGEST_WAIT = 300.0
 """Seconds a server that asks us to come again is asked; Dify gives a call up after 600."""
 
@@ -96,7 +93,7 @@ class Client:
         body: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        connect_timeout: float = CONNECT_TIMEOUT,
+        connect_timeout: float | None = None,
     ) -> Any:
         """Send a request whose answer is one JSON value; return the value."""
         with self._send(method, path, body, (connect_timeout, timeout)) as response:
@@ -150,7 +147,7 @@ class Client:
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        timeouts: tuple[float, float | None] = (CONNECT_TIMEOUT, None),
+        timeouts: tuple[float | None, float | None] = (None, None),
     ) -> requests.Response:
         url = self._credentials.base_url + path
         try:
@@ -161,7 +158,10 @@ class Client:
                 headers={"Accept": "text/event-stream, application/json"},
                 auth=_Bearer(self._credentials.api_key),
                 stream=True,
-                timeout=(timeouts[0], timeouts[1] or self._credentials.timeout),
+                timeout=(
+                    timeouts[0] or self._credentials.connect_timeout,
+                    timeouts[1] or self._credentials.timeout,
+                ),
                 allow_redirects=False,
             )
         except requests.exceptions.ConnectTimeout as error:

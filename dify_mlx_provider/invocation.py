@@ -14,11 +14,11 @@ from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultC
 from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMessage, PromptMessageTool
 
 from .chunks import Call, Outcome, Reader, texts
-from .client import Client
 from .credentials import Credentials
 from .errands import is_errand, quick
 from .errors import for_dify
 from .messages import chat_request, wants_structure
+from .sending import send
 from .thinking import ThinkingText
 
 type UsageOf = Callable[[int, int], LLMUsage]
@@ -44,7 +44,7 @@ def invoke(
     try:
         credentials = Credentials.read(form)
         body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
-        wire = Client(credentials).chat(body)
+        wire = send(credentials, body)
     except Exception as error:
         raise for_dify(error) from error
     reader = Reader([tool.name for tool in tools or ()])

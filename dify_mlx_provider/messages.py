@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dify_plugin.entities.model.message import (
     AssistantPromptMessage,
@@ -21,6 +21,7 @@ from dify_plugin.entities.model.message import (
 
 from mlx_backend.conversation.history import sanitise
 
+from .servers import NEVER_IN_EXTRA_BODY
 from .thinking import unguarded
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def chat_request(
         if reasoning := turn.get("reasoning_content"):
             turn["reasoning_content"] = unguarded(reasoning)
     body: dict[str, Any] = {
-        "model": model,
+        "model": model.strip(),
         "messages": history,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -58,7 +59,7 @@ def chat_request(
 
 def wants_structure(parameters: Mapping[str, Any]) -> bool:
     """Whether the answer is to be JSON: then nothing but the answer may be in the text."""
-    return parameters.get("response_format") not in (None, "", "text")
+    return str(parameters.get("response_format") or "text").strip().lower() not in ("text", "xml")
 
 
 def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def _content(message: PromptMessage, credentials: Credentials) -> str | list[dic
     for part in message.content:
         if isinstance(part, TextPromptMessageContent):
             parts.append({"type": "text", "text": part.data})
-        elif isinstance(part, ImagePromptMessageContent) and credentials.vision:
+        elif isinstance(part, ImagePromptMessageContent) and credentials.vision is not False:
             parts.append({"type": "image_url", "image_url": {"url": part.data, "detail": part.detail.value}})
         else:
             raise ValueError(
@@ -107,17 +108,50 @@ def _tool(tool: PromptMessageTool) -> dict[str, Any]:
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Dify's model parameters as request fields; the few whose shape differs are translated."""
     fields = {name: value for name, value in parameters.items() if value is not None and value != ""}
+    fields.pop("reasoning_format", None)  # Dify's, not the server's: whether the block is shown
+    if (extra := fields.pop("extra_body", None)) is not None:
+        fields["extra_body"] = extra_body(extra)
     schema = fields.pop("json_schema", None)
-    match fields.pop("response_format", "text"):
-        case "text":
-            pass
+    wanted = str(fields.pop("response_format", "text")).strip().lower()
+    match wanted:
         case "json_schema" if schema is not None:
             fields["response_format"] = {"type": "json_schema", "json_schema": _schema(schema)}
-        case _:
+        case "json_object" | "json" | "json_schema":
             fields["response_format"] = {"type": "json_object"}
+        case "text" | "xml":
+            pass  # no server can be held to XML; Dify's SDK asks for it in the prompt
+        case _:
+            raise ValueError(
+                f"the response format {wanted!r} is not known. Choose text, json_object or json_schema."
+            )
     if "enable_thinking" in fields:
-        fields["chat_template_kwargs"] = {"enable_thinking": fields.pop("enable_thinking")}
+        fields["reasoning_effort"] = "medium" if fields.pop("enable_thinking") else "none"
     return fields
+
+
+def extra_body(given: Any) -> dict[str, Any]:
+    """Read the setting Extra body. Raises ValueError with a sentence for the user."""
+    fields = given
+    if isinstance(given, str):
+        try:
+            fields = json.loads(given, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"the setting Extra body is not valid JSON ({error}). Write an object such as "
+                '{"logit_bias": {"42": -100}}, or leave it empty.'
+            ) from error
+    if not isinstance(fields, Mapping):
+        raise ValueError(
+            f'the setting Extra body must be a JSON object such as {{"top_k": 20}}, not {str(given)[:60]!r}.'
+        )
+    for name in NEVER_IN_EXTRA_BODY:
+        if name in fields:
+            raise ValueError(f"the setting Extra body may not hold {name!r}: Dify decides it. Take it out.")
+    return dict(fields)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _schema(schema: Any) -> Any:
@@ -125,10 +159,14 @@ def _schema(schema: Any) -> Any:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"the JSON schema of the structured output is not valid JSON: {error}"
             ) from error
-    return (
-        schema if isinstance(schema, Mapping) and "schema" in schema else {"name": "answer", "schema": schema}
-    )
+    if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping | bool):
+        return {**schema, "name": str(schema.get("name") or "answer")}
+    if not isinstance(schema, Mapping):
+        raise ValueError(
+            f"the JSON schema of the structured output must be a JSON object, not {json.dumps(schema)[:60]}."
+        )
+    return {"name": "answer", "schema": schema}

@@ -1,11 +1,12 @@
 """What Dify is told of a customizable model: its features, its size and its settings.
 
-Made from the credential form alone, so it is there at once and never fails because a server is down. The settings
-are those of the predefined `default` model, less what the form says the model does not have.
+What the form says counts; what it leaves open the server is asked for; and where neither says anything, a careful
+guess is made. Never raises for a server that is down: Dify asks several times a call, and must be given a schema.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dify_plugin.entities import I18nObject
@@ -16,82 +17,138 @@ from dify_plugin.entities.model import (
     ModelPropertyKey,
     ModelType,
     ParameterRule,
-    ParameterType,
 )
 
+from mlx_backend.conversation.effort import Effort
+
+from . import discovery
+from .parameters import LEVELS, SWITCH, Settings, rules
+from .servers import WAYS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from .credentials import Credentials
+    from .discovery import Model, Server
 
-EFFORT = "reasoning_effort"
+UNKNOWN_CONTEXT = 32_768
+"""Tokens, where nobody says: what nearly every model can do. More would be promised to Dify than may be there."""
+
+_ORDER = [effort.value for effort in Effort]
 
 
-def customizable_model(
-    model: str, credentials: Credentials, predefined: Iterable[AIModelEntity]
-) -> AIModelEntity:
-    """Return the schema of a model that the user described in the form."""
-    rules = next((list(entity.parameter_rules) for entity in predefined if entity.model == "default"), [])
-    features: list[ModelFeature] = []
-    if credentials.reasoning != "none":
-        features.append(ModelFeature.AGENT_THOUGHT)
-    if credentials.tool_calling:
-        features += [ModelFeature.TOOL_CALL, ModelFeature.STREAM_TOOL_CALL]
-    if credentials.vision:
-        features.append(ModelFeature.VISION)
-    if credentials.structured_output:
-        features.append(ModelFeature.STRUCTURED_OUTPUT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """A model as the form, the server and the guesses together describe it."""
+
+    context_size: int
+    max_output: int
+    efforts: tuple[str, ...]
+    default_effort: str
+    reasons: bool
+    tools: bool
+    vision: bool
+    structured: bool
+
+
+def customizable_model(name: str, credentials: Credentials) -> AIModelEntity:
+    """Return the schema of a model that a user added."""
+    server = discovery.server(credentials)
+    told = discovery.model(name, credentials)
+    traits = described(name, credentials, server, told)
+    ways = WAYS[server.kind]
+    settings = Settings(
+        efforts=traits.efforts,
+        default_effort=traits.default_effort,
+        reasons=traits.reasons,
+        thinking_budget=bool(ways.thinking_budget),
+        structured=traits.structured,
+        max_output=traits.max_output,
+        sampling=told.sampling if told is not None else {},
+        unread=ways.unread,
+    )
     return AIModelEntity(
-        model=model,
-        label=I18nObject(en_US=model),
+        model=name,
+        label=I18nObject(en_US=credentials.display_name or name),
         model_type=ModelType.LLM,
-        features=features,
+        features=_features(traits),
         fetch_from=FetchFrom.CUSTOMIZABLE_MODEL,
         model_properties={
             ModelPropertyKey.MODE: "chat",
-            ModelPropertyKey.CONTEXT_SIZE: credentials.context_size,
+            ModelPropertyKey.CONTEXT_SIZE: traits.context_size,
         },
-        parameter_rules=list(_rules(rules, credentials)),
+        parameter_rules=[ParameterRule(**rule) for rule in rules(settings)],
     )
 
 
-def _rules(rules: Iterable[ParameterRule], credentials: Credentials) -> Iterable[ParameterRule]:
-    for rule in rules:
-        if rule.name == EFFORT and credentials.reasoning != "effort":
-            if credentials.reasoning == "switch":
-                yield _THINKING_SWITCH
-            continue
-        if rule.name == "max_tokens":
-            limit = min(credentials.max_output_tokens, credentials.context_size)
-            default = min(int(rule.default), limit) if rule.default is not None else None
-            yield rule.model_copy(update={"max": float(limit), "default": default})
-            continue
-        yield rule
-    if credentials.structured_output:
-        yield _RESPONSE_FORMAT
-        yield _JSON_SCHEMA
+def described(name: str, credentials: Credentials, server: Server, told: Model | None) -> Traits:
+    """Put together what is known of a model."""
+    context = credentials.context_size or (told.context_size if told else None) or UNKNOWN_CONTEXT
+    most = credentials.max_output_tokens or (told.max_output_tokens if told else None) or context
+    capabilities = told.capabilities if told is not None else None
+    efforts, reasons = _efforts(name, credentials, told)
+
+    def can(form: bool | None, word: str, unknown: bool) -> bool:
+        if form is not None:
+            return form
+        return unknown if capabilities is None else word in capabilities
+
+    holds_formats = server.answered and WAYS[server.kind].structure != "prompt" and server.kind != "other"
+    return Traits(
+        context_size=context,
+        max_output=min(most, context),
+        efforts=efforts,
+        default_effort=_default(credentials.effort, told.default_effort if told else None, efforts),
+        reasons=reasons,
+        tools=can(credentials.tool_calling, "tools", unknown=True),
+        vision=can(credentials.vision, "vision", unknown=False),
+        structured=can(credentials.structured_output, "structured_output", unknown=holds_formats),
+    )
 
 
-_THINKING_SWITCH = ParameterRule(
-    name="enable_thinking",
-    label=I18nObject(en_US="Thinking", ja_JP="思考", zh_Hans="思考"),
-    type=ParameterType.BOOLEAN,
-    help=I18nObject(
-        en_US="Whether the model reasons before it answers.",
-        ja_JP="回答の前に推論するかどうか。",
-        zh_Hans="模型在回答前是否进行推理。",
-    ),
-    required=True,
-    default=True,
-)
-_RESPONSE_FORMAT = ParameterRule(
-    name="response_format",
-    label=I18nObject(en_US="Response format", ja_JP="回答形式", zh_Hans="回复格式"),
-    type=ParameterType.STRING,
-    options=["text", "json_object", "json_schema"],
-)
-_JSON_SCHEMA = ParameterRule(
-    name="json_schema",
-    label=I18nObject(en_US="JSON schema", ja_JP="JSON スキーマ", zh_Hans="JSON Schema"),
-    type=ParameterType.TEXT,
-)
+def _efforts(name: str, credentials: Credentials, told: Model | None) -> tuple[tuple[str, ...], bool]:
+    """The efforts to choose from, and whether the model reasons at all: one that always does leaves no choice."""
+    known = told.efforts if told is not None else None
+    match credentials.reasoning:
+        case "none":
+            return (), False
+        case "switch":
+            return (known if known and len(known) > 1 else SWITCH), True
+        case "effort":
+            return (known if known and len(known) > 2 else LEVELS), True
+    if known is not None:
+        return _sorted(known), bool(known)
+    if told is not None and told.type in ("embedding", "rerank"):
+        return (), False
+    return LEVELS, True
+
+
+def _sorted(efforts: Sequence[str]) -> tuple[str, ...]:
+    """The words that we know, from the least to the most."""
+    return tuple(effort for effort in _ORDER if effort in efforts)
+
+
+def _default(wished: str | None, of_server: str | None, efforts: Sequence[str]) -> str:
+    """The effort the select starts with: the wished one, or what comes nearest to it."""
+    if not efforts:
+        return ""
+    effort = wished or of_server or Effort.MEDIUM.value
+    place = _ORDER.index(effort) if effort in _ORDER else _ORDER.index(Effort.MEDIUM.value)
+    # A wish to reason is not answered with none, nor the wish for none with much.
+    reasoning = [word for word in efforts if word != Effort.NONE] if effort != Effort.NONE else list(efforts)
+    return min(reasoning or efforts, key=lambda word: abs(_ORDER.index(word) - place))
+
+
+def _features(traits: Traits) -> list[ModelFeature]:
+    features: list[ModelFeature] = []
+    if traits.reasons:
+        features.append(ModelFeature.AGENT_THOUGHT)
+    if traits.tools:
+        # Not multi-tool-call: gpt-oss makes one call and waits for its result. Dify's agents treat both alike, and
+        # what a model calls at once is read either way.
+        features += [ModelFeature.TOOL_CALL, ModelFeature.STREAM_TOOL_CALL]
+    if traits.vision:
+        features.append(ModelFeature.VISION)
+    if traits.structured:
+        features.append(ModelFeature.STRUCTURED_OUTPUT)
+    return features

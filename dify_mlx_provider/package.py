@@ -45,7 +45,7 @@ GLOBS = ("dify_mlx_provider/**/*.py", "mlx_backend/conversation/**/*.py", "provi
 ICONS = "provider_assets/icons"
 # What makes packages stays out of them.
 NOT_PACKED = tuple(
-    f"dify_mlx_provider/{name}.py" for name in ("package", "declaration", "declaration_fields")
+    f"dify_mlx_provider/{name}.py" for name in ("package", "declaration", "declaration_fields", "predefined")
 )
 # Dify looks for translations under these names, and shows the English text where it finds none.
 README = re.compile(r"readme/README_(zh_Hans|ja_JP|pt_BR)\.md")

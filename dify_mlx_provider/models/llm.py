@@ -67,8 +67,8 @@ class MLXLargeLanguageModel(LargeLanguageModel):
         validate(credentials, model)
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
-        """Describe a model from its form; never asks the server."""
-        return customizable_model(model, Credentials.read(credentials), self.model_schemas)
+        """Describe a model from its form and from what its server says."""
+        return customizable_model(model, Credentials.read(credentials))
 
     @property
     def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:

@@ -39,7 +39,10 @@ class Handler(BaseHTTPRequestHandler):
             seen, requests[:] = list(requests), []
             self.answer(200, "application/json", json.dumps(seen).encode())
         else:
-            listed = {"object": "list", "data": [{"id": "served-model", "object": "model"}]}
+            listed = {
+                "object": "list",
+                "data": [{"id": "served-model", "object": "model", "owned_by": "mlx-backend"}],
+            }
             self.answer(200, "application/json", json.dumps(listed).encode())
 
     def do_POST(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dify_mlx_provider import predefined
 from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.package import ROOT
 
@@ -38,6 +39,8 @@ print(json.dumps({"plugin": plugin.model_dump(mode="json"), "provider": provider
 # Every setting, in the order of Dify's panel, with the range the server takes.
 RULES: dict[str, tuple[float, float] | None] = {
     "reasoning_effort": None,
+    "thinking_budget": (0, 131_072),
+    "reasoning_format": None,
     "temperature": (0, 2),
     "top_p": (0, 1),
     "max_tokens": (1, 131_072),
@@ -47,6 +50,9 @@ RULES: dict[str, tuple[float, float] | None] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.5, 2),
+    "response_format": None,
+    "json_schema": None,
+    "extra_body": None,
 }
 
 
@@ -167,8 +173,9 @@ def test_a_form_keeps_to_what_dify_can_show(declared: dict[str, Any], form: str)
 
 def test_a_models_form_asks_for_the_server_in_the_providers_words(declared: dict[str, Any]) -> None:
     of_provider = fields(declared, "provider_credential_schema")
-    assert [field["variable"] for field in of_provider] == ["endpoint_url", "api_key", "timeout"]
-    assert fields(declared, "model_credential_schema")[:3] == of_provider
+    asked = ["endpoint_url", "api_key", "timeout", "connect_timeout", "server_kind"]
+    assert [field["variable"] for field in of_provider] == asked
+    assert fields(declared, "model_credential_schema")[: len(asked)] == of_provider
 
 
 def test_only_the_address_has_to_be_entered_and_it_is_filled_in(declared: dict[str, Any]) -> None:
@@ -195,35 +202,69 @@ def test_every_choice_of_a_select_is_understood(declared: dict[str, Any]) -> Non
         assert len(set(read)) == len(read), field["variable"]
 
 
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-def test_reasoning_effort_is_a_select_that_always_has_a_value(path: Path) -> None:
-    first = load(path)["parameter_rules"][0]
+def test_the_models_files_are_what_their_table_says() -> None:
+    assert predefined.stale() == [], "run `make models`"
+
+
+def test_a_file_that_was_changed_by_hand_or_is_too_many_is_found(tmp_path: Path) -> None:
+    for name, text in predefined.files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "default.yaml").write_text("model: other\n", encoding="utf-8")
+    (tmp_path / "old.yaml").write_text("model: old\n", encoding="utf-8")
+    (tmp_path / "_position.yaml").unlink()
+    assert predefined.stale(tmp_path) == ["_position.yaml", "default.yaml", "old.yaml"]
+
+
+@pytest.mark.parametrize("model", predefined.MODELS, ids=lambda model: model.model)
+def test_a_choice_of_effort_is_a_select_that_always_has_a_value(model: predefined.Predefined) -> None:
+    first = predefined.declaration(model)["parameter_rules"][0]
+    if len(model.efforts) < 2:  # a model that never reasons, or always does
+        assert first["name"] != "reasoning_effort"
+        return
     assert first["name"] == "reasoning_effort"
     assert first["type"] == "string"
-    assert first["options"] == ["low", "medium", "high"]
+    assert first["options"] == list(model.efforts)
     assert first["required"] is True
-    assert first["default"] == "medium"
+    assert first["default"] == "medium" in first["options"]
 
 
-def test_all_models_have_the_same_settings_and_features() -> None:
-    # YAML files that Dify reads cannot include each other; this keeps the copies from drifting apart.
-    declarations = [load(path) for path in MODELS]
-    for declaration in declarations:
-        for key in ("parameter_rules", "features", "model_properties", "model_type"):
-            assert declaration[key] == declarations[0][key], f"{declaration['model']}: {key}"
+def test_gpt_oss_can_be_told_low_medium_and_high(provider: dict[str, Any]) -> None:
+    found = [model for model in provider["models"] if "gpt-oss" in model["model"]]
+    assert len(found) == 6
+    for model in found:
+        assert model["parameter_rules"][0]["options"] == ["low", "medium", "high"]
+        assert model["model_properties"]["context_size"] == 131_072
 
 
 def test_the_settings_are_these_in_this_order_and_range(provider: dict[str, Any]) -> None:
-    rules = provider["models"][0]["parameter_rules"]
-    assert [rule["name"] for rule in rules] == list(RULES)
-    for rule in rules:
-        limits = RULES[rule["name"]]
-        if limits is not None:
-            assert (rule["min"], rule["max"]) == limits, rule["name"]
-            assert limits[0] <= rule["default"] <= limits[1]
-        assert rule["required"] == (rule["name"] == "reasoning_effort")
-
-
-def test_one_call_a_turn_is_promised_and_streaming_with_tools(provider: dict[str, Any]) -> None:
+    default = next(model for model in provider["models"] if model["model"] == "default")
+    assert [rule["name"] for rule in default["parameter_rules"]] == list(RULES)
     for model in provider["models"]:
-        assert model["features"] == ["agent-thought", "tool-call", "stream-tool-call"]
+        names = [rule["name"] for rule in model["parameter_rules"]]
+        assert names == [name for name in RULES if name in names]
+        for rule in model["parameter_rules"]:
+            limits = RULES[rule["name"]]
+            if limits is not None:
+                assert limits[0] <= rule["min"] <= rule["default"] <= rule["max"] <= limits[1], rule["name"]
+            assert rule["required"] == (rule["name"] in ("reasoning_effort", "reasoning_format"))
+
+
+def test_nobody_can_ask_for_more_tokens_than_a_model_holds(provider: dict[str, Any]) -> None:
+    for model in provider["models"]:
+        most = next(rule["max"] for rule in model["parameter_rules"] if rule["name"] == "max_tokens")
+        assert most <= model["model_properties"]["context_size"]
+
+
+def test_dify_finds_the_option_it_asks_structured_output_with(provider: dict[str, Any]) -> None:
+    for model in provider["models"]:
+        assert "structured-output" in model["features"]
+        (rule,) = (rule for rule in model["parameter_rules"] if rule["name"] == "response_format")
+        assert "json_schema" in rule["options"]
+
+
+def test_features_say_what_a_model_does(provider: dict[str, Any]) -> None:
+    features = {model["model"]: set(model["features"]) for model in provider["models"]}
+    tools = {"tool-call", "stream-tool-call"}
+    assert features["default"] == {"agent-thought", "structured-output"} | tools
+    assert "agent-thought" not in features["mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit"]
+    assert not tools & features["mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit"]

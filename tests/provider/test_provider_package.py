@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dify_mlx_provider import package
+from dify_mlx_provider import package, predefined
 
 ROOT = package.ROOT
 
@@ -31,14 +31,7 @@ TEXTS = {
     "_assets/icon_large.svg",
     "_assets/icon_large_dark.svg",
     "provider_assets/mlx.yaml",
-    "provider_assets/llm/_position.yaml",
-    "provider_assets/llm/default.yaml",
-    "provider_assets/llm/lmstudio-community-gpt-oss-120b-mlx-8bit.yaml",
-    "provider_assets/llm/lmstudio-community-gpt-oss-20b-mlx-8bit.yaml",
-    "provider_assets/llm/mlx-community-gpt-oss-120b-mxfp4-q4.yaml",
-    "provider_assets/llm/mlx-community-gpt-oss-120b-mxfp4-q8.yaml",
-    "provider_assets/llm/mlx-community-gpt-oss-20b-mxfp4-q4.yaml",
-    "provider_assets/llm/mlx-community-gpt-oss-20b-mxfp4-q8.yaml",
+    *(f"provider_assets/llm/{name}" for name in predefined.files()),
 }
 
 

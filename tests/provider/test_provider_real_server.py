@@ -135,7 +135,9 @@ def test_the_same_settings_ask_for_the_same_effort_beside_a_customizable_model(
 def test_a_wrong_option_is_refused_with_the_options(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    with pytest.raises(PluginError, match=r"reasoning_effort should be one of \['low', 'medium', 'high'\]"):
+    with pytest.raises(
+        PluginError, match=r"reasoning_effort should be one of \['none', 'low', 'medium', 'high'\]"
+    ):
         ask(plugin, credentials, user("hi"), parameters={"reasoning_effort": "banana"})
 
 
@@ -244,8 +246,7 @@ def test_the_form_shapes_what_a_customizable_model_offers(plugin: PluginProcess)
         structured_output="supported",
     )
     offered = rules(described)
-    assert "reasoning_effort" not in offered
-    assert offered["enable_thinking"]["type"] == "boolean"
+    assert offered["reasoning_effort"]["options"] == ["none", "medium"]
     assert offered["max_tokens"]["max"] == 4096
     assert offered["response_format"]["options"] == ["text", "json_object", "json_schema"]
     assert described["model_properties"]["context_size"] == 4096

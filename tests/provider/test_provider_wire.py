@@ -237,6 +237,7 @@ def test_a_first_turn_sends_what_was_set_and_nothing_empty(plugin: PluginProcess
         "stream": True,
         "stream_options": {"include_usage": True},
         "reasoning_effort": "medium",
+        "reasoning_format": "separate",
         "temperature": 0.5,
     }
 
@@ -461,7 +462,7 @@ def test_a_file_for_a_model_that_reads_text_is_refused_in_words(plugin: PluginPr
     image = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
     message = {"role": "user", "content": [{"type": "text", "data": "look"}, image]}
     with pytest.raises(PluginError, match="reads text only") as caught:
-        list(plugin.invoke([message], credentials=stub.credentials))
+        list(plugin.invoke([message], credentials={**stub.credentials, "vision": "unsupported"}))
     assert caught.value.kind == "InvokeBadRequestError"
 
 

@@ -1,0 +1,366 @@
+"""What a server says of itself: of which kind it is, and what its models can do. Asked seldom, and never raising.
+
+Dify asks for a model's schema several times a call and makes a new object each time; so what was found is kept here,
+by address and key, for HOLDS seconds, whether good or bad. One caller asks while the others wait for its answer. A
+server that was known and falls silent is described by what it said last.
+
+    mlx-backend      owned_by, the header Server; /v1/models says everything
+    vLLM, llama.cpp  owned_by; max_model_len, meta.n_ctx
+    LM Studio        /api/v0/models: type, context, capabilities
+    Ollama           /api/version; /api/show, asked for one model: capabilities, num_ctx
+    mlx_lm.server    Python's own HTTP server, whose /health says {"status": "ok"}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import requests
+
+from .servers import Kind
+
+if TYPE_CHECKING:
+    from .credentials import Credentials
+
+HOLDS = 30.0
+"""Seconds an answer, or none, is taken for the truth."""
+
+CONNECTING, READING, WHOLE = 2.0, 5.0, 10.0
+"""Seconds for a connection, for a sign of life, and for a whole answer."""
+
+LONGEST_ANSWER = 4 * 1024 * 1024
+MOST_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a server says of one of its models; None is what it does not say."""
+
+    name: str
+    type: str | None = None
+    state: str | None = None
+    context_size: int | None = None
+    max_output_tokens: int | None = None
+    capabilities: frozenset[str] | None = None
+    efforts: tuple[str, ...] | None = None
+    default_effort: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What answers at an address. `version` is mlx-backend's."""
+
+    kind: Kind = Kind.OTHER
+    version: str = ""
+    models: tuple[Model, ...] = ()
+    answered: bool = False
+
+    def model(self, name: str) -> Model | None:
+        """The model of that name; also by its last part, as servers understand it. `default` is the first one."""
+        chat = [model for model in self.models if model.type in (None, "llm")]
+        if name == "default":
+            ready = [model for model in chat if model.state in (None, "ready", "loaded")]
+            return next(iter(ready or chat), None)
+        for same in (_whole, _last_part, _untagged):
+            for model in self.models:
+                if same(model.name) == same(name):
+                    return model
+        return None
+
+
+class Kept[T]:
+    """Answers by key, each asked for by one caller at a time and kept for a while. Safe between threads."""
+
+    def __init__(
+        self, holds: float = HOLDS, *, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._holds, self._most, self._clock = holds, most, clock
+        self._lock = threading.Lock()
+        self._asking: dict[str, threading.Lock] = {}
+        self._answers: dict[str, tuple[float, T | None]] = {}
+
+    def get(self, key: str, ask: Callable[[], T | None]) -> T | None:
+        """Return what is kept, or ask; an answer of None leaves what was known before."""
+        known, fresh = self._known(key)
+        if fresh:
+            return known
+        with self._lock:
+            asking = self._asking.setdefault(key, threading.Lock())
+        with asking:
+            known, fresh = self._known(key)
+            if fresh:
+                return known
+            answer = ask()
+            answer = known if answer is None else answer
+            with self._lock:
+                self._answers.pop(key, None)
+                self._answers[key] = (self._clock() + self._holds, answer)
+                while len(self._answers) > self._most:
+                    self._asking.pop(next(iter(self._answers)), None)
+                    del self._answers[next(iter(self._answers))]
+            return answer
+
+    def forget(self) -> None:
+        """Ask again at the next occasion."""
+        with self._lock:
+            self._answers.clear()
+
+    def _known(self, key: str) -> tuple[T | None, bool]:
+        with self._lock:
+            until, known = self._answers.get(key, (0.0, None))
+            return known, key in self._answers and self._clock() < until
+
+
+_servers: Kept[Server] = Kept()
+_shown: Kept[Model] = Kept(most=256)
+
+
+def server(credentials: Credentials) -> Server:
+    """Return what is known of the server at an address; never raises. A kind set in the form is believed."""
+    found = _servers.get(_key(credentials), lambda: _ask(credentials)) or Server()
+    kind = credentials.server_kind
+    return found if kind is None else replace(found, kind=kind)
+
+
+def model(name: str, credentials: Credentials) -> Model | None:
+    """Return what the server says of a model, None if it says nothing; never raises."""
+    there = server(credentials)
+    found = there.model(name)
+    if found is not None and there.kind is Kind.OLLAMA:
+        listed = found
+        return _shown.get(
+            f"{_key(credentials)} {listed.name}", lambda: _ollama_model(_Asker(credentials), listed)
+        )
+    return found
+
+
+def ask_again() -> None:
+    """Forget what was found, as when a user saves the form again."""
+    _servers.forget()
+    _shown.forget()
+
+
+def _key(credentials: Credentials) -> str:
+    secret = hashlib.sha256(credentials.api_key.encode()).hexdigest()[:16]
+    return f"{credentials.base_url} {secret} {credentials.server_kind}"
+
+
+# -- asking ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer's header and JSON; `data` is None if it was none."""
+
+    header: str
+    status: int
+    data: Any
+
+
+class _Asker:
+    """Sends the small questions; an answer that does not come is None."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._base = credentials.base_url
+        self._root = re.sub(r"/v1$", "", credentials.base_url)
+        self._key = credentials.api_key
+
+    def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Add our key; requests would otherwise look for one in the user's .netrc."""
+        if self._key:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+        return request
+
+    def models(self) -> _Answer | None:
+        return self._send("GET", f"{self._base}/models")
+
+    def get(self, path: str) -> _Answer | None:
+        return self._send("GET", self._root + path)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> _Answer | None:
+        return self._send("POST", self._root + path, body)
+
+    def _send(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> _Answer | None:
+        try:
+            with requests.request(
+                method,
+                url,
+                json=body,
+                headers={"Accept": "application/json"},
+                auth=self._sign,
+                timeout=(CONNECTING, READING),
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                return _Answer(response.headers.get("Server", ""), response.status_code, _json(response))
+        except Exception:  # whatever a server or a network does, a schema must be given
+            return None
+
+
+def _json(response: requests.Response) -> Any:
+    """The answer's JSON; None if it is none, too long, or too slow."""
+    text = b""
+    until = time.monotonic() + WHOLE
+    while piece := response.raw.read1(65_536, decode_content=True):
+        text += piece
+        if len(text) > LONGEST_ANSWER or time.monotonic() > until:
+            return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _ask(credentials: Credentials) -> Server | None:
+    asker = _Asker(credentials)
+    answer = asker.models()
+    if answer is None:
+        # mlx_lm.server drops the connection when there is no folder of downloads to list.
+        return Server(kind=Kind.MLX_LM, answered=True) if _is_mlx_lm(asker) else None
+    if answer.status >= 400 and not answer.header.startswith("mlx-backend"):
+        return None
+    entries = _entries(answer.data)
+    owners = {entry.get("owned_by") for entry in entries}
+    if answer.header.startswith("mlx-backend") or "mlx-backend" in owners:
+        version = answer.header.partition("/")[2].split(" ")[0]
+        return Server(
+            kind=Kind.MLX_BACKEND,
+            version=version,
+            models=tuple(map(_own_model, entries)),
+            answered=answer.status < 400,
+        )
+    models = tuple(map(_listed_model, entries))
+    if "vllm" in owners:
+        return Server(kind=Kind.VLLM, models=models, answered=True)
+    if "llamacpp" in owners or answer.header.startswith("llama.cpp"):
+        return Server(kind=Kind.LLAMA_CPP, models=models, answered=True)
+    if "organization_owner" in owners or not entries:
+        told = asker.get("/api/v0/models")
+        if told is not None and (listed := _entries(told.data)) and any("type" in entry for entry in listed):
+            return Server(kind=Kind.LM_STUDIO, models=tuple(map(_lm_studio_model, listed)), answered=True)
+    if owners <= {None} and _is_mlx_lm(asker):
+        return Server(kind=Kind.MLX_LM, models=models, answered=True)
+    version_told = asker.get("/api/version")
+    if version_told is not None and isinstance(version_told.data, dict) and "version" in version_told.data:
+        return Server(kind=Kind.OLLAMA, models=models, answered=True)
+    return Server(models=models, answered=isinstance(answer.data, dict))
+
+
+def _is_mlx_lm(asker: _Asker) -> bool:
+    health = asker.get("/health")
+    return health is not None and health.header.startswith("BaseHTTP/") and health.data == {"status": "ok"}
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+def _entries(data: Any) -> list[Mapping[str, Any]]:
+    listed = data.get("data") if isinstance(data, Mapping) else None
+    return [
+        entry
+        for entry in (listed if isinstance(listed, list) else ())
+        if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)
+    ]
+
+
+def _own_model(entry: Mapping[str, Any]) -> Model:
+    reasoning = entry.get("reasoning")
+    efforts = _words(reasoning.get("efforts")) if isinstance(reasoning, Mapping) else None
+    default = reasoning.get("default") if isinstance(reasoning, Mapping) else None
+    capabilities = _words(entry.get("capabilities"))
+    if efforts is None and capabilities is not None:
+        efforts = ()  # a server that says what a model can do says it of reasoning too
+    sampling = entry.get("sampling_defaults")
+    return Model(
+        name=entry["id"],
+        type=_word(entry.get("type")),
+        state=_word(entry.get("state")),
+        context_size=_size(entry.get("context_length")) or _size(entry.get("max_model_len")),
+        max_output_tokens=_size(entry.get("max_output_tokens")),
+        capabilities=None if capabilities is None else frozenset(capabilities),
+        efforts=efforts,
+        default_effort=_word(default),
+        sampling=dict(sampling) if isinstance(sampling, Mapping) else {},
+    )
+
+
+def _listed_model(entry: Mapping[str, Any]) -> Model:
+    meta = entry.get("meta")
+    told = meta if isinstance(meta, Mapping) else {}
+    size = _size(entry.get("max_model_len")) or _size(told.get("n_ctx")) or _size(told.get("n_ctx_train"))
+    return Model(name=entry["id"], context_size=size)
+
+
+_LM_STUDIO_TYPES = {"llm": "llm", "vlm": "llm", "embeddings": "embedding"}
+
+
+def _lm_studio_model(entry: Mapping[str, Any]) -> Model:
+    told = _words(entry.get("capabilities"))
+    capabilities: frozenset[str] | None = None
+    if told is not None:
+        # The list says nothing of reasoning, so nothing is concluded of it.
+        capabilities = frozenset({"completion", "structured_output"})
+        capabilities |= {"tools"} if "tool_use" in told else set()
+        capabilities |= {"vision"} if entry.get("type") == "vlm" else set()
+    return Model(
+        name=entry["id"],
+        type=_LM_STUDIO_TYPES.get(str(entry.get("type"))),
+        state=_word(entry.get("state")),
+        context_size=_size(entry.get("loaded_context_length")) or _size(entry.get("max_context_length")),
+        capabilities=capabilities,
+    )
+
+
+def _ollama_model(asker: _Asker, listed: Model) -> Model | None:
+    answer = asker.post("/api/show", {"model": listed.name})
+    if answer is None or not isinstance(answer.data, Mapping):
+        return None
+    told = _words(answer.data.get("capabilities"))
+    # What a model could read is not what Ollama lets it: only a size that was set is certain.
+    size = re.search(r"^num_ctx\s+(\d+)", str(answer.data.get("parameters") or ""), re.MULTILINE)
+    efforts: tuple[str, ...] | None = None
+    if told is not None:
+        family = str((answer.data.get("details") or {}).get("family", ""))
+        if "thinking" not in told:
+            efforts = ()
+        else:
+            efforts = ("low", "medium", "high") if "gptoss" in family.replace("-", "") else ("none", "medium")
+    return replace(
+        listed,
+        type="embedding" if told == ("embedding",) else "llm",
+        context_size=int(size[1]) if size else None,
+        capabilities=None if told is None else frozenset({*told, "structured_output"}),
+        efforts=efforts,
+    )
+
+
+def _words(value: Any) -> tuple[str, ...] | None:
+    return tuple(word for word in value if isinstance(word, str)) if isinstance(value, list) else None
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _size(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _whole(name: str) -> str:
+    return name
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _untagged(name: str) -> str:
+    return _last_part(name).removesuffix(":latest")

@@ -1,0 +1,287 @@
+"""The settings a model has in Dify's panel: one table, read by the model files' script and by `model_schema`.
+
+Plain data as Dify's YAML wants it. Dify shows a setting that is `required` without an on/off switch and always sends
+it; the others have a switch, and their `default` is only what they start from. There is no `stop` here: Dify has a
+field of its own for it. Knows no SDK and no server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+EFFORT = "reasoning_effort"
+LEVELS = ("low", "medium", "high")
+SWITCH = ("none", "medium")
+MOST_TOKENS = 8192
+"""What `max_tokens` starts from: a long thought and a long answer, and an end for a model that finds none."""
+
+type Rule = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What of a model shapes its settings. `efforts` is empty for a model without a choice of effort."""
+
+    efforts: Sequence[str] = LEVELS
+    default_effort: str = "medium"
+    reasons: bool = True
+    thinking_budget: bool = True
+    structured: bool = True
+    max_output: int = 131_072
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+
+
+def rules(settings: Settings) -> list[Rule]:
+    """Return the settings in the order of the panel."""
+    found: list[Rule] = []
+    if len(settings.efforts) > 1:
+        found.append({**_EFFORT, "default": settings.default_effort, "options": list(settings.efforts)})
+    if settings.reasons:
+        if settings.thinking_budget:
+            found.append({**_BUDGET, "max": settings.max_output})
+        found.append(dict(_REASONING_FORMAT))
+    for rule in _SAMPLING:
+        name = rule["name"]
+        if name in settings.unread:
+            continue
+        if name == "max_tokens":
+            default = min(MOST_TOKENS, max(1, settings.max_output // 2))
+            found.append({**rule, "default": default, "max": settings.max_output})
+        elif (value := settings.sampling.get(name)) is not None and _fits(rule, value):
+            found.append({**rule, "default": int(value) if rule["type"] == "int" else float(value)})
+        else:
+            found.append(dict(rule))
+    if settings.structured:
+        found += [dict(_RESPONSE_FORMAT), dict(_JSON_SCHEMA)]
+    return [*found, dict(_EXTRA_BODY)]
+
+
+def _fits(rule: Rule, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return bool(rule.get("min", value) <= value <= rule.get("max", value))
+
+
+def _rule(name: str, kind: str, label: Sequence[str], help_: Sequence[str], **more: Any) -> Rule:
+    return {
+        "name": name,
+        "type": kind,
+        "required": False,
+        **more,
+        "label": _texts(*label),
+        "help": _texts(*help_),
+    }
+
+
+def _texts(english: str, japanese: str, chinese: str) -> dict[str, str]:
+    return {"en_US": english, "ja_JP": japanese, "zh_Hans": chinese}
+
+
+_EFFORT = _rule(
+    EFFORT,
+    "string",
+    ("Reasoning effort", "推論の深さ", "推理强度"),
+    (
+        "How much the model thinks before it answers. More effort takes longer and is better at hard questions.",
+        "回答の前にモデルがどれだけ考えるかを決めます。深くすると時間はかかりますが、難しい質問に強くなります。",
+        "模型回答前思考的多少。强度越高耗时越长，但更擅长解答难题。",
+    ),
+    required=True,
+    default="medium",
+    options=list(LEVELS),
+)
+
+_BUDGET = _rule(
+    "thinking_budget",
+    "int",
+    ("Thinking budget", "思考トークンの上限", "思考词元上限"),
+    (
+        "The most tokens the model may think; then it must answer. 0 lets it answer at once.",
+        "思考に使えるトークン数の上限です。使い切ると回答に移ります。0 では思考せずに回答します。",
+        "思考最多可用的词元数，用完后必须作答。0 表示直接作答。",
+    ),
+    default=4096,
+    min=0,
+    max=131_072,
+)
+
+_REASONING_FORMAT = _rule(
+    "reasoning_format",
+    "string",
+    ("Show thinking", "思考の表示", "显示思考"),
+    (
+        "Whether the answer begins with the thinking in a block of its own. The model thinks either way.",
+        "回答の前に思考の過程をブロックとして表示するかどうか。非表示でもモデルは考えます。",
+        "是否在回答前以折叠块显示思考过程。隐藏时模型仍会思考。",
+    ),
+    required=True,
+    default="show",
+    options=["show", "hide"],
+)
+
+_SAMPLING: tuple[Rule, ...] = (
+    _rule(
+        "temperature",
+        "float",
+        ("Temperature", "温度", "温度"),
+        (
+            "Low values give steady answers, high values varied ones. When switched off, the server's own value holds.",
+            "低いと安定した回答に、高いと多様な回答になります。オフの場合はサーバー側の値が使われます。",
+            "值越低回答越稳定，值越高回答越多样。关闭时使用服务器自身的设置。",
+        ),
+        default=1.0,
+        min=0.0,
+        max=2.0,
+        precision=2,
+    ),
+    _rule(
+        "top_p",
+        "float",
+        ("Top P", "Top P", "Top P"),
+        (
+            "Choose only among the likeliest tokens that together reach this probability. 1 keeps them all.",
+            "確率の高い順に足してこの値に達するまでのトークンだけから選びます。1 ではすべてが対象です。",
+            "仅从累计概率达到该值的最可能词元中选取。1 表示保留全部。",
+        ),
+        default=1.0,
+        min=0.0,
+        max=1.0,
+        precision=2,
+    ),
+    _rule(
+        "max_tokens",
+        "int",
+        ("Max tokens", "最大トークン数", "最大词元数"),
+        (
+            "The most the model may write. Its thinking counts too, so leave room when the effort is high.",
+            "モデルが生成できるトークン数の上限です。思考の分も含まれるため、推論を深くする場合は余裕を持たせてください。",
+            "模型最多可生成的词元数。思考内容也计算在内，推理强度高时请留出余量。",
+        ),
+        default=MOST_TOKENS,
+        min=1,
+        max=131_072,
+    ),
+    _rule(
+        "top_k",
+        "int",
+        ("Top K", "Top K", "Top K"),
+        (
+            "Choose only among this many of the likeliest tokens. 0 sets no limit.",
+            "確率の高い順にこの数のトークンだけから選びます。0 では制限しません。",
+            "仅从概率最高的若干个词元中选取。0 表示不限制。",
+        ),
+        default=0,
+        min=0,
+        max=200,
+    ),
+    _rule(
+        "min_p",
+        "float",
+        ("Min P", "Min P", "Min P"),
+        (
+            "Leave out tokens less likely than this share of the likeliest one. 0 leaves none out.",
+            "最も確率の高いトークンに対する割合がこの値より小さいトークンを除きます。0 では何も除きません。",
+            "排除概率低于最可能词元概率此比例的词元。0 表示不排除。",
+        ),
+        default=0.0,
+        min=0.0,
+        max=1.0,
+        precision=2,
+    ),
+    # Without an upper bound Dify shows a number field instead of a slider.
+    _rule(
+        "seed",
+        "int",
+        ("Seed", "シード", "随机种子"),
+        (
+            "The same seed, settings and conversation give the same answer where the server can repeat itself.",
+            "シード・設定・会話が同じであれば、サーバーが再現できる範囲で同じ回答になります。",
+            "种子、设置和对话都相同时，服务器会尽可能给出相同的回答。",
+        ),
+        default=0,
+        min=0,
+    ),
+    _rule(
+        "presence_penalty",
+        "float",
+        ("Presence penalty", "存在ペナルティ", "存在惩罚"),
+        (
+            "Above 0 the model turns away from tokens it has already written; below 0 towards them.",
+            "0 より大きいと一度出たトークンを避け、0 より小さいと好むようになります。",
+            "大于 0 时避开已出现的词元，小于 0 时偏向已出现的词元。",
+        ),
+        default=0.0,
+        min=-2.0,
+        max=2.0,
+        precision=2,
+    ),
+    _rule(
+        "frequency_penalty",
+        "float",
+        ("Frequency penalty", "頻度ペナルティ", "频率惩罚"),
+        (
+            "Like the presence penalty, but stronger the more often a token was written.",
+            "存在ペナルティと似ていますが、出た回数が多いトークンほど強く働きます。",
+            "与存在惩罚类似，但词元出现次数越多，作用越强。",
+        ),
+        default=0.0,
+        min=-2.0,
+        max=2.0,
+        precision=2,
+    ),
+    _rule(
+        "repetition_penalty",
+        "float",
+        ("Repetition penalty", "繰り返しペナルティ", "重复惩罚"),
+        (
+            "Above 1 recent tokens become less likely, which breaks loops. 1 changes nothing.",
+            "1 より大きいと直近のトークンが出にくくなり、繰り返しを防ぎます。1 では何も変わりません。",
+            "大于 1 时近期出现的词元更难再次出现，可打破循环。1 表示不改变。",
+        ),
+        default=1.0,
+        min=0.5,
+        max=2.0,
+        precision=2,
+    ),
+)
+
+# Dify's workflows look for the option json_schema here when a node asks for structured output.
+_RESPONSE_FORMAT = _rule(
+    "response_format",
+    "string",
+    ("Response format", "回答形式", "回复格式"),
+    (
+        "json_object makes the answer one JSON object; json_schema holds it to the schema below.",
+        "json_object では回答が 1 つの JSON オブジェクトに、json_schema では下のスキーマに沿った JSON になります。",
+        "json_object 使回答为一个 JSON 对象；json_schema 使其符合下方的 Schema。",
+    ),
+    options=["text", "json_object", "json_schema"],
+)
+
+_JSON_SCHEMA = _rule(
+    "json_schema",
+    "text",
+    ("JSON schema", "JSON スキーマ", "JSON Schema"),
+    (
+        'The schema the answer must fit, as JSON: {"type": "object", "properties": …}.',
+        '回答が従うスキーマを JSON で入力します：{"type": "object", "properties": …}',
+        '回答须符合的 Schema，以 JSON 填写：{"type": "object", "properties": …}',
+    ),
+)
+
+_EXTRA_BODY = _rule(
+    "extra_body",
+    "text",
+    ("Extra body (JSON)", "追加のリクエスト項目（JSON）", "附加请求字段（JSON）"),
+    (
+        'Further fields for the server, as a JSON object: {"logit_bias": {"42": -100}}. They win over the settings '
+        "above.",
+        'サーバーに送る項目を JSON オブジェクトで追加します：{"logit_bias": {"42": -100}}。上の設定より優先されます。',
+        '以 JSON 对象形式附加发送给服务器的字段：{"logit_bias": {"42": -100}}，优先于上方设置。',
+    ),
+)

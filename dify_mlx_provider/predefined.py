@@ -1,0 +1,211 @@
+"""Write the files of the predefined models: `python -m dify_mlx_provider.predefined`, or `make models`.
+
+Dify reads a YAML file a model, and YAML files cannot include each other; so all of them are written from the one
+table below. `--check` says whether the files are what it would write. Not packed, and the SDK is not imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dify_mlx_provider.parameters import LEVELS, SWITCH, Settings, rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FOLDER = Path(__file__).resolve().parents[1] / "provider_assets" / "llm"
+ORDER = "_position.yaml"
+WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/predefined.py: change it there.\n"
+ANYTHING = ("none", *LEVELS)
+ALWAYS = ("medium",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predefined:
+    """A model people run with MLX. `efforts` has one word if it always reasons, and none if it never does."""
+
+    model: str
+    label: Mapping[str, str]
+    context_size: int
+    efforts: Sequence[str] = ()
+    tools: bool = True
+    comment: str = ""
+
+
+def _named(text: str) -> Mapping[str, str]:
+    return {"en_US": text, "ja_JP": text, "zh_Hans": text}
+
+
+def _gpt_oss(model: str, build: str) -> Predefined:
+    size = re.search(r"\d+b", model)
+    assert size is not None
+    label = _named(f"gpt-oss {size[0]} ({build})")
+    return Predefined(model=model, label=label, context_size=131_072, efforts=LEVELS)
+
+
+# Context sizes are the models' own, without stretching (rope scaling) that a server would have to be told of.
+MODELS: tuple[Predefined, ...] = (
+    Predefined(
+        model="default",
+        label={
+            "en_US": "Default (the model the server was started with)",
+            "ja_JP": "既定（サーバー起動時に指定したモデル）",
+            "zh_Hans": "默认（服务器启动时指定的模型）",
+        },
+        context_size=131_072,
+        efforts=ANYTHING,
+        comment=(
+            "# The server answers to this name whatever model it was started with: nobody has to type a model's name.\n"
+            "# Dify cannot be told which one that is, so the context size is gpt-oss's; for another model add a\n"
+            "# custom model, which asks the server.\n"
+        ),
+    ),
+    _gpt_oss("mlx-community/gpt-oss-20b-MXFP4-Q8", "MXFP4, Q8, mlx-community"),
+    _gpt_oss("mlx-community/gpt-oss-20b-MXFP4-Q4", "MXFP4, Q4, mlx-community"),
+    _gpt_oss("mlx-community/gpt-oss-120b-MXFP4-Q8", "MXFP4, Q8, mlx-community"),
+    _gpt_oss("mlx-community/gpt-oss-120b-MXFP4-Q4", "MXFP4, Q4, mlx-community"),
+    _gpt_oss("lmstudio-community/gpt-oss-20b-MLX-8bit", "8 bit, lmstudio-community"),
+    _gpt_oss("lmstudio-community/gpt-oss-120b-MLX-8bit", "8 bit, lmstudio-community"),
+    Predefined(
+        model="mlx-community/Qwen3.6-35B-A3B-4bit",
+        label=_named("Qwen3.6 35B-A3B (4 bit)"),
+        context_size=262_144,
+        efforts=SWITCH,
+    ),
+    Predefined(
+        model="mlx-community/Qwen3-30B-A3B-4bit",
+        label=_named("Qwen3 30B-A3B (4 bit)"),
+        context_size=40_960,
+        efforts=SWITCH,
+    ),
+    Predefined(
+        model="mlx-community/Qwen3-4B-Instruct-2507-4bit",
+        label=_named("Qwen3 4B Instruct 2507 (4 bit)"),
+        context_size=262_144,
+    ),
+    Predefined(
+        model="mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
+        label=_named("Qwen3-Coder 30B-A3B (4 bit)"),
+        context_size=262_144,
+    ),
+    Predefined(
+        model="mlx-community/GLM-4.5-Air-4bit",
+        label=_named("GLM-4.5-Air (4 bit)"),
+        context_size=131_072,
+        efforts=SWITCH,
+    ),
+    Predefined(
+        model="mlx-community/gemma-3-12b-it-4bit",
+        label=_named("Gemma 3 12B (4 bit)"),
+        context_size=131_072,
+    ),
+    Predefined(
+        model="mlx-community/Llama-3.3-70B-Instruct-4bit",
+        label=_named("Llama 3.3 70B Instruct (4 bit)"),
+        context_size=131_072,
+    ),
+    Predefined(
+        model="mlx-community/Mistral-Small-24B-Instruct-2501-4bit",
+        label=_named("Mistral Small 24B Instruct 2501 (4 bit)"),
+        context_size=32_768,
+    ),
+    Predefined(
+        model="mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit",
+        label=_named("DeepSeek R1 Distill Qwen 14B (4 bit)"),
+        context_size=131_072,
+        efforts=ALWAYS,
+        tools=False,
+    ),
+)
+
+
+def declaration(model: Predefined) -> dict[str, Any]:
+    """Return a model's declaration as Dify reads it."""
+    settings = Settings(
+        efforts=model.efforts,
+        reasons=bool(model.efforts),
+        max_output=min(131_072, model.context_size),
+    )
+    features = ["agent-thought"] if model.efforts else []
+    # tool-call and not multi-tool-call: gpt-oss makes one call and waits for its result. stream-tool-call: a call
+    # comes whole, but in the middle of a stream, so Dify need not switch streaming off while tools are offered.
+    features += ["tool-call", "stream-tool-call"] if model.tools else []
+    return {
+        "model": model.model,
+        "label": dict(model.label),
+        "model_type": "llm",
+        "features": [*features, "structured-output"],
+        "model_properties": {"mode": "chat", "context_size": model.context_size},
+        "parameter_rules": rules(settings),
+    }
+
+
+def files() -> dict[str, str]:
+    """Return what is to be written, file name to text."""
+    texts = {
+        f"{_file_name(model.model)}.yaml": WRITTEN_BY + model.comment + _yaml(declaration(model))
+        for model in MODELS
+    }
+    order = "# The order in which Dify lists the models. Dify and its SDK know this file by the end of its name.\n"
+    return {**texts, ORDER: WRITTEN_BY + order + _yaml([model.model for model in MODELS])}
+
+
+def stale(folder: Path = FOLDER) -> list[str]:
+    """Return the names of files that are not what would be written, also of those that should not be there."""
+    wanted = files()
+    there = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
+    return sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dify_mlx_provider.predefined", description="Write the predefined models' files."
+    )
+    parser.add_argument("--check", action="store_true", help="only say whether they are current")
+    changed = stale()
+    if parser.parse_args(argv).check:
+        for name in changed:
+            print(f"{name} is not what the table says: run `make models`", file=sys.stderr)
+        return 1 if changed else 0
+    wanted = files()
+    for name in changed:
+        if name in wanted:
+            (FOLDER / name).write_text(wanted[name], encoding="utf-8", newline="\n")
+        else:
+            (FOLDER / name).unlink()
+    print(f"{len(wanted)} files, {len(changed)} changed")
+    return 0
+
+
+def _file_name(model: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", model.lower())
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists indented under their key, as the other declarations are."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Never without indentation."""
+        del indentless
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Dify's reader gets every text written out."""
+        del data
+        return True
+
+
+def _yaml(data: Any) -> str:
+    return yaml.dump(data, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1000)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
