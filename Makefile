@@ -6,10 +6,10 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format plugin bench models lock clean
+.PHONY: help setup demo test test-dify check format plugin bench models lock clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready ## build .venv from requirements.lock (the other commands do it by themselves)
 
@@ -24,9 +24,18 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: setup ## server, model and plugin together, as Dify drives them (ARGS=--once to end by itself)
 	@$(RUN) tests/e2e/tour.py $(ARGS)
 
-test: setup check ## everything CI runs
-	$(RUN) -m pytest tests --ignore=tests/provider $(ARGS)
+test: setup check ## the checks and all tests but those on Dify's engine
+	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon $(ARGS)
 	$(RUN) -m pytest tests/provider $(ARGS)
+
+test-dify: setup .venv-dify/.ready ## chatflows on Dify's own workflow engine (installs it: 55 MB)
+	$(RUN) -m pytest tests/graphon $(ARGS)
+
+# The engine has an environment of its own: it pins what the server pins otherwise. It wants Python 3.12 or 3.13.
+.venv-dify/.ready: tests/graphon/requirements.txt
+	@$(PYTHON) -m venv .venv-dify
+	@.venv-dify/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
+	@touch $@
 
 check: setup ## ruff, types, lock, versions
 	$(RUN) -m ruff check .
@@ -52,4 +61,4 @@ lock: setup ## renew requirements.lock
 	$(RUN) .ci/lock.py
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-dify dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,8 +1,8 @@
-"""Write requirements.lock, or say whether it is stale.
+"""Write requirements.lock and tests/graphon/requirements.txt, or say whether one is stale.
 
 The lock pins everything (all extras and the dev group, for macOS and Linux at once) with hashes and without
 addresses. Its first line carries a digest of the requirements it was made from, so that staleness is seen
-without a network.
+without a network. What runs Dify's workflow engine (`make test-dify`) is an environment of its own, locked alike.
 """
 
 import argparse
@@ -14,16 +14,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCK = ROOT / "requirements.lock"
-COMPILE = [
-    "--all-extras",
-    "--group",
-    "dev",
-    "--universal",
-    "--generate-hashes",
-    "--no-annotate",
-    "--no-header",
-]
+COMPILE = ["--universal", "--generate-hashes", "--no-annotate", "--no-header"]
+GRAPHON = ROOT / "tests/graphon"
 
 
 def stamp() -> str:
@@ -40,25 +32,47 @@ def stamp() -> str:
     return f"# Made by `make lock` from the requirements in pyproject.toml, sha256 {digest}\n"
 
 
+def graphon_stamp() -> str:
+    """Return the first line for what tests/graphon states."""
+    stated = b"".join((GRAPHON / name).read_bytes() for name in ("requirements.in", "excluded.txt"))
+    digest = hashlib.sha256(stated).hexdigest()
+    return f"# Made by `make lock` from requirements.in without excluded.txt, sha256 {digest}\n"
+
+
+def compiled(*arguments: str) -> str:
+    """Return what uv makes of these requirements, in the form of a lock."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", *arguments, *COMPILE]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
 def main() -> int:
     """Write the lock; with --check only compare its first line."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--check", action="store_true", help="only say whether the lock is stale")
+    arguments.add_argument("--check", action="store_true", help="only say whether a lock is stale")
+    locks = {
+        ROOT / "requirements.lock": (stamp(), ["pyproject.toml", "--all-extras", "--group", "dev"]),
+        GRAPHON / "requirements.txt": (
+            graphon_stamp(),
+            [
+                *("tests/graphon/requirements.in", "--excludes", "tests/graphon/excluded.txt"),
+                *("--python-version", "3.12"),
+            ],
+        ),
+    }
     if arguments.parse_args().check:
-        with LOCK.open(encoding="utf-8") as lock:
-            current = lock.readline() == stamp()
-        if not current:
-            print("requirements.lock is stale: pyproject.toml's requirements changed. Run `make lock`.")
-        return 0 if current else 1
-    compiled = subprocess.run(
-        [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", *COMPILE],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    LOCK.write_text(stamp() + compiled.stdout, encoding="utf-8")
+        stale = [path for path, (first, _) in locks.items() if first_line(path) != first]
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is stale: what it was made from changed. Run `make lock`.")
+        return 1 if stale else 0
+    for path, (first, wanted) in locks.items():
+        path.write_text(first + compiled(*wanted), encoding="utf-8")
     return 0
+
+
+def first_line(path: Path) -> str:
+    """Return a lock's stamp."""
+    with path.open(encoding="utf-8") as lock:
+        return lock.readline()
 
 
 if __name__ == "__main__":

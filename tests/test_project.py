@@ -31,10 +31,13 @@ def test_the_version_is_the_same_everywhere(pyproject: dict[str, Any]) -> None:
     assert newest[1] == version
 
 
-def test_the_lock_names_no_addresses() -> None:
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    assert "://" not in lock
-    assert "--index-url" not in lock
+@pytest.mark.parametrize("lock", ["requirements.lock", "tests/graphon/requirements.txt"])
+def test_a_lock_names_versions_and_hashes_and_no_addresses(lock: str) -> None:
+    text = (ROOT / lock).read_text(encoding="utf-8")
+    assert "==" in text
+    assert "--hash=sha256:" in text
+    assert "://" not in text
+    assert "--index-url" not in text
 
 
 def test_every_stated_requirement_is_locked(pyproject: dict[str, Any]) -> None:
@@ -48,14 +51,30 @@ def test_every_stated_requirement_is_locked(pyproject: dict[str, Any]) -> None:
     assert names <= locked
 
 
-def test_a_stale_lock_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / ".ci").mkdir()
-    for name in (".ci/lock.py", "requirements.lock", "pyproject.toml"):
+@pytest.mark.parametrize(
+    ("made_from", "old", "new"),
+    [
+        ("pyproject.toml", '"werkzeug>=3.1"', '"werkzeug>=3.0"'),
+        ("tests/graphon/requirements.in", "graphon==", "graphon>="),
+        ("tests/graphon/excluded.txt", "pandas", "polars"),
+    ],
+)
+def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: str) -> None:
+    locks = ("requirements.lock", "tests/graphon/requirements.txt")
+    for name in (
+        ".ci/lock.py",
+        "pyproject.toml",
+        *locks,
+        "tests/graphon/requirements.in",
+        "tests/graphon/excluded.txt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     check = [sys.executable, str(tmp_path / ".ci/lock.py"), "--check"]
     assert subprocess.run(check, check=False).returncode == 0
-    changed = (tmp_path / "pyproject.toml").read_text().replace('"werkzeug>=3.1"', '"werkzeug>=3.0"')
-    (tmp_path / "pyproject.toml").write_text(changed)
+    changed = (tmp_path / made_from).read_text()
+    assert old in changed
+    (tmp_path / made_from).write_text(changed.replace(old, new))
     stale = subprocess.run(check, check=False, capture_output=True, text=True)
     assert stale.returncode == 1
     assert "make lock" in stale.stdout
