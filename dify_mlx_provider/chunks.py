@@ -6,37 +6,28 @@ the content. Behind `Reader` they are all the same.
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.events import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    StreamEnd,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
-from mlx_backend.conversation.parser import ChannelParser
+from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
+
+from .calls import Call, Calls
+from .faults import Unavailable
+from .leaks import LeakyText
 
 if TYPE_CHECKING:
     from .thinking import ThinkingText
 
-_HARMONY_OPENERS = ("<|channel|>", "<|start|>", "<|message|>")
-_THINK_OPENERS = ("<think>", "<thinking>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
+LONGEST_ANSWER = 8 * 2**20
+"""Characters of one answer, reasoning included: more than any model's context holds."""
 
+LONGEST_PIECE = 2**18
+"""Characters of one chunk for Dify, which takes no line above 5 MiB."""
 
-@dataclass
-class Call:
-    """A tool call being assembled."""
-
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
+_TEXT_KEYS = ("text", "thinking", "reasoning", "content", "summary")
+_REASONING_PARTS = ("thinking", "reasoning", "reasoning.text", "reasoning.summary")
 
 
 @dataclass
@@ -51,149 +42,116 @@ class Outcome:
 class Reader:
     """Reads a server's chunks: `feed` gives events of text, `close` the last of them; `outcome` has the rest.
 
-    Reasoning comes as `reasoning_content` or `reasoning` (some servers send both: then once). Content that begins
-    with a marker while no reasoning field has been seen is a leak, and is read by a parser from then on.
+    Reasoning comes as `reasoning_content`, `reasoning`, `thinking` or `reasoning_details` (some servers send several:
+    then once), or leaks into the content (see `leaks`). `watch` and `inside` are as there.
     """
 
-    def __init__(self, tools: Collection[str] = ()) -> None:
+    def __init__(self, tools: Collection[str] = (), *, watch: bool = True, inside: bool = False) -> None:
         self.outcome = Outcome()
-        self._tools = tools
-        self._by_index: dict[int, Call] = {}
-        self._opening: str | None = ""  # content held until it is known whether it leaks; None: decided
-        self._parser: ChannelParser | None = None
-        self._leaked: dict[int, Call] = {}
+        self._calls = Calls()
+        self._reasoning = LeakyText(ReasoningDelta, self._calls, tools=tools, watch=False)
+        self._content = LeakyText(ContentDelta, self._calls, tools=tools, watch=watch, inside=inside)
+        self._said = False
+
+    @property
+    def found_inside(self) -> bool:
+        """Whether the answer's text turned out to begin inside a block of reasoning."""
+        return self._content.found_inside
 
     def feed(self, chunk: Mapping[str, Any]) -> list[Event]:
         """Read one chunk."""
-        if isinstance(chunk.get("usage"), Mapping):
-            self.outcome.usage = chunk["usage"]
+        usage = chunk.get("usage")
+        if isinstance(usage, Mapping) and usage:
+            self.outcome.usage = usage
         events: list[Event] = []
-        for choice in chunk.get("choices") or ():
-            if not isinstance(choice, Mapping):
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, Mapping) or choice.get("index") not in (None, 0):
                 continue
-            if choice.get("finish_reason"):
-                self.outcome.finish_reason = str(choice["finish_reason"])
+            if reason := choice.get("finish_reason"):
+                self.outcome.finish_reason = "tool_calls" if reason == "function_call" else str(reason)
             delta = choice.get("delta")
+            if not isinstance(delta, Mapping) or (not delta and not self._said):
+                delta = None if self._said else choice.get("message")  # a whole message in place of a delta
             if isinstance(delta, Mapping):
                 events += self._delta(delta)
         return events
 
     def close(self) -> list[Event]:
         """Read the end: what was held, and the calls in their order."""
-        events: list[Event] = []
-        if self._opening:
-            held, self._opening = self._opening, None
-            events.append(ContentDelta(held))
-        if self._parser is not None:
-            cut = self.outcome.finish_reason == "length"
-            events += self._read_leak(self._parser.close("length" if cut else "stop"))
-        calls = [call for _, call in sorted(self._by_index.items())]
-        if calls and self.outcome.finish_reason == "length" and not _is_json(calls[-1].arguments):
-            calls.pop()  # cut by the token limit: it must not be run
-        calls += self._leaked.values()
-        self.outcome.calls = [call for call in calls if call.name]
-        for call in self.outcome.calls:
-            call.id = call.id or f"call_{uuid.uuid4().hex[:24]}"
+        cut = self.outcome.finish_reason == "length"
+        events = [*self._reasoning.close(cut=cut), *self._content.close(cut=cut)]
+        self.outcome.calls = self._calls.finished(cut=cut)
         if self.outcome.calls and self.outcome.finish_reason in (None, "stop"):
             self.outcome.finish_reason = "tool_calls"
         return events
 
     def _delta(self, delta: Mapping[str, Any]) -> list[Event]:
         events: list[Event] = []
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(reasoning, str) and reasoning:
-            if self._opening is not None and not self._opening:
-                self._opening = None  # this server separates by itself
-            events.append(ReasoningDelta(reasoning))
-        content = delta.get("content")
-        if isinstance(content, str) and content:
-            events += self._content(content)
-        for call in delta.get("tool_calls") or ():
-            if isinstance(call, Mapping):
-                self._call(call)
+        for reasoning, text in _texts_of(delta):
+            if not text:
+                continue
+            self._said = True
+            if reasoning:
+                self._content.separates()
+                events += self._reasoning.feed(text)
+            else:
+                events += self._content.feed(text)
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            self._said = True
+            self._calls.add(call)
+        if isinstance(delta.get("function_call"), Mapping):  # the field's old name, for one call
+            self._calls.add({"index": 0, "function": delta["function_call"]})
         return events
 
-    def _content(self, text: str) -> list[Event]:
-        if self._parser is not None:
-            return self._read_leak(self._parser.feed(text))
-        if self._opening is None:
-            return [ContentDelta(text)]
-        self._opening += text
-        start = self._opening.lstrip()
-        dialect = None
-        if start.startswith(_HARMONY_OPENERS):
-            dialect = "harmony"
-        elif start.startswith(_THINK_OPENERS):
-            dialect = "think"
-        elif any(opener.startswith(start) for opener in _HARMONY_OPENERS + _THINK_OPENERS):
-            return []
-        held, self._opening = self._opening, None
-        if dialect is None:
-            return [ContentDelta(held)]
-        self._parser = ChannelParser(dialect, tools=self._tools or None)
-        return self._read_leak(self._parser.feed(start))
 
-    def _read_leak(self, events: Iterable[Event]) -> list[Event]:
-        """Keep the text of parsed events; put calls aside."""
-        texts: list[Event] = []
-        for event in events:
-            match event:
-                case ReasoningDelta() | ContentDelta():
-                    texts.append(event)
-                case ToolCallStart(index, name):
-                    self._leaked[index] = Call(name=name)
-                case ToolCallDelta(index, arguments):
-                    self._leaked[index].arguments += arguments
-                case ToolCallEnd(index, complete):
-                    if not complete:  # cut by the token limit: it must not be run
-                        del self._leaked[index]
-                case StreamEnd():
-                    pass
-        return texts
-
-    def _call(self, delta: Mapping[str, Any]) -> None:
-        """Add a piece of a call."""
-        identifier = str(delta.get("id") or "")
-        function = delta.get("function")
-        given = function if isinstance(function, Mapping) else {}
-        name = str(given.get("name") or "")
-        index = delta.get("index")
-        if not isinstance(index, int):
-            index = self._place(identifier, name)
-        call = self._by_index.setdefault(index, Call())
-        call.id = call.id or identifier
-        call.name = call.name or name
-        arguments = given.get("arguments")
-        if isinstance(arguments, str):
-            call.arguments += arguments
-        elif arguments is not None:  # some servers send the object itself
-            call.arguments += json.dumps(arguments, ensure_ascii=False)
-
-    def _place(self, identifier: str, name: str) -> int:
-        """Where a piece without an index belongs: to the call of its id; else an id or a name begins a new call."""
-        for index, call in self._by_index.items():
-            if identifier and call.id == identifier:
-                return index
-        last = max(self._by_index, default=-1)
-        return last + 1 if identifier or name or last < 0 else last
+def _texts_of(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Yield a delta's texts, each with whether it is reasoning."""
+    for name in _REASONING_FIELDS:
+        if text := _text(delta.get(name)):
+            yield True, text
+            break
+    content = delta.get("content")
+    if isinstance(content, list):
+        for part in content:
+            reasoning = isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS
+            yield reasoning, _text(part)
+    else:
+        yield False, _text(content)
+    yield False, _text(delta.get("refusal"))
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
+def _text(value: Any) -> str:
+    """The text in a value: itself, under one of the names it has in parts, or in a list of parts."""
+    match value:
+        case str():
+            return value
+        case Mapping():
+            return next((text for key in _TEXT_KEYS if (text := _text(value.get(key)))), "")
+        case list():
+            return "".join(map(_text, value))
+        case _:
+            return ""
 
 
 def texts(
     reader: Reader, thinking: ThinkingText, chunks: Iterable[Mapping[str, Any]]
 ) -> Generator[str, None, None]:
     """Yield the pieces of text of a whole answer; the block is closed also when the chunks break off."""
+    length = 0
     try:
         for chunk in chunks:
             for event in reader.feed(chunk):
-                yield from thinking.feed(event)
+                for piece in thinking.feed(event):
+                    length += len(piece)
+                    if length > LONGEST_ANSWER:
+                        raise Unavailable(
+                            f"the server sent more than {LONGEST_ANSWER:,} characters as one answer. The answer was "
+                            "stopped; a limit of Max tokens keeps a model from repeating itself without end."
+                        )
+                    for at in range(0, len(piece), LONGEST_PIECE):
+                        yield piece[at : at + LONGEST_PIECE]
     except Exception:  # not GeneratorExit: when Dify stops listening there is nobody to close a block for
         yield from _rest(reader, thinking)
         raise

@@ -8,18 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultChunkDelta, LLMUsage
 from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMessage, PromptMessageTool
 
-from .chunks import Call, Outcome, Reader, texts
+from .chunks import Outcome, Reader, texts
 from .credentials import Credentials
 from .errands import is_errand, quick
 from .errors import for_dify
 from .messages import chat_request, wants_structure
 from .sending import send
 from .thinking import ThinkingText
+
+if TYPE_CHECKING:
+    from .calls import Call
 
 type UsageOf = Callable[[int, int], LLMUsage]
 

@@ -41,6 +41,9 @@ def chat_request(
     posted_tools = [_tool(tool) for tool in tools or ()]
     history = sanitise([_message(message, credentials) for message in messages], tools=posted_tools)
     for turn in history:
+        if turn["role"] != "assistant":
+            continue
+        turn["content"] = unguarded(turn["content"])
         if reasoning := turn.get("reasoning_content"):
             turn["reasoning_content"] = unguarded(reasoning)
     body: dict[str, Any] = {

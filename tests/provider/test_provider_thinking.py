@@ -11,8 +11,8 @@ from dify_mlx_provider.thinking import ThinkingText, unguarded
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 
-def shown(*events: Event, hidden: bool = False) -> list[str]:
-    thinking = ThinkingText(hidden=hidden)
+def shown(*events: Event, hidden: bool = False, exact: bool = False) -> list[str]:
+    thinking = ThinkingText(hidden=hidden, exact=exact)
     return [piece for event in events for piece in thinking.feed(event)] + thinking.close()
 
 
@@ -86,10 +86,68 @@ def test_a_comparison_is_not_html() -> None:
         ("The first lines are HTML:\n```\nx\n\ny\n```\nDone.", "\n```"),
         ("The first lines are HTML:\n```\nx\n\ny", ""),
         ("No empty line at all:\n```\nx", "\n```"),
+        ("Compute:\n\n$$\nx^2", "\n$$"),
+        ("Compute:\n\n$$\nx^2\n$$", ""),
+        ("It costs:\n\n$$5 and $$6", ""),
+        ("Try:\n\n```\n$$\n```", ""),
+        ("So:\n\n| a | b |\n|---|:-:|\n| 1 | 2 |", "\n\n\u200b"),
+        ("So:\n\na | b\n- | -\n1 | 2\n", "\n\n\u200b"),
+        ("So:\n\n| a |\n|---|\n| 1 |\n\nDone.", ""),
+        ("A list:\n\n- a\n- b", ""),
     ],
 )
-def test_the_fence_that_the_page_sees_open_is_closed(reasoning: str, added: str) -> None:
+def test_what_would_swallow_the_end_of_the_block_is_ended_first(reasoning: str, added: str) -> None:
     assert block(reasoning) == reasoning.rstrip() + added
+
+
+def test_what_was_added_for_the_page_is_taken_out_again() -> None:
+    table = "So:\n\n| a |\n|---|\n| <b> |"
+    assert unguarded(block(table)) == table
+
+
+def test_white_space_between_two_pieces_of_reasoning_does_not_split_the_block() -> None:
+    events = (
+        ReasoningDelta("a"),
+        ContentDelta("\n"),
+        ContentDelta(" "),
+        ReasoningDelta(" b"),
+        ContentDelta("Hi"),
+    )
+    assert "".join(shown(*events)) == "<think>\na b\n</think>\n\nHi"
+
+
+def test_white_space_behind_the_reasoning_is_no_answer() -> None:
+    assert shown(ReasoningDelta("a"), ContentDelta("\n\n")) == ["<think>\n", "a", "\n</think>"]
+
+
+ANSWERS = [
+    "The tag <think> opens it and </think> closes it.",
+    "<think>",
+    "</think>\n",
+    "Written <THINK> or <think x='y'> too",
+    "ends with <thin",
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_tag_in_the_answer_is_text_for_dify_however_it_is_cut(answer: str) -> None:
+    whole = "".join(shown(ReasoningDelta("why"), ContentDelta(answer)))
+    assert split_reasoning(whole)[1] == "why"
+    assert unguarded(split_reasoning(whole)[0]) == answer.strip()
+    assert PAGE_BLOCK.findall(whole) == ["why"]
+    for at in range(len(answer) + 1):
+        cut = shown(ReasoningDelta("why"), ContentDelta(answer[:at]), ContentDelta(answer[at:]))
+        assert "".join(cut) == whole
+
+
+@pytest.mark.parametrize("answer", ["<thinking> and <b>", "a </thinks", "1 < 2", "<"])
+def test_other_html_in_the_answer_is_left_alone(answer: str) -> None:
+    assert "".join(shown(*map(ContentDelta, answer))) == answer
+
+
+def test_an_answer_that_is_data_is_not_changed() -> None:
+    answer = '{"tag": "<think>"}'
+    assert shown(ReasoningDelta("why"), ContentDelta(answer), hidden=True, exact=True) == [answer]
 
 
 @pytest.mark.parametrize("reasoning", ["", " ", "\n\n"])

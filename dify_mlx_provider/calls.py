@@ -1,0 +1,140 @@
+"""Tool calls put together from the pieces servers send.
+
+OpenAI's streams number the calls, name each once and send its arguments as text in pieces. Others leave out the
+numbers or the ids, give every call the number 0, repeat the name in each piece, or send the arguments as an object.
+Dify gets each call once and whole: with an id of its own, and arguments that are a JSON object wherever the model
+wrote one.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LEFTOVERS = frozenset("]}) \t\r\n`;")
+
+
+@dataclass
+class Call:
+    """A tool call being assembled."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Calls:
+    """The calls of one answer, in the order they began."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._by_index: dict[int, Call] = {}
+
+    def begin(self, name: str) -> Call:
+        """Add a call that is put together elsewhere."""
+        call = Call(name=name)
+        self._calls.append(call)
+        return call
+
+    def drop(self, call: Call) -> None:
+        """Forget a call."""
+        self._calls = [other for other in self._calls if other is not call]
+
+    def add(self, delta: Any) -> None:
+        """Add a piece as it stands in `tool_calls`; what is none is passed over."""
+        if not isinstance(delta, Mapping):
+            return
+        given = delta.get("function")
+        function = given if isinstance(given, Mapping) else delta
+        piece = Call(
+            _word(delta.get("id")), _word(function.get("name")), _arguments(function.get("arguments"))
+        )
+        index = delta.get("index")
+        if isinstance(index, int) and not isinstance(index, bool):
+            self._add_numbered(index, piece)
+        else:
+            self._add_to(self._place(piece), piece)
+
+    def finished(self, *, cut: bool) -> list[Call]:
+        """Return the calls. What the token limit cut is left out: it must not be run."""
+        calls = [call for call in self._calls if call.name]
+        if cut and calls and calls[-1] is self._calls[-1] and not _is_json(calls[-1].arguments):
+            calls.pop()
+        taken: set[str] = set()
+        for call in calls:
+            if not call.id or call.id in taken:
+                call.id = f"call_{uuid.uuid4().hex[:24]}"
+            taken.add(call.id)
+            call.arguments = _repaired(call.arguments)
+        return calls
+
+    def _add_numbered(self, index: int, piece: Call) -> None:
+        call = self._by_index.get(index)
+        if call is not None and _begins_another(call, piece):
+            call = None
+        if call is not None and not call.arguments and not piece.id and piece.name not in ("", call.name):
+            call.name += piece.name  # a name in pieces
+        self._by_index[index] = self._add_to(call, piece)
+
+    def _add_to(self, call: Call | None, piece: Call) -> Call:
+        call = self.begin("") if call is None else call
+        call.id = call.id or piece.id
+        call.name = call.name or piece.name
+        call.arguments += piece.arguments
+        return call
+
+    def _place(self, piece: Call) -> Call | None:
+        """Where a piece without a number belongs: to the call of its id; else an id or a name begins a new call."""
+        if piece.id:
+            return next((call for call in self._calls if call.id == piece.id), None)
+        last = self._calls[-1] if self._calls else None
+        if last is None or not piece.name:
+            return last
+        goes_on = piece.name == last.name and last.arguments and not _is_json(last.arguments)
+        return last if goes_on else None
+
+
+def _begins_another(call: Call, piece: Call) -> bool:
+    """Whether a piece with a number that is taken is another call all the same: some servers number all of them 0."""
+    if not piece.name:
+        return False
+    if piece.id and call.id:
+        return piece.id != call.id and (not call.arguments or _is_json(call.arguments))
+    return bool(piece.arguments) and _is_json(call.arguments)
+
+
+def _word(value: Any) -> str:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def _arguments(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False)  # some servers send the object itself
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _repaired(arguments: str) -> str:
+    """The object a model meant: none at all is an empty one, one inside a string comes out, leftovers behind it go."""
+    text = arguments.strip()
+    if text in ("", "null"):
+        return "{}"
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return arguments
+    if isinstance(value, str) and end == len(text) and value.lstrip().startswith("{") and _is_json(value):
+        return value
+    if isinstance(value, dict) and _LEFTOVERS.issuperset(text[end:]):
+        return text[:end]
+    return arguments

@@ -1,0 +1,338 @@
+"""Reading what servers send, in process: every way a stream can be cut, and every way servers differ."""
+
+from __future__ import annotations
+
+import tomllib
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dify_mlx_provider import chunks as chunks_module
+from dify_mlx_provider.calls import Calls
+from dify_mlx_provider.chunks import Reader, texts
+from dify_mlx_provider.faults import Unavailable
+from dify_mlx_provider.thinking import ThinkingText
+from mlx_backend.conversation.events import ContentDelta, ReasoningDelta
+from mlx_backend.conversation.parser import read
+
+BLOCK = "<think>\nwhy\n</think>\n\nHi"
+
+
+def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def shown(
+    *deltas: dict[str, Any], finish: str = "stop", reader: Reader | None = None, tools: Any = ()
+) -> str:
+    """The text Dify gets for a stream of deltas."""
+    reader = reader or Reader(tools)
+    stream = [*(chunk(**delta) for delta in deltas), chunk(finish)]
+    return "".join(texts(reader, ThinkingText(), stream))
+
+
+def cut(text: str, *places: int) -> list[dict[str, Any]]:
+    """A text as content deltas, cut at some places."""
+    edges = [0, *places, len(text)]
+    return [{"content": text[start:end]} for start, end in pairwise(edges)]
+
+
+# -- names and shapes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reasoning",
+    [
+        {"reasoning_content": "why"},
+        {"reasoning": "why"},
+        {"thinking": "why"},
+        {"reasoning": {"content": "why"}},
+        {"reasoning": "why", "reasoning_details": [{"type": "reasoning.text", "text": "why"}]},
+        {
+            "reasoning_details": [
+                {"type": "reasoning.text", "text": "w"},
+                {"type": "reasoning.summary", "summary": "hy"},
+            ]
+        },
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "why"}]}]},
+        {"content": None, "reasoning_content": "why", "tool_calls": None},
+    ],
+)
+def test_reasoning_is_found_under_each_of_its_names(reasoning: dict[str, Any]) -> None:
+    assert shown(reasoning, {"content": "Hi"}) == BLOCK
+    assert shown({**reasoning}, {}, {"content": [{"type": "text", "text": "Hi"}]}) == BLOCK
+
+
+NOTHING: list[dict[str, Any]] = [
+    {}, {"role": "assistant"}, {"content": ""}, {"content": None}, {"reasoning_content": ""}, {"content": "\n"},
+    {"content": "", "reasoning_content": None, "tool_calls": []}, {"content": []}, {"reasoning": {}}, {"role": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_a_delta_that_says_nothing_splits_no_block_wherever_it_comes(nothing: dict[str, Any]) -> None:
+    deltas: list[dict[str, Any]] = [
+        {"reasoning_content": "w"}, {"reasoning_content": "h"}, {"reasoning_content": "y"}, {"content": "Hi"}
+    ]  # fmt: skip
+    for place in range(1, len(deltas)):
+        assert shown(*deltas[:place], nothing, *deltas[place:]) == BLOCK
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"choices": None}, {"choices": []}, {"choices": "x"}, {"choices": [None, 3]}, {"usage": None}, {"usage": {}},
+        {"choices": [{"delta": None}]}, {"choices": [{"index": 0}]},
+        {"choices": [{"index": 1, "delta": {"content": "x"}}]},
+        {"choices": [{"delta": {"content": 5, "reasoning": True, "tool_calls": "x", "function_call": 1}}]},
+        {"choices": [{"delta": {"tool_calls": [None, "x", {}, {"index": None, "function": None}]}}]},
+    ],
+)  # fmt: skip
+def test_fields_that_hold_nothing_of_use_are_passed_over(odd: dict[str, Any]) -> None:
+    reader = Reader()
+    stream = [
+        odd,
+        chunk(reasoning="why"),
+        odd,
+        chunk(content="Hi"),
+        odd,
+        {"usage": {"prompt_tokens": 3}},
+        odd,
+    ]
+    assert "".join(texts(reader, ThinkingText(), stream)) == BLOCK
+    assert reader.outcome.usage == {"prompt_tokens": 3}
+    assert reader.outcome.calls == []
+
+
+def test_a_message_in_place_of_deltas_is_read_and_one_after_them_is_not() -> None:
+    message = {
+        "choices": [{"index": 0, "message": {"reasoning": "why", "content": "Hi"}, "finish_reason": "stop"}]
+    }
+    assert "".join(texts(Reader(), ThinkingText(), [message])) == BLOCK
+    stream = [chunk(reasoning="why"), chunk(content="Hi"), message]
+    assert "".join(texts(Reader(), ThinkingText(), stream)) == BLOCK
+
+
+def test_an_answer_without_an_end_is_stopped_and_its_block_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks_module, "LONGEST_ANSWER", 100)
+    pieces: list[str] = []
+    with pytest.raises(Unavailable, match="more than 100 characters"):
+        pieces.extend(texts(Reader(), ThinkingText(), [chunk(reasoning="loop ")] * 1000))
+    assert len("".join(pieces)) < 200
+    assert "".join(pieces).endswith("\n</think>")
+
+
+def test_a_large_piece_is_handed_on_in_chunks_that_dify_takes() -> None:
+    pieces = list(texts(Reader(), ThinkingText(), [chunk("stop", content="x" * 1_000_000)]))
+    assert max(map(len, pieces)) <= 2**18
+    assert len("".join(pieces)) == 1_000_000
+
+
+# -- leaks -------------------------------------------------------------------------------------------
+
+LEAKS = {
+    "harmony": "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>",
+    "harmony behind the prompt": "<|start|>assistant<|channel|>analysis<|message|>why<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Hi",
+    "harmony without its markers": "analysisWhy not?assistantfinalHi",
+    "think": "<think>\nwhy\n</think>\n\nHi",
+    "think behind white space": "\n\n<think>why</think>Hi",
+    "another word for it": "<thinking>why</thinking>Hi",
+    "brackets": "[THINK]why[/THINK]Hi",
+    "think without an end": "<think>why",
+    "end marker": "Hi there<|im_end|>",
+    "end marker of harmony": "Hi there<|return|>",
+    "a turn behind the answer": "One.<|end|><|start|>assistant<|channel|>final<|message|>Two.",
+}
+READ = {
+    "harmony without its markers": "<think>\nWhy not?\n</think>\n\nHi",
+    "think without an end": "<think>\nwhy\n</think>",
+    "end marker": "Hi there",
+    "end marker of harmony": "Hi there",
+    "a turn behind the answer": "One.Two.",
+}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_is_read_the_same_however_it_is_cut(name: str) -> None:
+    leak, expected = LEAKS[name], READ.get(name, BLOCK)
+    for places in (
+        combinations(range(1, len(leak)), 2) if len(leak) < 40 else ((at,) for at in range(len(leak)))
+    ):
+        assert shown(*cut(leak, *places)) == expected
+    assert shown(*cut(leak, *range(1, len(leak)))) == expected
+
+
+def test_markup_left_in_the_reasoning_field_is_read_there() -> None:
+    assert shown({"reasoning_content": "<think>\nwhy"}, {"content": "Hi"}) == BLOCK
+    assert shown({"reasoning_content": "<think>why</think>Hi"}) == BLOCK
+    assert shown({"reasoning": "<|channel|>analysis<|message|>why"}, {"content": "Hi"}) == BLOCK
+
+
+TEXTS = [
+    "The tag `<think>` begins it.",
+    "In code:\n```\n<|start|>assistant<|channel|>final<|message|>x\n</think>\n<tool_call>\n```\nDone.",
+    'Write "<|channel|>analysis" first.',
+    "A header is <|channel|>final and then a text.",
+    "Analysis of the matter: analysis",
+    "analysis of the matter",
+    "a < b, <| and <|x|>",
+    "Use `</think>` to end it.",
+    "Open with <think> and close with </think>.",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_answer_that_talks_about_markup_stays_as_it_is(text: str) -> None:
+    for at in range(len(text)):
+        assert shown(*cut(text, at), tools=["clock"]).replace("\u200b", "") == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Hi <|start|>assistant<|channel|>final<|message|>x", "so </think> it", "Hi<|im_end|>"],
+)
+def test_a_server_that_is_known_to_separate_is_taken_at_its_word(text: str) -> None:
+    assert shown({"content": text}, reader=Reader(watch=False)).replace("\u200b", "") == text
+
+
+def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out() -> None:
+    text = "I wonder.\n</think>\n\nHi"
+    for at in range(len(text)):
+        reader = Reader()
+        assert shown(*cut(text, at), reader=reader) == "I wonder.\n\n\nHi"
+        assert reader.found_inside
+
+
+def test_an_answer_that_begins_inside_a_block_is_read_from_there() -> None:
+    text = "why\n</think>\n\nHi"
+    for at in range(len(text)):
+        assert shown(*cut(text, at), reader=Reader(inside=True)) == BLOCK
+
+
+def test_an_answer_that_should_have_begun_inside_a_block_and_did_not_is_still_an_answer() -> None:
+    assert shown({"content": "Hi"}, reader=Reader(inside=True)).endswith("</think>\n\nHi")
+    assert shown({"reasoning": "why"}, {"content": "Hi"}, reader=Reader(inside=True)) == BLOCK
+    assert shown({"content": "why"}, reader=Reader(inside=True), finish="length") == "<think>\nwhy\n</think>"
+
+
+CASES = Path(__file__).parents[1] / "conversation" / "cases"
+
+
+@pytest.mark.parametrize("file", ["valid.toml", "malformed.toml"])
+def test_every_recorded_turn_that_leaks_whole_is_read_as_our_own_server_reads_it(file: str) -> None:
+    turns = [case["raw"] for case in tomllib.loads((CASES / file).read_text())["case"] if "raw" in case]
+    turns = [turn for turn in turns if turn.startswith(("<|channel|>", "<|start|>"))]
+    assert len(turns) > 10
+    for turn in turns:
+        message = read(turn)
+        reader = Reader()
+        events = [event for letter in turn for event in reader.feed(chunk(content=letter))] + reader.close()
+        assert (
+            "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == message.reasoning
+        )
+        assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == message.content
+        whole = [call.name for call in message.tool_calls if call.complete]
+        assert [call.name for call in reader.outcome.calls] == whole
+
+
+# -- calls -------------------------------------------------------------------------------------------
+
+
+def calls(*pieces: dict[str, Any], cut_off: bool = False) -> list[tuple[str, str]]:
+    made = Calls()
+    for piece in pieces:
+        made.add(piece)
+    finished = made.finished(cut=cut_off)
+    assert len({call.id for call in finished}) == len(finished)
+    assert all(call.id for call in finished)
+    return [(call.name, call.arguments) for call in finished]
+
+
+def piece(name: str | None = None, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    return {**more, "function": {"name": name, "arguments": arguments}}
+
+
+def test_calls_that_all_have_the_number_0_are_kept_apart() -> None:
+    both = [("clock", '{"a": 1}'), ("clock", '{"a": 2}')]
+    whole = [piece(*both[0], index=0, id="x"), piece(*both[1], index=0, id="y")]
+    assert calls(*whole) == both
+    assert calls(*(piece(*call, index=0) for call in both)) == both
+
+
+def test_a_name_repeated_in_every_piece_is_one_call() -> None:
+    pieces = ["", '{"zo', 'ne": ', '"UTC"}']
+    assert calls(*(piece("clock", part, index=0, id="x") for part in pieces)) == [
+        ("clock", '{"zone": "UTC"}')
+    ]
+    assert calls(*(piece("clock", part, index=0) for part in pieces)) == [("clock", '{"zone": "UTC"}')]
+    assert calls(*(piece("clock", part) for part in pieces[1:])) == [("clock", '{"zone": "UTC"}')]
+
+
+def test_a_name_in_pieces_is_one_name() -> None:
+    assert calls(piece("cl", index=0), piece("ock", index=0), piece(None, "{}", index=0)) == [("clock", "{}")]
+
+
+def test_interleaved_pieces_without_numbers_go_to_the_call_of_their_id() -> None:
+    made = calls(
+        piece("a", '{"x"', id="1"),
+        piece("b", "{", id="2"),
+        piece(None, ": 1}", id="1"),
+        piece(None, "}", id="2"),
+    )
+    assert made == [("a", '{"x": 1}'), ("b", "{}")]
+
+
+def test_two_calls_with_one_id_get_two() -> None:
+    assert len(calls(piece("a", "{}", index=0, id="call_0"), piece("b", "{}", index=1, id="call_0"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        (None, "{}"),
+        ("", "{}"),
+        (" ", "{}"),
+        ("null", "{}"),
+        ({"a": "あ"}, '{"a": "あ"}'),
+        ('"{\\"a\\": 1}"', '{"a": 1}'),
+        ('{"a": 1}]', '{"a": 1}'),
+        ('{"a": 1}\n```', '{"a": 1}'),
+        ("ls -l", "ls -l"),
+        ('{"a": 1} and more', '{"a": 1} and more'),
+    ],
+)
+def test_arguments_are_the_object_that_was_meant(given: Any, arguments: str) -> None:
+    assert calls(piece("clock", given, index=0)) == [("clock", arguments)]
+
+
+def test_a_call_in_the_old_field_is_a_call() -> None:
+    reader = Reader()
+    shown(
+        {"function_call": {"name": "clock", "arguments": "{"}},
+        {"function_call": {"arguments": "}"}},
+        finish="function_call",
+        reader=reader,
+    )
+    assert [(call.name, call.arguments) for call in reader.outcome.calls] == [("clock", "{}")]
+    assert reader.outcome.finish_reason == "tool_calls"
+
+
+TOOL_CALL = 'Let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
+
+
+def test_a_call_written_into_the_answer_is_a_call_however_it_is_cut() -> None:
+    for at in range(len(TOOL_CALL)):
+        reader = Reader(["clock"])
+        assert (
+            shown({"reasoning": "why"}, *cut(TOOL_CALL, at), reader=reader).rstrip().endswith("Let me see.")
+        )
+        assert [(call.name, call.arguments) for call in reader.outcome.calls] == [
+            ("clock", '{"zone": "UTC"}')
+        ]
+
+
+def test_without_tools_it_is_text() -> None:
+    assert "<tool_call>" in shown({"content": TOOL_CALL})
