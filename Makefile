@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-dify check format plugin bench models lock clean
+.PHONY: help setup demo test test-dify check format plugin debug bench models lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ format: setup ## let ruff format and fix
 
 plugin: setup ## write dist/*.difypkg
 	@$(RUN) -m dify_mlx_provider.package
+
+debug: setup ## run the plugin from here in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
+	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug at the top)"; exit 1; }
+	@rm -rf build/plugin && $(RUN) -m dify_mlx_provider.package --folder build/plugin
+	@cd build/plugin && INSTALL_METHOD=remote REMOTE_INSTALL_URL="$(URL)" REMOTE_INSTALL_KEY="$(KEY)" \
+		"$(CURDIR)/$(RUN)" -m dify_mlx_provider
 
 bench: setup ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done

@@ -114,6 +114,16 @@ def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
     return output, identity(files)
 
 
+def spread(root: Path, folder: Path) -> None:
+    """Collect, check, and lay the files out as Dify would unpack them; for debugging."""
+    files = collect(root)
+    check(root, files)
+    folder.mkdir(parents=True)
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 1, with the faults on standard error, when nothing was written."""
     parser = argparse.ArgumentParser(
@@ -123,9 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="where to (default: dist/NAME-VERSION.difypkg)"
     )
-    output: Path | None = parser.parse_args(argv).output
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="write the files into this new folder instead, not packed"
+    )
+    arguments = parser.parse_args(argv)
     try:
-        path, name = build(ROOT, output)
+        if arguments.folder:
+            spread(ROOT, arguments.folder)
+            return 0
+        path, name = build(ROOT, arguments.output)
     except (PackageError, OSError) as error:
         print(f"not packed: {error}", file=sys.stderr)
         return 1

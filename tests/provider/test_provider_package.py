@@ -263,6 +263,18 @@ def test_the_command_prints_the_path_the_size_and_the_identity(tmp_path: Path) -
     assert second == package.identity(package.collect(ROOT))
 
 
+def test_the_files_can_be_laid_out_for_debugging_but_not_over_others(
+    tmp_path: Path, files: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "build" / "plugin"
+    assert package.main(["--folder", str(folder)]) == 0
+    assert {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    } == files
+    assert package.main(["--folder", str(folder)]) == 1
+    assert "not packed" in capsys.readouterr().err
+
+
 def test_packing_does_not_need_difys_sdk() -> None:
     code = "import dify_mlx_provider.package, sys; print('dify_plugin' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
