@@ -166,12 +166,13 @@ class _Answer:
 
 
 class _Asker:
-    """Sends the small questions; an answer that does not come is None."""
+    """Sends the small questions; an answer that does not come is None, and then no further question is sent."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._base = credentials.base_url
         self._root = re.sub(r"/v1$", "", credentials.base_url)
         self._key = credentials.api_key
+        self._given_up = False
 
     def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """Add our key; requests would otherwise look for one in the user's .netrc."""
@@ -189,6 +190,8 @@ class _Asker:
         return self._send("POST", self._root + path, body)
 
     def _send(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> _Answer | None:
+        if self._given_up:
+            return None
         try:
             with requests.request(
                 method,
@@ -201,18 +204,25 @@ class _Asker:
                 stream=True,
             ) as response:
                 return _Answer(response.headers.get("Server", ""), response.status_code, _json(response))
+        except (requests.exceptions.Timeout, _TooMuch):
+            self._given_up = True
+            return None
         except Exception:  # whatever a server or a network does, a schema must be given
             return None
 
 
+class _TooMuch(Exception):
+    """An answer that does not end."""
+
+
 def _json(response: requests.Response) -> Any:
-    """The answer's JSON; None if it is none, too long, or too slow."""
+    """The answer's JSON; None if it is none."""
     text = b""
     until = time.monotonic() + WHOLE
     while piece := response.raw.read1(65_536, decode_content=True):
         text += piece
         if len(text) > LONGEST_ANSWER or time.monotonic() > until:
-            return None
+            raise _TooMuch
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -228,7 +238,7 @@ def _ask(credentials: Credentials) -> Server | None:
     if answer.status >= 400 and not answer.header.startswith("mlx-backend"):
         return None
     entries = _entries(answer.data)
-    owners = {entry.get("owned_by") for entry in entries}
+    owners = {_word(entry.get("owned_by")) for entry in entries}
     if answer.header.startswith("mlx-backend") or "mlx-backend" in owners:
         version = answer.header.partition("/")[2].split(" ")[0]
         return Server(

@@ -1,0 +1,199 @@
+"""Servers of other makes, as far as they can be told apart: each answers its few questions as the real one does."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+CHAT = "/v1/chat/completions"
+
+
+def listed(*models: Mapping[str, Any]) -> dict[str, Any]:
+    """A list of models as /v1/models gives it."""
+    return {"object": "list", "data": [{"object": "model", **model} for model in models]}
+
+
+def said(text: str) -> bytes:
+    """A whole streamed answer."""
+    chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+    return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+
+
+class KindServer:
+    """Answers each path with what it is given: an object as JSON, bytes as they are, a number as a status.
+
+    `header` is what it calls itself. `chat` is called with a chat request's body and gives a status and an answer.
+    `gate`, while it is not set, keeps everybody waiting. `asked` and `bodies` hold what came in.
+    """
+
+    def __init__(
+        self,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        header: str = "",
+        chat: Callable[[dict[str, Any]], tuple[int, Any]] = lambda _: (200, said("ok")),
+    ) -> None:
+        self.answers = dict(answers or {})
+        self.asked: list[str] = []
+        self.keys: list[str | None] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def version_string(self) -> str:
+                return header or super().version_string()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                owner.asked.append(self.path)
+                owner.keys.append(self.headers.get("Authorization"))
+                owner.gate.wait(30)
+                self._send(200, owner.answers.get(self.path, 404))
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                owner.asked.append(self.path)
+                if self.path == CHAT:
+                    owner.bodies.append(body)
+                    self._send(*chat(body))
+                else:
+                    answer = owner.answers.get(self.path, 404)
+                    self._send(
+                        200, answer.get(body.get("model"), 404) if isinstance(answer, dict) else answer
+                    )
+
+            def _send(self, status: int, answer: Any) -> None:
+                if isinstance(answer, int):
+                    status, answer = answer, b"not found"
+                kind = "text/event-stream" if isinstance(answer, bytes) else "application/json"
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, without /v1."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.set()
+        self._server.shutdown()
+        self._thread.join(30)
+        self._server.server_close()
+
+
+class Saying:
+    """Says the same bytes to everybody who connects, whatever they want."""
+
+    def __init__(self, answer: bytes) -> None:
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.recv(65_536)
+                self.request.sendall(answer)
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, without /v1."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join(30)
+        self._server.server_close()
+
+
+def mlx_backend(*models: Mapping[str, Any], version: str = "0.1.0", **more: Any) -> KindServer:
+    """Our own server, as its list describes models."""
+    owned = [{"owned_by": "mlx-backend", **model} for model in models]
+    return KindServer({"/v1/models": listed(*owned)}, header=f"mlx-backend/{version}", **more)
+
+
+def mlx_lm() -> KindServer:
+    """mlx_lm.server with downloads to list; it says no more than their names."""
+    answers = {"/v1/models": listed({"id": "mlx-community/some-model"}), "/health": {"status": "ok"}}
+    return KindServer(answers)
+
+
+def vllm(**more: Any) -> KindServer:
+    """VLLM with one model."""
+    model = {"id": "openai/gpt-oss-20b", "owned_by": "vllm", "max_model_len": 65_536}
+    return KindServer({"/v1/models": listed(model)}, header="uvicorn", **more)
+
+
+def llama_cpp() -> KindServer:
+    """llama-server with one model, 8192 tokens a slot."""
+    meta = {"n_ctx": 8_192, "n_ctx_train": 131_072, "n_params": 1}
+    model = {"id": "gpt-oss-20b.gguf", "owned_by": "llamacpp", "meta": meta}
+    return KindServer({"/v1/models": listed(model)}, header="llama.cpp")
+
+
+def lm_studio() -> KindServer:
+    """LM Studio with an embedding model, one that sees, and one that calls tools."""
+    names = ("text-embedding-nomic", "qwen-vl", "openai/gpt-oss-20b")
+    described = listed(
+        {"id": names[0], "type": "embeddings", "state": "loaded", "max_context_length": 2_048},
+        {
+            "id": names[1],
+            "type": "vlm",
+            "state": "not-loaded",
+            "max_context_length": 32_768,
+            "capabilities": [],
+        },
+        {
+            "id": names[2],
+            "type": "llm",
+            "state": "loaded",
+            "max_context_length": 131_072,
+            "loaded_context_length": 16_384,
+            "capabilities": ["tool_use"],
+        },
+    )
+    plain = listed(*({"id": name, "owned_by": "organization_owner"} for name in names))
+    return KindServer({"/v1/models": plain, "/api/v0/models": described}, header="Express")
+
+
+def ollama(**more: Any) -> KindServer:
+    """Ollama with a model that reasons by levels, one by a switch, and one that does not."""
+    names = ("gpt-oss:20b", "qwen3:8b", "gemma3:latest")
+    shown = {
+        "gpt-oss:20b": {
+            "capabilities": ["completion", "tools", "thinking"],
+            "details": {"family": "gptoss"},
+            "parameters": "num_ctx                        24576\ntemperature 1",
+        },
+        "qwen3:8b": {"capabilities": ["completion", "tools", "thinking"], "details": {"family": "qwen3"}},
+        "gemma3:latest": {"capabilities": ["completion", "vision"], "details": {"family": "gemma3"}},
+    }
+    answers = {
+        "/v1/models": listed(*({"id": name, "owned_by": "library"} for name in names)),
+        "/api/version": {"version": "0.12.0"},
+        "/api/show": shown,
+    }
+    return KindServer(answers, header="gin", **more)

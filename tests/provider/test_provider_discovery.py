@@ -1,0 +1,270 @@
+"""What is found out about a server from its own answers, how seldom it is asked, and that it never goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kind_server import KindServer, Saying, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+from raw_server import JSON, RawServer, status
+
+from dify_mlx_provider import discovery
+from dify_mlx_provider.credentials import Credentials
+from dify_mlx_provider.discovery import Kept, Server
+from dify_mlx_provider.servers import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+GPT_OSS = {
+    "id": "mlx-community/gpt-oss-20b-MXFP4-Q8",
+    "type": "llm",
+    "state": "ready",
+    "context_length": 131_072,
+    "max_output_tokens": 16_384,
+    "capabilities": ["completion", "thinking", "tools"],
+    "reasoning": {"efforts": ["low", "medium", "high"], "default": "high"},
+    "sampling_defaults": {"temperature": 0.7},
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known() -> Iterator[None]:
+    discovery.ask_again()
+    yield
+    discovery.ask_again()
+
+
+def at(server: KindServer | RawServer | Saying, **form: str) -> Credentials:
+    return Credentials.read({"endpoint_url": server.address, **form})
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (lambda: mlx_backend(GPT_OSS), Kind.MLX_BACKEND),
+        (mlx_lm, Kind.MLX_LM),
+        (vllm, Kind.VLLM),
+        (llama_cpp, Kind.LLAMA_CPP),
+        (lm_studio, Kind.LM_STUDIO),
+        (ollama, Kind.OLLAMA),
+        (lambda: KindServer({"/v1/models": listed({"id": "m", "owned_by": "me"})}), Kind.OTHER),
+        (lambda: KindServer({"/v1/models": listed({"id": "m"})}), Kind.OTHER),
+        # Others borrow LM Studio's word for the owner, but not its own list.
+        (
+            lambda: KindServer({"/v1/models": listed({"id": "m", "owned_by": "organization_owner"})}),
+            Kind.OTHER,
+        ),
+        # mlx_lm.server that never downloaded anything begins its answer and drops the connection.
+        (lambda: KindServer({"/v1/models": b"", "/health": {"status": "ok"}}), Kind.MLX_LM),
+        # our own server behind a proxy that writes its own header
+        (
+            lambda: KindServer({"/v1/models": listed({"id": "m", "owned_by": "mlx-backend"})}),
+            Kind.MLX_BACKEND,
+        ),
+    ],
+)
+def test_a_kind_is_known_by_its_answers(start: Callable[[], KindServer], kind: Kind) -> None:
+    with start() as server:
+        assert discovery.server(at(server)).kind is kind
+
+
+def test_a_kind_set_in_the_form_is_believed() -> None:
+    with vllm() as server:
+        found = discovery.server(at(server, server_kind="llama.cpp"))
+    assert found.kind is Kind.LLAMA_CPP
+    assert found.models[0].context_size == 65_536
+
+
+def test_our_own_server_says_everything() -> None:
+    with mlx_backend(GPT_OSS, version="0.3.1") as server:
+        found = discovery.server(at(server))
+        model = discovery.model("gpt-oss-20b-mxfp4-q8", at(server))
+    assert found.version == "0.3.1"
+    assert model is not None
+    assert (model.context_size, model.max_output_tokens) == (131_072, 16_384)
+    assert model.capabilities == frozenset({"completion", "thinking", "tools"})
+    assert (model.efforts, model.default_effort) == (("low", "medium", "high"), "high")
+    assert model.sampling == {"temperature": 0.7}
+
+
+def test_a_model_of_which_no_reasoning_is_told_does_not_reason() -> None:
+    with mlx_backend({"id": "plain", "capabilities": ["completion"]}) as server:
+        model = discovery.model("plain", at(server))
+    assert model is not None
+    assert model.efforts == ()
+
+
+def test_an_older_server_of_ours_that_says_nothing_leaves_it_open() -> None:
+    with mlx_backend({"id": "plain"}) as server:
+        model = discovery.model("plain", at(server))
+    assert model is not None
+    assert model.efforts is None
+    assert model.capabilities is None
+
+
+@pytest.mark.parametrize(
+    ("start", "name", "size"),
+    [
+        (vllm, "openai/gpt-oss-20b", 65_536),
+        (llama_cpp, "gpt-oss-20b.gguf", 8_192),  # what a slot has, not what the model was trained with
+        (lm_studio, "openai/gpt-oss-20b", 16_384),  # what is loaded, not what could be
+        (lm_studio, "qwen-vl", 32_768),
+        (ollama, "gpt-oss:20b", 24_576),
+        (ollama, "qwen3:8b", None),  # Ollama decides by its own settings, which it does not tell
+        (mlx_lm, "mlx-community/some-model", None),
+    ],
+)
+def test_context_sizes_are_taken_where_they_are_certain(
+    start: Callable[[], KindServer], name: str, size: int | None
+) -> None:
+    with start() as server:
+        model = discovery.model(name, at(server))
+    assert model is not None
+    assert model.context_size == size
+
+
+def test_ollama_is_asked_what_a_model_can_do() -> None:
+    with ollama() as server:
+        levels, switch, plain = (
+            discovery.model(name, at(server)) for name in ("gpt-oss:20b", "qwen3:8b", "gemma3")
+        )
+        asked = len(server.asked)
+        discovery.model("gemma3", at(server))
+        assert len(server.asked) == asked
+    assert levels is not None
+    assert switch is not None
+    assert plain is not None
+    assert levels.efforts == ("low", "medium", "high")
+    assert switch.efforts == ("none", "medium")
+    assert plain.efforts == ()
+    assert plain.capabilities is not None
+    assert "vision" in plain.capabilities
+    assert "tools" not in plain.capabilities
+
+
+def test_lm_studio_is_asked_what_a_model_can_do() -> None:
+    with lm_studio() as server:
+        seeing, calling = (discovery.model(name, at(server)) for name in ("qwen-vl", "openai/gpt-oss-20b"))
+    assert seeing is not None
+    assert calling is not None
+    assert seeing.capabilities == frozenset({"completion", "structured_output", "vision"})
+    assert calling.capabilities == frozenset({"completion", "structured_output", "tools"})
+    assert calling.efforts is None
+
+
+def test_default_is_the_first_model_that_chats_and_is_there() -> None:
+    with lm_studio() as server:
+        model = discovery.model("default", at(server))
+    assert model is not None
+    assert model.name == "openai/gpt-oss-20b"
+
+
+def test_the_key_is_shown_to_the_server() -> None:
+    with mlx_backend(GPT_OSS) as server:
+        discovery.server(at(server, api_key="a key of my own"))
+        assert server.keys == ["Bearer a key of my own"]
+
+
+# -- seldom ------------------------------------------------------------------------------------------
+
+
+def test_many_callers_make_one_question() -> None:
+    with mlx_backend(GPT_OSS) as server:
+        server.gate.clear()
+        found: list[Server] = []
+        callers = [
+            threading.Thread(target=lambda: found.append(discovery.server(at(server)))) for _ in range(8)
+        ]
+        for caller in callers:
+            caller.start()
+        server.gate.set()
+        for caller in callers:
+            caller.join()
+        assert server.asked == ["/v1/models"]
+    assert {len(one.models) for one in found} == {1}
+
+
+def test_a_server_that_is_not_there_is_asked_once_too() -> None:
+    with KindServer() as server:
+        pass
+    credentials = at(server)
+    assert discovery.server(credentials) == Server()
+    with mlx_backend(GPT_OSS) as other:
+        # the same cache entry would be used for the other address only if the key were too coarse
+        assert discovery.server(at(other)).kind is Kind.MLX_BACKEND
+    assert discovery.server(credentials) == Server()
+
+
+def test_an_answer_is_kept_for_its_time_and_no_longer() -> None:
+    now = [0.0]
+    kept: Kept[int] = Kept(30, clock=lambda: now[0])
+    answers = iter([1, 2])
+    assert kept.get("a", lambda: next(answers)) == 1
+    now[0] = 29.9
+    assert kept.get("a", lambda: next(answers)) == 1
+    now[0] = 30.0
+    assert kept.get("a", lambda: next(answers)) == 2
+
+
+def test_a_failure_is_kept_too_and_does_not_wipe_out_what_was_known() -> None:
+    now = [0.0]
+    kept: Kept[int] = Kept(30, clock=lambda: now[0])
+    tries: list[None] = []
+
+    def down() -> None:
+        tries.append(None)
+
+    assert kept.get("a", down) is None
+    assert kept.get("a", down) is None
+    assert len(tries) == 1
+    now[0] = 31
+    assert kept.get("a", lambda: 7) == 7
+    now[0] = 62
+    assert kept.get("a", down) == 7
+    assert kept.get("a", down) == 7
+    assert len(tries) == 2
+
+
+def test_only_so_many_answers_are_kept() -> None:
+    kept: Kept[int] = Kept(30, most=2, clock=lambda: 0.0)
+    for number, key in enumerate("abc"):
+        kept.get(key, lambda number=number: number)  # type: ignore[misc]
+    assert kept.get("c", lambda: 9) == 2
+    assert kept.get("a", lambda: 9) == 9
+
+
+# -- never wrong -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        status("200 OK", b"<html><title>Open WebUI</title></html>", "Content-Type: text/html"),
+        status("302 Found", b"", "Location: http://127.0.0.1:9/"),
+        status("401 Unauthorized", b'{"error": {"message": "no"}}'),
+        status("503 Service Unavailable", b'{"error": {"message": "Loading model"}}'),
+        JSON + b"[" * 100_000,
+        JSON + b'{"data": null}',
+        JSON + b'{"data": [null, 3, {"id": null}, {"object": "model"}]}',
+        JSON + b'{"data": [{"id": "m", "capabilities": "all", "context_length": true, "reasoning": 3}]}',
+        JSON + b'{"data": [{"id": "m", "owned_by": ["list"]}]}',
+        JSON + b'\xff\xfe{"data": []}',
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\nno gzip",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"",
+    ],
+)
+def test_whatever_answers_nothing_is_raised(answer: bytes) -> None:
+    with Saying(answer) as server:
+        found = discovery.server(at(server))
+        assert found.kind is Kind.OTHER
+        assert discovery.model("m", at(server)) in (None, *found.models)
+
+
+def test_an_endless_answer_is_left() -> None:
+    with RawServer([JSON + b'{"data": [' + b" " * (discovery.LONGEST_ANSWER + 1), None]) as server:
+        found: Any = discovery.server(at(server, server_kind="vllm"))
+    assert found.models == ()
+    assert server.left.is_set()

@@ -1,0 +1,229 @@
+"""What Dify is told of a customizable model: by its form, by its server, and by neither."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kind_server import llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import PluginProcess
+    from kind_server import KindServer
+
+GPT_OSS = {
+    "id": "gpt-oss",
+    "type": "llm",
+    "state": "ready",
+    "context_length": 131_072,
+    "max_output_tokens": 16_384,
+    "capabilities": ["completion", "thinking", "tools", "structured_output"],
+    "reasoning": {"efforts": ["low", "medium", "high"], "default": "medium"},
+    "sampling_defaults": {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": "much", "max_tokens": 7},
+}
+QWEN = {
+    "id": "qwen",
+    "capabilities": ["completion", "thinking"],
+    "reasoning": {"efforts": ["none", "medium"], "default": "medium"},
+}
+R1 = {"id": "r1", "capabilities": ["thinking"], "reasoning": {"efforts": ["medium"], "default": "medium"}}
+PLAIN = {"id": "plain", "context_length": 8_192, "capabilities": ["completion", "vision"]}
+NOBODY = "http://127.0.0.1:9"
+
+
+def schema(plugin: PluginProcess, server: KindServer | str, model: str, **form: str) -> dict[str, Any]:
+    address = server if isinstance(server, str) else server.address
+    (answer,) = plugin.request(
+        "get_ai_model_schemas",
+        provider="mlx",
+        model_type="llm",
+        model=model,
+        credentials={"endpoint_url": address, **form},
+    )
+    described: dict[str, Any] = answer["model_schema"]
+    return described
+
+
+def rules(described: dict[str, Any]) -> dict[str, Any]:
+    return {rule["name"]: rule for rule in described["parameter_rules"]}
+
+
+def test_our_server_says_what_its_model_can_do(plugin: PluginProcess) -> None:
+    with mlx_backend(GPT_OSS) as server:
+        described = schema(plugin, server, "gpt-oss")
+    assert set(described["features"]) == {
+        "agent-thought", "tool-call", "stream-tool-call", "structured-output"
+    }  # fmt: skip
+    assert described["model_properties"] == {"mode": "chat", "context_size": 131_072}
+    assert described["label"]["en_US"] == "gpt-oss"
+    offered = rules(described)
+    assert offered["reasoning_effort"]["options"] == ["low", "medium", "high"]
+    assert offered["reasoning_effort"]["required"] is True
+    assert (offered["max_tokens"]["default"], offered["max_tokens"]["max"]) == (8_192, 16_384)
+    assert offered["thinking_budget"]["required"] is False
+    assert (offered["reasoning_format"]["default"], offered["reasoning_format"]["required"]) == ("show", True)
+    assert "json_schema" in offered["response_format"]["options"]
+
+
+def test_sampling_starts_from_the_models_own_values_where_they_are_values(plugin: PluginProcess) -> None:
+    with mlx_backend(GPT_OSS) as server:
+        offered = rules(schema(plugin, server, "gpt-oss"))
+    assert (offered["temperature"]["default"], offered["top_p"]["default"]) == (0.7, 0.8)
+    assert offered["top_k"]["default"] == 20
+    assert offered["min_p"]["default"] == 0.0
+    assert offered["max_tokens"]["default"] == 8_192
+
+
+def test_a_model_with_a_switch_has_none_and_the_level_that_it_maps_to(plugin: PluginProcess) -> None:
+    with mlx_backend(QWEN) as server:
+        described = schema(plugin, server, "qwen")
+    effort = rules(described)["reasoning_effort"]
+    assert (effort["options"], effort["default"]) == (["none", "medium"], "medium")
+    assert "tool-call" not in described["features"]
+    assert "response_format" not in rules(described)
+
+
+def test_a_model_that_always_reasons_has_a_block_and_no_choice(plugin: PluginProcess) -> None:
+    with mlx_backend(R1) as server:
+        described = schema(plugin, server, "r1")
+    assert "agent-thought" in described["features"]
+    assert "reasoning_effort" not in rules(described)
+    assert {"reasoning_format", "thinking_budget"} <= rules(described).keys()
+
+
+def test_a_model_that_does_not_reason_has_no_settings_for_it(plugin: PluginProcess) -> None:
+    with mlx_backend(PLAIN) as server:
+        described = schema(plugin, server, "plain")
+    assert described["features"] == ["vision"]
+    assert not {"reasoning_effort", "reasoning_format", "thinking_budget"} & rules(described).keys()
+    assert rules(described)["max_tokens"]["max"] == 8_192
+    assert rules(described)["max_tokens"]["default"] == 4_096
+
+
+def test_what_the_form_says_is_stronger_than_what_the_server_says(plugin: PluginProcess) -> None:
+    with mlx_backend(GPT_OSS) as server:
+        described = schema(
+            plugin,
+            server,
+            "gpt-oss",
+            context_size="32k",
+            tool_calling="unsupported",
+            vision="supported",
+            structured_output="unsupported",
+            reasoning="none",
+            display_name="うちの gpt-oss",
+        )
+    assert described["features"] == ["vision"]
+    assert described["model_properties"]["context_size"] == 32_768
+    assert described["label"]["en_US"] == "うちの gpt-oss"
+    assert "reasoning_effort" not in rules(described)
+
+
+@pytest.mark.parametrize(
+    ("model", "wished", "default"),
+    [
+        ("gpt-oss", "high", "high"),
+        ("gpt-oss", "none", "low"),  # gpt-oss cannot be told not to reason: the least it knows
+        ("qwen", "high", "medium"),
+        ("qwen", "low", "medium"),
+        ("qwen", "none", "none"),
+    ],
+)
+def test_the_forms_effort_is_what_the_select_starts_with(
+    plugin: PluginProcess, model: str, wished: str, default: str
+) -> None:
+    with mlx_backend(GPT_OSS, QWEN) as server:
+        assert rules(schema(plugin, server, model, effort=wished))["reasoning_effort"]["default"] == default
+
+
+def test_that_effort_is_what_a_call_without_one_gets(plugin: PluginProcess) -> None:
+    with mlx_backend(GPT_OSS) as server:
+        form = {"endpoint_url": server.address, "effort": "high"}
+        question = {"role": "user", "content": "hi"}
+        list(plugin.invoke([question], credentials=form, model="gpt-oss"))
+        list(
+            plugin.invoke(
+                [question], credentials=form, model="gpt-oss", parameters={"reasoning_effort": "low"}
+            )
+        )
+        assert [body["reasoning_effort"] for body in server.bodies] == ["high", "low"]
+
+
+def test_a_call_asks_the_server_for_its_list_once_and_not_at_every_look_at_the_schema(
+    plugin: PluginProcess,
+) -> None:
+    with mlx_backend(GPT_OSS) as server:
+        for _ in range(3):
+            list(
+                plugin.invoke(
+                    [{"role": "user", "content": "hi"}],
+                    credentials={"endpoint_url": server.address},
+                    model="gpt-oss",
+                )
+            )
+        assert server.asked.count("/v1/models") == 1
+
+
+def test_without_a_server_the_form_counts_and_nothing_fails(plugin: PluginProcess) -> None:
+    described = schema(plugin, NOBODY, "m")
+    assert described["model_properties"]["context_size"] == 32_768
+    assert rules(described)["reasoning_effort"]["options"] == ["low", "medium", "high"]
+    assert "tool-call" in described["features"]
+    assert not {"vision", "structured-output"} & set(described["features"])
+    described = schema(
+        plugin, NOBODY, "m", context_size="65536", structured_output="supported", vision="supported"
+    )
+    assert described["model_properties"]["context_size"] == 65_536
+    assert {"vision", "structured-output"} <= set(described["features"])
+
+
+@pytest.mark.parametrize(
+    ("start", "model", "size", "structured", "efforts"),
+    [
+        (mlx_lm, "mlx-community/some-model", 32_768, False, ["low", "medium", "high"]),
+        (vllm, "openai/gpt-oss-20b", 65_536, True, ["low", "medium", "high"]),
+        (llama_cpp, "gpt-oss-20b.gguf", 8_192, True, ["low", "medium", "high"]),
+        (lm_studio, "openai/gpt-oss-20b", 16_384, True, ["low", "medium", "high"]),
+        (ollama, "gpt-oss:20b", 24_576, True, ["low", "medium", "high"]),
+        (ollama, "qwen3:8b", 32_768, True, ["none", "medium"]),
+        (ollama, "gemma3", 32_768, True, None),
+    ],
+)
+def test_other_servers_are_believed_as_far_as_they_tell(
+    plugin: PluginProcess,
+    start: Callable[[], KindServer],
+    model: str,
+    size: int,
+    structured: bool,
+    efforts: list[str] | None,
+) -> None:
+    with start() as server:
+        described = schema(plugin, server, model)
+    assert described["model_properties"]["context_size"] == size
+    assert ("structured-output" in described["features"]) is structured
+    assert rules(described).get("reasoning_effort", {}).get("options") == efforts
+
+
+def test_settings_that_a_server_overlooks_are_not_offered(plugin: PluginProcess) -> None:
+    with ollama() as server:
+        offered = rules(schema(plugin, server, "gpt-oss:20b"))
+    assert not {"top_k", "min_p", "repetition_penalty", "thinking_budget"} & offered.keys()
+    assert {"temperature", "seed", "extra_body"} <= offered.keys()
+
+
+def test_a_budget_is_offered_where_the_server_has_one(plugin: PluginProcess) -> None:
+    for start, has in ((llama_cpp, True), (vllm, True), (mlx_lm, False), (lm_studio, False)):
+        with start() as server:
+            model = server.answers["/v1/models"]["data"][0]["id"]
+            assert ("thinking_budget" in rules(schema(plugin, server, model))) is has
+
+
+def test_every_text_of_a_setting_is_there_in_three_languages(plugin: PluginProcess) -> None:
+    with mlx_backend(GPT_OSS) as server:
+        for rule in rules(schema(plugin, server, "gpt-oss")).values():
+            for text in (rule["label"], rule["help"]):
+                assert text["en_US"]
+                assert text["ja_JP"]
+                assert text["zh_Hans"]

@@ -1,0 +1,115 @@
+"""A request that a server refuses for what the plugin added is sent again without it, and later requests at once so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kind_server import KindServer, listed, lm_studio, mlx_backend, ollama, said, vllm
+
+from dify_mlx_provider import discovery
+from dify_mlx_provider.client import Refused
+from dify_mlx_provider.credentials import Credentials
+from dify_mlx_provider.sending import send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BODY = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "reasoning_effort": "high",
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known() -> Iterator[None]:
+    discovery.ask_again()
+    yield
+    discovery.ask_again()
+
+
+def answer(server: KindServer, **fields: Any) -> str:
+    credentials = Credentials.read({"endpoint_url": server.address})
+    return "".join(chunk["choices"][0]["delta"]["content"] for chunk in send(credentials, {**BODY, **fields}))
+
+
+def strict(*known: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:
+    """A server that refuses the first field it does not know, as OpenAI's does."""
+
+    def chat(body: dict[str, Any]) -> tuple[int, Any]:
+        unknown = next((name for name in body if name not in ("model", "messages", "stream", *known)), None)
+        if unknown is None:
+            return 200, said("ok")
+        return 400, {"error": {"message": f"Unrecognized request argument supplied: {unknown}", "code": None}}
+
+    return chat
+
+
+def other(**more: Any) -> KindServer:
+    return KindServer({"/v1/models": listed({"id": "m", "owned_by": "me"})}, **more)
+
+
+def test_fields_that_are_refused_one_after_the_other_are_left_out_and_that_is_remembered() -> None:
+    with other(chat=strict("reasoning_effort")) as server:
+        assert answer(server) == "ok"
+        sent = [set(body) - {"model", "messages", "stream"} for body in server.bodies]
+        assert sent == [
+            {"stream_options", "reasoning_effort", "chat_template_kwargs"},
+            {"reasoning_effort", "chat_template_kwargs"},
+            {"reasoning_effort"},
+        ]
+        assert answer(server) == "ok"
+        assert len(server.bodies) == 4
+        assert server.bodies[3]["reasoning_effort"] == "high"
+
+
+def test_one_models_refusal_says_nothing_of_another_model() -> None:
+    def chat(body: dict[str, Any]) -> tuple[int, Any]:
+        if body["model"] == "gemma3" and "reasoning_effort" in body:
+            return 400, {"error": {"message": '"gemma3" does not support thinking', "type": "api_error"}}
+        return 200, said("ok")
+
+    with ollama(chat=chat) as server:
+        assert answer(server, model="gemma3") == "ok"
+        assert answer(server, model="gpt-oss:20b") == "ok"
+        assert server.bodies[-1]["reasoning_effort"] == "high"
+
+
+def test_what_the_user_chose_is_never_left_out() -> None:
+    with other(chat=strict("stream_options", "reasoning_effort", "chat_template_kwargs")) as server:
+        with pytest.raises(Refused, match="supplied: top_k"):
+            answer(server, top_k=3)
+        assert len(server.bodies) == 1
+
+
+def test_a_refusal_that_leaving_out_does_not_cure_is_told_and_not_remembered() -> None:
+    def chat(_: dict[str, Any]) -> tuple[int, Any]:
+        return 400, {"error": {"message": "reasoning_effort and stream_options are bad, so is all else"}}
+
+    with vllm(chat=chat) as server:
+        for _ in range(2):
+            with pytest.raises(Refused, match="bad, so is all else"):
+                answer(server)
+        assert [len(body) for body in server.bodies[:2]] == [len(body) for body in server.bodies[2:]]
+
+
+def test_default_is_a_model_that_chats() -> None:
+    with lm_studio() as server:
+        assert answer(server, model="default") == "ok"
+        assert server.bodies[0]["model"] == "openai/gpt-oss-20b"
+
+
+def test_our_own_server_is_asked_for_default_by_that_name() -> None:
+    with mlx_backend({"id": "one"}, {"id": "two"}) as server:
+        assert answer(server, model="default") == "ok"
+        assert server.bodies[0]["model"] == "default"
+
+
+def test_a_server_that_tells_nothing_of_itself_is_still_asked() -> None:
+    with KindServer() as server:
+        assert answer(server) == "ok"
+        assert server.bodies[0]["reasoning_effort"] == "high"
+        assert server.bodies[0]["chat_template_kwargs"]["reasoning_effort"] == "high"
