@@ -60,9 +60,11 @@ class PromptBuilder:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         template_kwargs: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool = True,
     ) -> Prompt:
         """Render and tokenise, up to the place where the model is to speak."""
-        text, sentinel = self._render(messages, tools, template_kwargs)
+        text, sentinel = self._render(messages, tools, template_kwargs, add_generation_prompt)
         tokens = self._tokenise(text, sentinel)
         return Prompt(
             tokens=tuple(tokens),
@@ -88,7 +90,13 @@ class PromptBuilder:
             tokens += self._tokenizer.encode(text, control_tokens=marker)
         return Prompt(tokens=tuple(tokens), checkpoints=prompt.checkpoints, opens_in=continuation.opens_in)
 
-    def mapped(self, messages: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> Prompt:
+    def mapped(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        roles: Mapping[str, str],
+        *,
+        add_generation_prompt: bool = True,
+    ) -> Prompt:
         """Build the prompt of a model that has no template: what `roles` says before each message, and a stop.
 
         The keys are mlx-lm's: a prefix for each role, "stop" behind every message. Markers in the mapping are
@@ -101,7 +109,8 @@ class PromptBuilder:
             tokens += self._tokenizer.encode(str(message["content"]), control_tokens=False)
             tokens += self._tokenizer.encode(roles.get("stop", ""), control_tokens=True)
             checkpoints.append(len(tokens))
-        tokens += self._tokenizer.encode(roles.get("assistant", "").rstrip(), control_tokens=True)
+        if add_generation_prompt:
+            tokens += self._tokenizer.encode(roles.get("assistant", "").rstrip(), control_tokens=True)
         return Prompt(
             tokens=tuple(tokens), checkpoints=tuple(at for at in checkpoints if 0 < at < len(tokens))
         )
@@ -111,6 +120,7 @@ class PromptBuilder:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         template_kwargs: Mapping[str, Any],
+        add_generation_prompt: bool,
     ) -> tuple[str, str | None]:
         """Return the rendered text, and the sentinel if there is one in it."""
         data: dict[str, Any] = {"messages": messages, "tools": tools, "kwargs": template_kwargs}
@@ -119,7 +129,10 @@ class PromptBuilder:
             sentinel = _unused_character(data)
             data = self._markers.broken(data, sentinel)
         text = self._tokenizer.render(
-            data["messages"], data["tools"], add_generation_prompt=True, **data["kwargs"]
+            data["messages"],
+            data["tools"],
+            add_generation_prompt=add_generation_prompt,
+            **data["kwargs"],
         )
         return text, sentinel
 

@@ -91,6 +91,7 @@ class ChatRequest:
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     continue_last: bool = True
+    add_generation_prompt: bool = True
     raw: bool = False
 
 
@@ -177,16 +178,23 @@ class Service:
             told=lambda answer: self._expect(request, answer),
         )
 
+    def prompt(self, request: ChatRequest) -> Prompt:
+        """Build the prompt that `chat` would have answered. Raises what `chat` does, if it is about the prompt."""
+        messages, resolution = self._understood(request)
+        return self._chat_prompt(request, messages, resolution.effort)
+
+    def text_tokens(self, text: str, *, opening: bool = True) -> tuple[int, ...]:
+        """Tokenise the prompt of a bare text: markers in it are control tokens, and it gets what opens every prompt."""
+        tokenizer = self.engine.tokenizer
+        tokens = tuple(tokenizer.encode(text, control_tokens=True))
+        first = tuple(tokenizer.opening) if opening else ()
+        return tokens if tokens[: len(first)] == first else first + tokens
+
     def complete(self, request: CompletionRequest) -> Reply:
         """Begin a completion of a bare text. Raises RequestError or an EngineError."""
-        tokenizer = self.engine.tokenizer
-        special = tokenizer.special_tokens
-        if isinstance(request.prompt, str):
-            tokens = tuple(tokenizer.encode(request.prompt, control_tokens=True))
-            opening = tuple(tokenizer.opening)
-            tokens = tokens if tokens[: len(opening)] == opening else opening + tokens
-        else:
-            tokens = request.prompt
+        special = self.engine.tokenizer.special_tokens
+        text = request.prompt
+        tokens = self.text_tokens(text) if isinstance(text, str) else text
         return Reply(
             self._generate(Prompt(tokens=tokens), request),
             RawText(special_tokens=special),
@@ -278,7 +286,9 @@ class Service:
                     "role_mapping, or use /v1/completions.",
                     "messages",
                 )
-            return self._prompts.mapped(messages, request.role_mapping)
+            return self._prompts.mapped(
+                messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
+            )
         kwargs = {
             **self.defaults.template_kwargs,
             **request.template_kwargs,
@@ -286,7 +296,12 @@ class Service:
         }
         tools = list(request.tools) or None
         if not self._continues(request, messages):
-            return self._prompts.build(for_template(messages, self._traits), tools, kwargs)
+            return self._prompts.build(
+                for_template(messages, self._traits),
+                tools,
+                kwargs,
+                add_generation_prompt=request.add_generation_prompt,
+            )
         last = messages[-1]
         # Templates do not render nothing: an answer without a question gets an empty one.
         earlier = messages[:-1] or [{"role": "user", "content": ""}]

@@ -20,7 +20,7 @@ from werkzeug.routing import Map, Rule
 from mlx_backend import __version__
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.errors import ModelError
-from mlx_backend.server import auth, wire
+from mlx_backend.server import auth, tokenizing, wire
 from mlx_backend.server.errors import ApiError, as_api_error
 from mlx_backend.server.listing import model_object, model_objects
 from mlx_backend.server.logprobs import ChatLogprobs, TextLogprobs
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mlx_backend.reply import Reply
     from mlx_backend.server.logprobs import LogprobsFormat
     from mlx_backend.server.replies import Watch
+    from mlx_backend.server.schemas import AnyBody
     from mlx_backend.server.wire import Writer
     from mlx_backend.service import Service
     from mlx_backend.settings import Settings
@@ -56,6 +57,8 @@ _ROUTES = Map(
             for path, endpoint, method in [
                 ("/chat/completions", "chat", "POST"),
                 ("/completions", "completions", "POST"),
+                ("/tokenize", "tokenize", "POST"),
+                ("/detokenize", "detokenize", "POST"),
                 ("/models", "models", "GET"),
                 ("/models/<path:name>/unload", "unload", "POST"),
                 ("/models/<path:name>", "model", "GET"),
@@ -117,7 +120,7 @@ class App:
                 "name": "mlx-backend",
                 "version": __version__,
                 "models": [state.name for state in self._models.states()],
-                "api": "/v1/chat/completions, /v1/completions, /v1/models, /health",
+                "api": "/v1/chat/completions, /v1/completions, /v1/models, /v1/tokenize, /v1/detokenize, /health",
             }
         )
 
@@ -185,6 +188,27 @@ class App:
             writer = wire.TextWriter(logprobs)
             return self._answer(request, body, reply, writer, logprobs, lease, chat=False)
 
+    def on_tokenize(self, request: Request) -> Response:
+        """Count the tokens of a text, or of the prompt that a conversation becomes."""
+        written = parse_json(self._body(request))
+        body = tokenizing.read(written)
+        with self._using(body.model) as visit:
+            if isinstance(body, tokenizing.TokenizedText):
+                tokens = body.tokens(visit.service)
+            else:
+                tokens = body.prompt_tokens(visit.service, written)
+            told = tokenizing.counted(visit.service, tokens, texts=body.return_token_strs is True)
+            visit.end()
+        return _with_ignored(json_response(told), body)
+
+    def on_detokenize(self, request: Request) -> Response:
+        """Write tokens out as text."""
+        body = tokenizing.DetokenizeBody.read(parse_json(self._body(request)))
+        with self._using(body.model) as visit:
+            text = body.text(visit.service)
+            visit.end()
+        return _with_ignored(json_response({"prompt": text}), body)
+
     @contextmanager
     def _using(self, model: str | None) -> Iterator[_Visit]:
         """Have a model for one reply. Given back here if there is no reply, and else when that is closed."""
@@ -218,9 +242,7 @@ class App:
         response.headers["x-request-id"] = envelope.id
         if reply.effort is not None:
             response.headers["x-mlx-backend-effort"] = f"{reply.effort.effort} ({reply.effort.source})"
-        if body.ignored:
-            response.headers["x-mlx-backend-ignored"] = names(body.ignored)
-        return response
+        return _with_ignored(response, body)
 
     # -- who and what may ask --------------------------------------------------------------------------------
 
@@ -344,6 +366,12 @@ class _Visit:
             if self._lease is not None:
                 self._lease.release()
             self._visits.leave()
+
+
+def _with_ignored(response: Response, body: AnyBody) -> Response:
+    if body.ignored:
+        response.headers["x-mlx-backend-ignored"] = names(body.ignored)
+    return response
 
 
 def _watch(request: Request) -> Watch:

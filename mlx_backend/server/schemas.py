@@ -102,10 +102,36 @@ class Tool(_Lenient):
         return {"type": "function", "function": {"name": self.function.name, **given}}
 
 
-class _Body(_Lenient):
-    """What both kinds of request share."""
+class AnyBody(_Lenient):
+    """What the requests to every address share."""
 
     model: str | None = None
+
+    @classmethod
+    def read(cls, body: Any) -> Self:
+        """Validate a decoded body; raise the 400 that names what is wrong with it."""
+        if not isinstance(body, dict):
+            raise refuse(f"The body must be a JSON object, not {kind(body)}.")
+        for name, (asks_for_nothing, reason) in UNSUPPORTED.items():
+            if name in body and not asks_for_nothing(body[name]):
+                raise refuse(
+                    f"{name} = {shown(body[name])} is not supported: {reason}.", name, "unsupported_value"
+                )
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            _refuse(error)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that were sent, mean something somewhere, and mean nothing here."""
+        extra = self.model_extra or {}
+        return [name for name, value in extra.items() if value is not None and name not in _READ_ELSEWHERE]
+
+
+class _Body(AnyBody):
+    """What both kinds of request for a reply share."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(gt=0)] | None = None
@@ -125,31 +151,10 @@ class _Body(_Lenient):
     stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop_strings)] = ()
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
 
-    @classmethod
-    def read(cls, body: Any) -> Self:
-        """Validate a decoded body; raise the 400 that names what is wrong with it."""
-        if not isinstance(body, dict):
-            raise refuse(f"The body must be a JSON object, not {kind(body)}.")
-        for name, (asks_for_nothing, reason) in UNSUPPORTED.items():
-            if name in body and not asks_for_nothing(body[name]):
-                raise refuse(
-                    f"{name} = {shown(body[name])} is not supported: {reason}.", name, "unsupported_value"
-                )
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            _refuse(error)
-
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def ignored(self) -> list[str]:
-        """The fields that were sent, mean something somewhere, and mean nothing here."""
-        extra = self.model_extra or {}
-        return [name for name, value in extra.items() if value is not None and name not in _READ_ELSEWHERE]
 
     def sampling(self) -> dict[str, Any]:
         """Say what this request wishes of the next token, by the names of `Sampling`; nothing it is silent on."""
@@ -251,6 +256,7 @@ class ChatBody(_Body):
             tool_choice=replace(choice, strict=strict),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             continue_last=self.continue_final_message is not False,
+            add_generation_prompt=self.add_generation_prompt is not False,
             raw=shown is ReasoningFormat.RAW,
         )
 

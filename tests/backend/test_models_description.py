@@ -9,8 +9,8 @@ import pytest
 from engine_models import byte_level, write_adapter, write_model, write_qwen, write_tokenizer
 from test_template_traits import CODER_LIKE, GEMMA_LIKE, QWEN_LIKE
 
-import mlx_backend.demo
 from mlx_backend.conversation.effort import Effort
+from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine import model_files
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.options import EngineOptions
@@ -19,7 +19,6 @@ from mlx_backend.models.description import Folders, ModelDescription, describe
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.service import Service
 
-DEMO = Path(mlx_backend.demo.__file__).parent / "model"
 QWEN = QWEN_LIKE + "{% for tool in tools %}{% endfor %}<tool_call></tool_call><think></think>"
 R1 = "{{ messages[-1].content.split('</think>')[-1] }}{% if add_generation_prompt %}<think>\n{% endif %}"
 QWEN_2 = "{% if tools %}{{ tools }}<tool_call>{% endif %}{{ messages }}"
@@ -129,7 +128,7 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
     defaults = ModelDefaults(effort=Effort.LOW, top_p=0.9)
     match kind:
         case "demo":
-            folder = DEMO
+            folder = MODEL_PATH
         case "adapters":
             folder = write_model(tmp_path / "model")
             options["adapters"] = {"poet": write_adapter(tmp_path / "poet", folder)}
@@ -155,7 +154,7 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
 
 
 def test_the_demonstration_model_is_described() -> None:
-    assert from_folder(DEMO) == ModelDescription(
+    assert from_folder(MODEL_PATH) == ModelDescription(
         context_length=4096,
         capabilities=("completion", "thinking", "tools", "structured_output"),
         efforts=(Effort.LOW, Effort.MEDIUM, Effort.HIGH),

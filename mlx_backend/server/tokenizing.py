@@ -1,0 +1,95 @@
+"""What `/v1/tokenize` and `/v1/detokenize` read and answer: vLLM's shapes.
+
+A conversation is read by the code that reads it for an answer, with everything that shapes its prompt, so the
+count is that of the same request's `usage.prompt_tokens`. Nothing here waits for the engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from mlx_backend.conversation.json_values import kind
+from mlx_backend.server.errors import refuse
+from mlx_backend.server.schemas import AnyBody, ChatBody
+from mlx_backend.settings import ReasoningFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mlx_backend.service import Service
+
+
+class TokenizedText(AnyBody):
+    """A text, tokenised as /v1/completions does: markers in it are control tokens."""
+
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def tokens(self, service: Service) -> Sequence[int]:
+        """Tokenise it."""
+        return service.text_tokens(self.prompt, opening=self.add_special_tokens is not False)
+
+
+class TokenizedChat(ChatBody):
+    """A chat request, of which only the prompt is made."""
+
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def prompt_tokens(self, service: Service, written: Mapping[str, Any]) -> Sequence[int]:
+        """Tokenise what the model would be given; `written` is the request as it came."""
+        return service.prompt(self.request(written, ReasoningFormat.SEPARATE)).tokens
+
+
+class DetokenizeBody(AnyBody):
+    """Tokens to be written out."""
+
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+    def text(self, service: Service) -> str:
+        """Write them out, control tokens included."""
+        tokenizer = service.engine.tokenizer
+        size = tokenizer.vocabulary_size
+        for at, token in enumerate(self.tokens):
+            if token >= size:
+                raise refuse(
+                    f"tokens[{at}]: {token} is not a token id of this model (0 to {size - 1}).",
+                    f"tokens[{at}]",
+                )
+        return tokenizer.decode(self.tokens)
+
+
+def read(body: Any) -> TokenizedText | TokenizedChat:
+    """Read either form; raise the 400 that says what is wrong with it."""
+    if not isinstance(body, dict):
+        raise refuse(f"The body must be a JSON object, not {kind(body)}.")
+    said = [name for name in ("prompt", "messages") if body.get(name) is not None]
+    if len(said) != 1:
+        how = "prompt and messages: send one of them." if said else "prompt or messages is missing."
+        raise refuse(how, "messages" if said else "prompt")
+    if said == ["prompt"]:
+        return TokenizedText.read(body)
+    chat = TokenizedChat.read(body)
+    if chat.add_special_tokens:
+        raise refuse(
+            "add_special_tokens = true is not supported for messages: the chat template writes them.",
+            "add_special_tokens",
+            "unsupported_value",
+        )
+    return chat
+
+
+def counted(service: Service, tokens: Sequence[int], *, texts: bool) -> dict[str, Any]:
+    """Answer with the tokens and their number, and with what each of them spells if that was asked for."""
+    told: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": service.engine.context_length,
+        "tokens": list(tokens),
+    }
+    if texts:
+        bytes_of = service.engine.tokenizer.bytes_of
+        told["token_strs"] = [bytes_of(token).decode("utf-8", "replace") for token in tokens]
+    return told
