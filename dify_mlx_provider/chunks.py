@@ -54,9 +54,9 @@ class Reader:
         self._said = False
 
     @property
-    def found_inside(self) -> bool:
-        """Whether the answer's text turned out to begin inside a block of reasoning."""
-        return self._content.found_inside
+    def begins_inside(self) -> bool | None:
+        """Where it was not as `inside` said: whether the answer's text began inside a block of reasoning."""
+        return self._content.begins_inside
 
     def feed(self, chunk: Mapping[str, Any]) -> list[Event]:
         """Read one chunk."""

@@ -1,35 +1,88 @@
-"""Dify's own errands: the title of a conversation, the questions it suggests after an answer.
+"""Dify's own errands: a conversation's title, suggested questions, generated prompts, code and schemas, extraction.
 
-Dify asks the model for them behind the user's back, with room for a few hundred tokens and none of the user's
-settings, and wants JSON as the whole answer. A model that reasons at its usual effort spends that room thinking, and
-the thinking block around the JSON makes Dify drop it; meanwhile the user's next question waits. So an errand is done
-at low effort and its reasoning is not shown.
+Dify asks the model for them behind the user's back, not streamed, often with room for a few hundred tokens and with
+none of the user's settings, and takes the whole text for the answer. A model that reasons at its usual effort spends
+that room thinking, and a thinking block in the text is taken for a part of the answer; meanwhile the user's next
+question waits. So there are two questions about a request:
 
-An errand is known by Dify's own words and by not being streamed. Someone who sends the same words by hand gets what
-suits them too: a short answer, soon.
+`is_data`  does a program read the answer? Known by the words of Dify's own prompts, and by a response format: then
+           the reasoning is not shown and not a character of the answer is changed.
+`is_aside` must it be quick? It is not streamed, nobody chose an effort, and either it is one of Dify's errands or its
+           max_tokens leave no room to think. Then it is done at the lowest effort the model has, the server is asked
+           to keep most of the tokens for the answer, and to let the users' own questions go first.
+
+Someone who sends Dify's words by hand gets what suits them too: a short answer, soon.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from mlx_backend.conversation.effort import Effort
 
-TITLE = "You are asked to generate a concise chat title"
-QUESTIONS = "Please help me predict the three most likely questions that human would ask"
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+LEAST_ROOM = 1024
+"""Tokens. With fewer, a model that reasons at its usual effort often has none left for the answer."""
+
+# Not streamed, and nothing of a user's conversation in it but what the errand is about.
+_ERRANDS = (
+    "You are asked to generate a concise chat title",
+    "predict the three most likely questions that human would ask",
+    "Generate code based on the following instructions",
+    "create a high-quality prompt template for",
+    "I need to extract the following information from the input text",
+    "Identify the purpose of the chatbot from the variable",
+    "Generate a Question and Answer pairs only using the knowledge",
+    "convert simple user descriptions into properly formatted JSON Schema definitions",
+    "Both your input and output should be in JSON format",
+)
+# In nodes of a workflow, streamed or not, at the effort of the node; Dify reads JSON out of the text.
+_DATA = (
+    "You could answer questions and output in JSON format",
+    "extracting structured information based on specific criteria",
+    "Here is the structure of the JSON object, you should always follow the structure",
+    "Here is the structure of the expected output, I should always follow the output structure",
+    "You are a text metadata extract engine",
+    "You are a text classification engine",
+)
+_EFFORT_SETTINGS = ("reasoning_effort", "enable_thinking", "thinking_budget")
 
 
 def is_errand(texts: Sequence[str], *, stream: bool) -> bool:
     """Whether a request of these messages is one of Dify's errands."""
-    return not stream and len(texts) == 1 and (texts[0].startswith(TITLE) or QUESTIONS in texts[0])
+    return not stream and len(texts) <= 2 and any(words in text for text in texts for words in _ERRANDS)
 
 
-def quick(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters an errand is done with: where Dify's SDK filled in a default, the quick value instead."""
-    settings = dict(parameters)
-    if settings.get("reasoning_effort") == "medium":
-        settings["reasoning_effort"] = "low"
+def is_data(texts: Sequence[str], *, stream: bool) -> bool:
+    """Whether a program of Dify's reads the answer to these messages. The instructions are in the first ones."""
+    return is_errand(texts, stream=stream) or any(words in text for text in texts[:2] for words in _DATA)
+
+
+def is_aside(
+    texts: Sequence[str], parameters: Mapping[str, Any], *, chosen: Collection[str], stream: bool
+) -> bool:
+    """Whether a request is to be done quickly. `chosen` are the settings that Dify sent, before defaults are filled."""
+    if stream or any(name in chosen for name in _EFFORT_SETTINGS):
+        return False
+    limit = parameters.get("max_tokens")
+    return is_errand(texts, stream=stream) or (isinstance(limit, int) and limit <= LEAST_ROOM)
+
+
+def quick(parameters: Mapping[str, Any], efforts: Collection[str] = ()) -> dict[str, Any]:
+    """Return the parameters an aside is done with. `efforts` are those the model has."""
+    settings = {**parameters, "priority": 1}
+    if "reasoning_effort" in settings:
+        settings["reasoning_effort"] = lowest(efforts)
     if settings.get("enable_thinking") is True:
         settings["enable_thinking"] = False
+    limit = settings.get("max_tokens")
+    if isinstance(limit, int) and limit > 1:
+        settings["answer_reserve"] = max(1, limit * 3 // 5)
     return settings
+
+
+def lowest(efforts: Collection[str]) -> str:
+    """The least of some efforts."""
+    return next((effort.value for effort in Effort if effort.value in efforts), Effort.LOW.value)

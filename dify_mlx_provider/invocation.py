@@ -5,28 +5,81 @@ The streamed answer and the whole one are the same path: a whole answer is the f
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultChunkDelta, LLMUsage
 from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMessage, PromptMessageTool
 
+from . import discovery
 from .chunks import Outcome, Reader, texts
 from .credentials import Credentials
-from .errands import is_errand, quick
+from .errands import is_aside, is_data, quick
 from .errors import for_dify
+from .faults import Refused, Unavailable
 from .messages import chat_request, wants_structure
 from .sending import send
+from .servers import Kind
 from .thinking import ThinkingText
+from .tokens import PER_MESSAGE, counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
     from .calls import Call
 
 type UsageOf = Callable[[int, int], LLMUsage]
+type Wire = Generator[dict[str, Any], None, None]
 
-_WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef]")
+LARGEST_RESULT = 4 * 2**20
+"""Bytes of an answer in one piece; Dify takes no line above 5 MiB."""
+
+# Models whose template opens the block of reasoning, so that many servers send the answer from inside it.
+_BEGIN_INSIDE = re.compile(r"deepseek-r1|qwq|thinking-2507", re.IGNORECASE)
+_MOST_KEPT = 256
+
+
+class _Openings:
+    """Which models' answers were seen to begin inside a block of reasoning, by address and name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[str, str], bool] = {}
+
+    def inside(self, where: tuple[str, str]) -> bool:
+        with self._lock:
+            return self._seen.get(where, _BEGIN_INSIDE.search(where[1]) is not None)
+
+    def note(self, where: tuple[str, str], *, inside: bool) -> None:
+        with self._lock:
+            self._seen.pop(where, None)
+            self._seen[where] = inside
+            while len(self._seen) > _MOST_KEPT:
+                del self._seen[next(iter(self._seen))]
+
+
+_openings = _Openings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """How one answer is read and shown."""
+
+    where: tuple[str, str]
+    tools: Sequence[str]
+    separates: bool
+    hidden: bool
+    exact: bool
+
+    def start(self, *, inside: bool = False) -> tuple[Reader, ThinkingText]:
+        reader = Reader(self.tools, watch=not self.separates, inside=inside)
+        return reader, ThinkingText(hidden=self.hidden, exact=self.exact)
+
+    def start_as_before(self) -> tuple[Reader, ThinkingText]:
+        return self.start(inside=not self.separates and _openings.inside(self.where))
 
 
 def invoke(
@@ -39,27 +92,43 @@ def invoke(
     stop: Sequence[str] | None,
     stream: bool,
     usage_of: UsageOf,
+    chosen: Collection[str] = (),
+    efforts: Collection[str] = (),
 ) -> Generator[LLMResultChunk, None, None]:
-    """Send the request and return its answer's chunks. What is wrong with the request is raised here, mapped."""
-    errand = is_errand([message.get_text_content() for message in messages], stream=stream)
-    if errand:
-        parameters = quick(parameters)
+    """Send the request and return its answer's chunks. What is wrong with the request is raised here, mapped.
+
+    `chosen` are the settings that Dify sent, `efforts` those the model has.
+    """
+    said = [message.get_text_content() for message in messages]
+    if is_aside(said, parameters, chosen=chosen, stream=stream):
+        parameters = quick(parameters, efforts)
+    data = wants_structure(parameters) or is_data(said, stream=stream)
     try:
         credentials = Credentials.read(form)
         body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
         wire = send(credentials, body)
+        reading = _Reading(
+            where=(credentials.base_url, model),
+            tools=[tool.name for tool in tools or ()],
+            separates=discovery.server(credentials).kind is Kind.MLX_BACKEND,
+            hidden=data or parameters.get("reasoning_format") == "hide",
+            exact=data,
+        )
     except Exception as error:
         raise for_dify(error) from error
-    reader = Reader([tool.name for tool in tools or ()])
-    thinking = ThinkingText(hidden=errand or wants_structure(parameters))
+    answer = _streamed(reading, wire) if stream else _at_once(reading, wire)
 
     def chunks() -> Generator[LLMResultChunk, None, None]:
         index = 0
         shown = 0
-        pieces = texts(reader, thinking, wire)
         try:
-            with closing(wire), closing(pieces):
-                for piece in pieces:
+            with closing(wire), closing(answer):
+                while True:
+                    try:
+                        piece = next(answer)
+                    except StopIteration as end:
+                        outcome: Outcome = end.value
+                        break
                     shown += estimated_tokens(piece)
                     yield _chunk(model, index, piece)
                     index += 1
@@ -67,7 +136,6 @@ def invoke(
             raise
         except Exception as error:
             raise for_dify(error) from error
-        outcome = reader.outcome
         if outcome.calls:
             yield _chunk(model, index, "", calls=outcome.calls)
             index += 1
@@ -75,6 +143,54 @@ def invoke(
         yield _chunk(model, index, "", usage=usage, finish_reason=outcome.finish_reason or "stop")
 
     return chunks()
+
+
+def _streamed(reading: _Reading, wire: Wire) -> Generator[str, None, Outcome]:
+    """Yield an answer's text as it arrives; return how it ended."""
+    reader, thinking = reading.start_as_before()
+    said = False
+    with closing(texts(reader, thinking, wire)) as pieces:
+        for piece in pieces:
+            said = said or bool(piece.strip())
+            yield piece
+    if reader.begins_inside is not None:  # what this answer has shown, the next one is read by
+        _openings.note(reading.where, inside=reader.begins_inside)
+    _check(reader.outcome, thinking, said=said)
+    return reader.outcome
+
+
+def _at_once(reading: _Reading, wire: Wire) -> Generator[str, None, Outcome]:
+    """Like `_streamed`, in one piece: nothing is shown before all is known."""
+    kept: list[dict[str, Any]] = []
+
+    def passing() -> Iterator[dict[str, Any]]:
+        for chunk in wire:
+            kept.append(chunk)
+            yield chunk
+
+    reader, thinking = reading.start_as_before()
+    text = "".join(texts(reader, thinking, passing()))
+    if reader.begins_inside is not None:
+        _openings.note(reading.where, inside=reader.begins_inside)
+        reader, thinking = reading.start(inside=reader.begins_inside)
+        text = "".join(texts(reader, thinking, kept))
+    _check(reader.outcome, thinking, said=bool(text.strip()))
+    if len(json.dumps(text)) > LARGEST_RESULT:
+        raise Unavailable(
+            f"the answer has {len(text):,} characters, more than Dify takes in one piece. Lower Max tokens, or use "
+            "a node that streams."
+        )
+    yield text
+    return reader.outcome
+
+
+def _check(outcome: Outcome, thinking: ThinkingText, *, said: bool) -> None:
+    """Refuse an answer that would be empty because reasoning that is not shown took all the tokens."""
+    if thinking.left_out and not said and not outcome.calls and outcome.finish_reason == "length":
+        raise Refused(
+            "the model spent all of its tokens thinking, and none were left for the answer. Raise Max tokens, or lower "
+            "the reasoning effort."
+        )
 
 
 def fold(model: str, chunks: Generator[LLMResultChunk, None, None]) -> LLMResult:
@@ -90,18 +206,43 @@ def fold(model: str, chunks: Generator[LLMResultChunk, None, None]) -> LLMResult
     return LLMResult(model=model, message=message, usage=usage)
 
 
-def estimated_tokens(text: str) -> int:
-    """Estimate a text's tokens without a vocabulary: four letters a token, one for an East Asian character."""
-    wide = len(_WIDE.findall(text))
-    return wide + (len(text) - wide + 3) // 4
+def prompt_tokens(
+    model: str,
+    form: Mapping[str, Any],
+    messages: Sequence[PromptMessage],
+    tools: Sequence[PromptMessageTool] | None = None,
+) -> int:
+    """Return a prompt's tokens: the server's count, or an estimate. Never raises."""
+    try:
+        credentials = Credentials.read(form)
+        count = counted_tokens(credentials, chat_request(model, credentials, messages, {}, tools=tools))
+    except ValueError:
+        count = None
+    return _estimated(messages, tools) if count is None else count
+
+
+def _estimated(messages: Sequence[PromptMessage], tools: Sequence[PromptMessageTool] | None = None) -> int:
+    said = [message.get_text_content() for message in messages]
+    said += [call.function.arguments for message in messages for call in _calls_in(message)]
+    said += [tool.model_dump_json() for tool in tools or ()]
+    return sum(map(estimated_tokens, said)) + PER_MESSAGE * len(messages)
+
+
+def _calls_in(message: PromptMessage) -> Sequence[AssistantPromptMessage.ToolCall]:
+    return message.tool_calls if isinstance(message, AssistantPromptMessage) else ()
 
 
 def _counts(outcome: Outcome, messages: Sequence[PromptMessage], shown: int) -> tuple[int, int]:
     """Tokens of prompt and answer: the server's, or an estimate where it does not say."""
     prompt, completion = outcome.usage.get("prompt_tokens"), outcome.usage.get("completion_tokens")
-    if isinstance(prompt, int) and isinstance(completion, int):
-        return prompt, completion
-    return sum(estimated_tokens(message.get_text_content()) for message in messages), shown
+    return (
+        prompt if _is_count(prompt) else _estimated(messages),
+        completion if _is_count(completion) else shown,
+    )
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _chunk(

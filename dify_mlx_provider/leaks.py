@@ -47,7 +47,7 @@ class LeakyText:
     """Reads one field: `feed` and `close` give events of text; calls go to `calls`.
 
     `plain` is what the field's text is where nothing leaks. `inside` says that the text begins inside a block of
-    reasoning, since the prompt has opened it; `found_inside` is set when an answer shows that this is so.
+    reasoning, since the prompt has opened it; where it was not so, `begins_inside` is what the answer has shown.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LeakyText:
         watch: bool = True,
         inside: bool = False,
     ) -> None:
-        self.found_inside = False
+        self.begins_inside: bool | None = None
         self._plain = plain
         self._calls = calls
         self._tools = tools
@@ -105,6 +105,7 @@ class LeakyText:
         if self._parser is not None:
             events = self._read(self._parser.close("length" if cut else "stop"))
             if self._unclosed and not cut:  # it never closed a block: it was an answer all the time
+                self.begins_inside = False
                 events.append(ContentDelta("".join(self._unclosed)))
             return events
         held, self._held = self._held, ""
@@ -129,7 +130,7 @@ class LeakyText:
                 break
             text = after
             if marker in _CLOSERS:
-                self.found_inside = True
+                self.begins_inside = True
                 continue
             if marker == TOOL_CALL:
                 return events + self._parse("think", marker + after, Channel.FINAL)
@@ -146,7 +147,7 @@ class LeakyText:
         if surroundings.code or surroundings.quoted:
             return False
         if marker in _CLOSERS:
-            return not (self.found_inside or self._separates or surroundings.opened)
+            return not (self.begins_inside or self._separates or surroundings.opened)
         if marker == TOOL_CALL:
             return bool(self._tools)
         return not surroundings.mentioned

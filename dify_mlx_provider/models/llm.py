@@ -8,7 +8,7 @@ from dify_plugin import LargeLanguageModel
 
 from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.errors import KINDS, for_dify
-from dify_mlx_provider.invocation import estimated_tokens, fold, invoke
+from dify_mlx_provider.invocation import fold, invoke, prompt_tokens
 from dify_mlx_provider.model_schema import customizable_model
 from dify_mlx_provider.validation import validate
 
@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 
 class MLXLargeLanguageModel(LargeLanguageModel):
     """Chat models behind an MLX server, or another OpenAI-compatible one."""
+
+    _chosen: frozenset[str] = frozenset()
+
+    def _validate_and_filter_model_parameters(
+        self, model: str, model_parameters: dict[str, Any], credentials: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Note what Dify has set before the SDK fills in the defaults. There is a new object for every call."""
+        self._chosen = frozenset(name for name, value in model_parameters.items() if value is not None)
+        filled: dict[str, Any] = super()._validate_and_filter_model_parameters(
+            model, model_parameters, credentials
+        )
+        return filled
+
+    def _efforts(self, model: str, credentials: dict[str, Any]) -> list[str]:
+        rules = self.get_parameter_rules(model, credentials)
+        return next((list(rule.options) for rule in rules if rule.name == "reasoning_effort"), [])
 
     def _invoke(
         self,
@@ -44,6 +60,8 @@ class MLXLargeLanguageModel(LargeLanguageModel):
             tools=tools,
             stop=stop,
             stream=stream,
+            chosen=self._chosen,
+            efforts=self._efforts(model, credentials),
             usage_of=lambda prompt, completion: self._calc_response_usage(
                 model, credentials, prompt, completion
             ),
@@ -57,10 +75,8 @@ class MLXLargeLanguageModel(LargeLanguageModel):
         prompt_messages: list[PromptMessage],
         tools: list[PromptMessageTool] | None = None,
     ) -> int:
-        """Estimate a prompt's tokens; nothing is downloaded for it."""
-        texts = [message.get_text_content() for message in prompt_messages]
-        texts += [tool.model_dump_json() for tool in tools or ()]
-        return sum(map(estimated_tokens, texts))
+        """Count a prompt's tokens."""
+        return prompt_tokens(model, credentials, prompt_messages, tools)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Check that the server answers and serves the model."""

@@ -203,7 +203,7 @@ def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out
     for at in range(len(text)):
         reader = Reader()
         assert shown(*cut(text, at), reader=reader) == "I wonder.\n\n\nHi"
-        assert reader.found_inside
+        assert reader.begins_inside is True
 
 
 def test_an_answer_that_begins_inside_a_block_is_read_from_there() -> None:

@@ -254,6 +254,32 @@ def test_the_form_shapes_what_a_customizable_model_offers(plugin: PluginProcess)
     assert {"vision", "structured-output"} <= set(described["features"])
 
 
+def counted(
+    plugin: PluginProcess, credentials: dict[str, str], *messages: dict[str, Any], **more: Any
+) -> int:
+    (answer,) = plugin.request(
+        "get_llm_num_tokens",
+        provider="mlx",
+        model_type="llm",
+        model="default",
+        credentials=credentials,
+        prompt_messages=list(messages),
+        **{"tools": [], **more},
+    )
+    number: int = answer["num_tokens"]
+    return number
+
+
+def test_tokens_are_counted_by_the_server_as_it_bills_them(
+    plugin: PluginProcess, credentials: dict[str, str]
+) -> None:
+    conversation = [user(QUESTION), assistant("<think>\nFrance…\n</think>\n\nParis."), user("And of Italy?")]
+    answer = ask(plugin, credentials, *conversation, tools=[CURRENT_TIME])
+    billed = answer[-1]["delta"]["usage"]["prompt_tokens"]
+    assert counted(plugin, credentials, *conversation, tools=[CURRENT_TIME]) == billed
+    assert counted(plugin, credentials, *conversation) < billed
+
+
 def test_tokens_are_estimated_without_any_download(plugin: PluginProcess) -> None:
     (counted,) = plugin.request(
         "get_llm_num_tokens",

@@ -329,22 +329,121 @@ QUESTIONS = (
 )
 
 
+CODE = "You are an expert programmer. Generate code based on the following instructions:\n\nInstructions: add"
+GPT_OSS = "mlx-community/gpt-oss-20b-MXFP4-Q8"
+
+
 @pytest.mark.parametrize("errand", [TITLE, QUESTIONS])
-def test_difys_own_errands_are_done_at_low_effort_and_answered_without_a_block(
+def test_difys_own_errands_are_done_at_the_lowest_effort_and_answered_without_a_block(
     plugin: PluginProcess, stub: Stub, errand: str
 ) -> None:
-    stub.streams({"reasoning_content": "{}"}, {"content": '{"Your Output": "Greeting"}'})
+    stub.streams({"reasoning_content": "{}"}, {"content": '{"Your Output": "<think> tags"}'})
     settings = {"temperature": 1, "max_tokens": 500}
     chunks = list(
-        plugin.invoke([user(errand)], credentials=stub.credentials, parameters=settings, stream=False)
+        plugin.invoke(
+            [user(errand)], credentials=stub.credentials, model=GPT_OSS, parameters=settings, stream=False
+        )
     )
-    assert text_of(chunks) == '{"Your Output": "Greeting"}'
-    assert stub.asked()[0]["body"]["reasoning_effort"] == "low"
+    assert text_of(chunks) == '{"Your Output": "<think> tags"}'
+    body = stub.asked()[0]["body"]
+    assert (body["reasoning_effort"], body["priority"], body["answer_reserve"]) == ("low", 1, 300)
+
+
+def test_an_aside_for_a_model_that_can_do_without_thinking_does_without(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    settings = {"max_tokens": 256}
+    body = sent(plugin, stub, [user("hi")], model="default", parameters=settings, stream=False)
+    assert body["reasoning_effort"] == "none"
+
+
+def test_a_generator_without_a_limit_is_an_errand_too(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "easy"}, {"content": "def main(): ..."})
+    chunks = list(plugin.invoke([user(CODE)], credentials=stub.credentials, model=GPT_OSS, stream=False))
+    assert text_of(chunks) == "def main(): ..."
+    body = stub.asked()[0]["body"]
+    assert (body["reasoning_effort"], body["priority"]) == ("low", 1)
+    assert "answer_reserve" not in body
+
+
+def test_an_effort_that_was_chosen_is_kept_in_an_errand(plugin: PluginProcess, stub: Stub) -> None:
+    settings = {"reasoning_effort": "medium", "max_tokens": 500}
+    body = sent(plugin, stub, [user(CODE)], model=GPT_OSS, parameters=settings, stream=False)
+    assert body["reasoning_effort"] == "medium"
+    assert "priority" not in body
+
+
+def test_little_room_is_enough_for_what_is_streamed_to_a_user(plugin: PluginProcess, stub: Stub) -> None:
+    body = sent(plugin, stub, [user("hi")], model=GPT_OSS, parameters={"max_tokens": 500})
+    assert body["reasoning_effort"] == "medium"
+    assert not {"priority", "answer_reserve"} & body.keys()
+
+
+def test_other_servers_are_not_sent_what_only_ours_knows(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"content": "ok"})
+    form = {**stub.credentials, "server_kind": "other"}
+    settings = {"max_tokens": 500}
+    list(plugin.invoke([user(TITLE)], credentials=form, model=GPT_OSS, parameters=settings, stream=False))
+    body = stub.asked()[0]["body"]
+    assert body["reasoning_effort"] == "low"
+    assert not {"priority", "answer_reserve"} & body.keys()
 
 
 def test_the_same_words_in_a_conversation_are_no_errand(plugin: PluginProcess, stub: Stub) -> None:
     assert sent(plugin, stub, [user(TITLE)])["reasoning_effort"] == "medium"
     assert sent(plugin, stub, [user("hi")], stream=False)["reasoning_effort"] == "medium"
+
+
+def test_json_that_dify_asks_for_in_the_prompt_comes_without_a_block_although_it_is_streamed(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    stub.streams({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
+    words = (
+        "You’re a helpful AI assistant. You could answer questions and output in JSON format.\nconstraints:"
+    )
+    messages = [{"role": "system", "content": words}, user("My name is John.")]
+    assert text_of(list(plugin.invoke(messages, credentials=stub.credentials))) == '{"a": 1}'
+
+
+def test_a_node_may_hide_its_thinking(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "why"}, {"content": "Hi"})
+    assert text_of(ask(plugin, stub, parameters={"reasoning_format": "hide"})) == "Hi"
+    assert stub.asked()[0]["body"]["reasoning_effort"] == "medium"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_thinking_that_is_hidden_and_leaves_no_room_for_an_answer_is_an_error_with_what_to_do(
+    plugin: PluginProcess, stub: Stub, *, stream: bool
+) -> None:
+    stub.streams({"reasoning_content": "why"}, {"content": "\n"}, finish="length")
+    with pytest.raises(PluginError, match="Raise Max tokens, or lower the reasoning effort") as caught:
+        ask(plugin, stub, parameters={"reasoning_format": "hide"}, stream=stream)
+    assert caught.value.kind == "InvokeBadRequestError"
+
+
+def test_a_server_that_answers_from_inside_the_block_is_read_right_at_once_or_from_the_second_time(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    form = {**stub.credentials, "server_kind": "other"}
+    deltas = [{"content": "wh"}, {"content": "y</th"}, {"content": "ink>\n\nHi"}]
+
+    def text(model: str, *, stream: bool) -> str:
+        stub.streams(*deltas)
+        return text_of(list(plugin.invoke([user("hi")], credentials=form, model=model, stream=stream)))
+
+    assert text("opens-its-block", stream=False) == "<think>\nwhy\n</think>\n\nHi"
+    assert text("opens-its-block", stream=True) == "<think>\nwhy\n</think>\n\nHi"
+    assert text("opens-its-block-too", stream=True) == "why\n\nHi"
+    assert text("opens-its-block-too", stream=True) == "<think>\nwhy\n</think>\n\nHi"
+    assert text("DeepSeek-R1-Distill-Qwen-7B", stream=True) == "<think>\nwhy\n</think>\n\nHi"
+
+
+def test_an_answer_too_large_for_one_piece_says_so(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"content": "x" * 5_000_000})
+    with pytest.raises(PluginError, match="more than Dify takes in one piece"):
+        ask(plugin, stub, stream=False)
+    stub.streams({"content": "x" * 5_000_000})
+    assert len(text_of(ask(plugin, stub))) == 5_000_000
 
 
 def test_a_structured_answer_holds_nothing_but_the_answer(plugin: PluginProcess, stub: Stub) -> None:
