@@ -21,6 +21,8 @@ ROWS = [
     ("mlx_backend.engine.scheduler", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
     ("mlx_backend.engine.scripted", ["mlx", "mlx_lm", "werkzeug", "mlx_backend.conversation"]),
     ("mlx_backend.engine.mlx", ["werkzeug", "pydantic", "mlx_backend.conversation", "dify_plugin"]),
+    ("mlx_backend.embedding.service", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
+    ("mlx_backend.embedding.mlx", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
     ("mlx_backend.grammar", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
     (
         "mlx_backend.models.several",
@@ -79,7 +81,7 @@ def test_no_source_line_imports_across_the_arrow(package: str, never: list[str])
 
 
 def test_only_the_adapter_imports_mlx() -> None:
-    allowed = {ROOT / "mlx_backend/engine/mlx", ROOT / "mlx_backend/demo"}
+    allowed = {ROOT / f"mlx_backend/{room}" for room in ("engine/mlx", "embedding/mlx", "demo")}
     for path in (ROOT / "mlx_backend").rglob("*.py"):
         if allowed & set(path.parents):
             continue

@@ -21,6 +21,7 @@ from mlx_backend.commands.serve_options import (
     add_options,
     engine_options_of,
     model_of,
+    readers_of,
     settings_of,
 )
 from mlx_backend.engine.base import EngineError
@@ -30,6 +31,9 @@ from mlx_backend.models.errors import ConfigurationError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mlx_backend.embedding.recipe import EmbeddingOptions
+    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
     from mlx_backend.engine.options import EngineOptions
     from mlx_backend.models.several import SeveralModels
@@ -37,6 +41,12 @@ if TYPE_CHECKING:
     from mlx_backend.settings import Settings
 
 A_REAL_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
+_QUESTION = "What is the capital of France?"
+_TRY: dict[ModelType, tuple[str, str]] = {
+    "llm": ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'),
+    "embedding": ("/v1/embeddings", f'{{"input": "{_QUESTION}"}}'),
+    "rerank": ("/v1/rerank", f'{{"query": "{_QUESTION}", "documents": ["Paris.", "Rome."]}}'),
+}
 _LOADED, _LEFT = b"\0", b"\0"  # what is told beside signals, whose numbers begin at 1
 
 
@@ -121,7 +131,8 @@ def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
     from mlx_backend.engine.mlx import follow_engine, rank
 
     model = model_of(arguments)
-    if model is None or arguments.config or arguments.models_dir or arguments.hf_cache:
+    others = arguments.config or arguments.models_dir or arguments.hf_cache
+    if model is None or others or arguments.embedding_model or arguments.rerank_model:
         raise ConfigurationError("Several processes share one model: name it with --model, and no others.")
     if rank() == 0:
         return None
@@ -155,7 +166,8 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
 
     read = configuration.read(arguments.config) if arguments.config else configuration.Configuration()
     named = model_of(arguments)
-    specs = [*([named] if named is not None else []), *read.models]
+    readers = readers_of(arguments)
+    specs = [*([named] if named is not None else []), *read.models, *readers]
     others = read.others
     if arguments.ttl is not None:
         specs = [replace(spec, ttl=spec.ttl if spec.ttl is not None else arguments.ttl) for spec in specs]
@@ -167,7 +179,12 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
         allow_download=arguments.allow_download,
         others=others,
     )
-    listed = [spec.name for spec in specs] or [spec.name for spec in catalogue.models()]
+    names = [spec.name for spec in specs]
+    if twice := sorted({spec.name for spec in readers if names.count(spec.name) > 1}):
+        raise ConfigurationError(
+            f"There are two models called {twice[0]!r}; name one of them in the models file."
+        )
+    listed = specs or list(catalogue.models())
     if not listed:
         raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
     options = engine_options_of(arguments)
@@ -176,13 +193,35 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
         from mlx_backend.engine.mlx.memory import device_limit
 
         limit = device_limit()
-    return SeveralModels(catalogue, _load, options, settings, memory_limit=limit, default_name=listed[0])
+    talking = [spec for spec in (*listed, *catalogue.models()) if catalogue.type(spec) == "llm"]
+    return SeveralModels(
+        catalogue,
+        _load,
+        options,
+        settings,
+        memory_limit=limit,
+        default_name=(talking or listed)[0].name,
+        load_worker=_load_reader,
+    )
 
 
 def _load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
-    """Load a model and show on a terminal how far it is."""
+    """Load a language model and show on a terminal how far it is."""
     from mlx_backend.engine.mlx import load_engine
 
+    return load_engine(spec.source, options, model_id=spec.name, report=_shown(spec, report))
+
+
+def _load_reader(
+    spec: ModelSpec, kind: ModelType, options: EmbeddingOptions, report: Callable[[float], None]
+) -> Worker:
+    """Load a model that makes vectors or ranks, and show on a terminal how far it is."""
+    from mlx_backend.embedding.mlx import load_worker
+
+    return load_worker(spec.source, kind, options, model_id=spec.name, report=_shown(spec, report))
+
+
+def _shown(spec: ModelSpec, report: Callable[[float], None]) -> Callable[[float], None]:
     shown = -1
 
     def show(part: float) -> None:
@@ -193,7 +232,7 @@ def _load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], Non
             ending = "\n" if part >= 1 else ""
             print(f"\rLoading {spec.name} … {shown} %", end=ending, file=sys.stderr, flush=True)
 
-    return load_engine(spec.source, options, model_id=spec.name, report=show)
+    return show
 
 
 def _is_demo(arguments: argparse.Namespace) -> bool:
@@ -225,9 +264,12 @@ def _signals() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def _announce(url: str, models: SeveralModels, settings: Settings, *, demo: bool) -> None:
     first, *others = models.states()
-    effort = models.effort(first.name) or settings.reasoning_effort or "medium"
     port = url.rpartition(":")[2]
-    lines = [f"Model {first.name}, reasoning effort {effort} where nobody says otherwise"]
+    lines = [f"Model {first.name}"]
+    address, body = _TRY[models.type(first.name)]
+    if models.type(first.name) == "llm":
+        effort = models.effort(first.name) or settings.reasoning_effort or "medium"
+        lines = [f"{lines[0]}, reasoning effort {effort} where nobody says otherwise"]
     if others:
         lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")
     if demo:
@@ -247,8 +289,7 @@ def _announce(url: str, models: SeveralModels, settings: Settings, *, demo: bool
     lines += [
         f"Listening on {url}",
         f"  Dify in Docker: http://host.docker.internal:{port}/v1{hint}",
-        f"  Try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
-        """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""",
+        f"  Try: curl {url}{address}{key} -H 'Content-Type: application/json' -d '{body}'",
     ]
     print("\n".join(lines), flush=True)
 

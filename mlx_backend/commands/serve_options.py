@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.engine.options import EngineOptions
+from mlx_backend.models.configuration import is_repository
 from mlx_backend.models.errors import ConfigurationError
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mlx_backend.embedding.recognising import ModelType
 
 API_KEY_VARIABLE = "MLX_BACKEND_API_KEY"
 _MEBI, _GIBI = 1 << 20, 1 << 30
@@ -85,6 +88,15 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
 
 def _add_several(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
+    for kind, what in (("embedding", "makes vectors (/v1/embeddings)"), ("rerank", "ranks (/v1/rerank)")):
+        add(
+            f"--{kind}-model",
+            action="append",
+            default=[],
+            type=_not_empty,
+            metavar="PATH_OR_REPO",
+            help=f"model that {what}, loaded when it is asked for; repeatable",
+        )
     add("--config", type=Path, metavar="FILE", help="models and what each is set to, in TOML")
     add(
         "--models-dir",
@@ -288,6 +300,8 @@ def model_of(arguments: argparse.Namespace) -> ModelSpec | None:
     if arguments.model is None and (arguments.config or arguments.models_dir or arguments.hf_cache):
         return None
     names = [name for name, _ in arguments.adapter_path]
+    if arguments.model is None and (arguments.embedding_model or arguments.rerank_model):
+        return None
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(
             f"--adapter-path: there are two adapters called {twice[0]!r}; give each a name of its own (NAME=PATH)."
@@ -318,6 +332,25 @@ def model_of(arguments: argparse.Namespace) -> ModelSpec | None:
         ),
         engine=engine,
     )
+
+
+def readers_of(arguments: argparse.Namespace) -> list[ModelSpec]:
+    """Read the models for vectors and rankings that are named on the command line."""
+    specs: list[ModelSpec] = []
+    named: list[tuple[ModelType, list[str]]] = [
+        ("embedding", arguments.embedding_model),
+        ("rerank", arguments.rerank_model),
+    ]
+    for kind, sources in named:
+        for source in sources:
+            folder = Path(source).expanduser()
+            if not folder.is_dir() and not is_repository(source):
+                raise ConfigurationError(
+                    f"--{kind}-model {source}: there is no such folder, and a repository is written owner/name."
+                )
+            name = folder.resolve().name if folder.is_dir() else source
+            specs.append(ModelSpec(name=name, source=source, type=kind, named_on_command_line=True))
+    return specs
 
 
 _ALWAYS_ON = "default"

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlx_backend.embedding.recognising import model_type
+
 from .configuration import is_repository
 from .errors import ConfigurationError, ModelNotAllowed, UnknownModel
 from .folders import Watch, holds_model, models_below, models_in_hugging_face_cache, snapshot, weight_sizes
@@ -28,6 +30,8 @@ from .spec import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from mlx_backend.embedding.recognising import ModelType
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +87,7 @@ class Catalogue:
         self._looking = threading.Lock()
         self._looked = clock()
         self._warned: set[Path] = set()
+        self._types: dict[str, tuple[int | None, ModelType]] = {}  # by source
         self._listing = self._look()
 
     def models(self) -> tuple[ModelSpec, ...]:
@@ -133,6 +138,20 @@ class Catalogue:
     def folder(self, spec: ModelSpec) -> Path | None:
         """Where it lies on this machine; None if it would have to be downloaded."""
         return _local(spec.source)
+
+    def type(self, spec: ModelSpec) -> ModelType:
+        """What it is made for: as was said, else by its files. They are read again when they have changed."""
+        if spec.type is not None:
+            return spec.type
+        folder = _local(spec.source)
+        try:
+            stamp = (folder / "config.json").stat().st_mtime_ns if folder is not None else None
+        except OSError:
+            stamp = None
+        known = self._types.get(spec.source)
+        if known is None or known[0] != stamp:
+            known = self._types[spec.source] = (stamp, model_type(folder, spec.source))
+        return known[1]
 
     def weight_bytes(self, spec: ModelSpec) -> int:
         """How large its weights are on disk, its draft model's included; 0 for what is not there yet."""

@@ -25,6 +25,8 @@ from typing import Any
 
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.json_values import shown
+from mlx_backend.embedding.recipe import POOLINGS
+from mlx_backend.embedding.recognising import TYPES
 from mlx_backend.settings import ReasoningFormat
 
 from .errors import ConfigurationError
@@ -114,6 +116,8 @@ class _Reading:
             )
         merged = {key: shared[key] | own[key] for key in _MERGED if key in shared and key in own}
         spec = _spec({**shared, **own, **merged, "name": name})
+        if spec.type is not None:
+            self._refuse_misplaced(where, own, spec.type)
         adapter, adapters = spec.engine.get("adapter"), spec.engine.get("adapters", {})
         if adapter is not None and adapter not in adapters:
             there = ", ".join(adapters) or "none"
@@ -154,6 +158,14 @@ class _Reading:
             path = f"{where}.{_key(key)}" if where else _key(key)
             self.mistakes.append(f"{path} is not {what}; {hint}")
 
+    def _refuse_misplaced(self, where: str, own: Mapping[str, Any], kind: str) -> None:
+        """A setting that a model of its type has no use for would be a mistake that nobody notices."""
+        for_all = {"model", "aliases", "pinned", "type", "ttl", "context_length"}
+        known = for_all | (_SETTINGS.keys() if kind == "llm" else _EMBEDDING.keys())
+        for key in own:
+            if key not in known or (kind == "rerank" and key in _EMBEDDING):
+                self._mistake(f"{where}.{_key(key)}", own[key], f"means nothing to a model of type {kind}")
+
     def _refuse_shared_names(self, specs: Iterable[ModelSpec]) -> None:
         """A name that two models share would choose one of them by accident."""
         specs = list(specs)
@@ -181,6 +193,8 @@ def _spec(values: Mapping[str, Any]) -> ModelSpec:
             **{key: values[key] for key in SAMPLING if key in values},
         ),
         engine=_engine(values),
+        type=values.get("type"),
+        embedding={key: values[key] for key in _EMBEDDING if key in values},
     )
 
 
@@ -229,6 +243,23 @@ def _one_of(values: Iterable[int]) -> _Reader:
         return value
 
     return read
+
+
+def _word(values: Iterable[str]) -> _Reader:
+    allowed = tuple(values)
+
+    def read(value: Any, _folder: Path) -> str:
+        if value not in allowed:
+            raise _Wrong(f"must be one of {', '.join(allowed)}")
+        return str(value)
+
+    return read
+
+
+def _prefix(value: Any, _folder: Path) -> str:
+    if not isinstance(value, str):
+        raise _Wrong("must be a text in quotes; empty for none")
+    return value
 
 
 def _flag(value: Any, _folder: Path) -> bool:
@@ -338,6 +369,12 @@ _ENGINE: Mapping[str, _Reader] = {  # by the names of `EngineOptions`
     "draft_from_text": _flag,
     "draft_tokens": _whole(1, 64, "a whole number from 1 to 64"),
 }
+_EMBEDDING: Mapping[str, _Reader] = {  # by the names of `EmbeddingOptions`
+    "pooling": _word(POOLINGS),
+    "query_prefix": _prefix,
+    "document_prefix": _prefix,
+    "matryoshka": _flag,
+}
 _SETTINGS: Mapping[str, _Reader] = {
     "ttl": _number(0, 1e9, "a number of seconds, or 0 for never"),
     "reasoning_effort": _effort,
@@ -357,5 +394,12 @@ _SETTINGS: Mapping[str, _Reader] = {
     "adapter_path": _folder,
     **_ENGINE,
 }
-_OF_A_MODEL: Mapping[str, _Reader] = {"model": _source, "aliases": _names, "pinned": _flag, **_SETTINGS}
+_OF_A_MODEL: Mapping[str, _Reader] = {
+    "model": _source,
+    "aliases": _names,
+    "pinned": _flag,
+    "type": _word(TYPES),
+    **_EMBEDDING,
+    **_SETTINGS,
+}
 _MERGED = ("chat_template_kwargs", "adapters")

@@ -3,6 +3,7 @@
 ModelError
 ├── UnknownModel      nothing here has that name
 ├── ModelNotAllowed   a path to somewhere that no client may read from
+├── WrongType         it is there, and made for something else
 ├── ModelLoading      not in memory yet: come back in `retry_after` seconds
 ├── ModelPinned      it was to be unloaded, and stays
 └── NoRoom            memory is full of models that have to stay; `retry_after` is None if that will not change
@@ -23,6 +24,10 @@ class UnknownModel(ModelError):
 
 class ModelNotAllowed(ModelError):
     """A request named a place outside of the folders that are served."""
+
+
+class WrongType(ModelError):
+    """A model was asked for what another type of model does."""
 
 
 class ModelLoading(ModelError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .errors import ModelPinned, UnknownModel
+from .errors import ModelPinned, UnknownModel, WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.embedding.service import Embedder
     from mlx_backend.service import Service
 
     from .description import ModelDescription
@@ -30,11 +32,11 @@ class ModelStatus:
     aliases: tuple[str, ...] = ()  # the other names it is listed by
 
 
-class Lease(Protocol):
+class Lease[S](Protocol):
     """A model in use: it stays in memory until the lease is given back."""
 
     @property
-    def service(self) -> Service:
+    def service(self) -> S:
         """The loaded model."""
         ...
 
@@ -46,12 +48,20 @@ class Lease(Protocol):
 class Models(Protocol):
     """The models of one server. Safe to use from several threads."""
 
-    def acquire(self, name: str | None, wait: float) -> Lease:
-        """Use a model by one of its names (None: the default), loading it if need be.
+    def acquire(self, name: str | None, wait: float) -> Lease[Service]:
+        """Use a language model by one of its names (None: the default), loading it if need be.
 
-        Raises UnknownModel, ModelNotAllowed, ModelLoading after `wait` seconds, NoRoom, or the EngineError of
-        a load that failed.
+        Raises UnknownModel, ModelNotAllowed, WrongType, ModelLoading after `wait` seconds, NoRoom, or the
+        EngineError of a load that failed.
         """
+        ...
+
+    def embedder(self, name: str | None, wait: float, kind: ModelType) -> Lease[Embedder]:
+        """Use a model that makes vectors, or one that ranks (None: the first there is). Raises as `acquire`."""
+        ...
+
+    def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
+        """Use a model whatever its type. Raises as `acquire`."""
         ...
 
     def states(self) -> Sequence[ModelStatus]:
@@ -90,6 +100,15 @@ class OneModel:
             )
         return _Kept(self._service)
 
+    def embedder(self, name: str | None, wait: float, kind: ModelType) -> Lease[Embedder]:
+        """There is none."""
+        own = self._service.engine.model_id
+        raise WrongType(f"There is no model for this here: {own!r} is a language model, and the only one.")
+
+    def acquire_any(self, name: str | None, wait: float) -> _Kept:
+        """Return the one model."""
+        return self.acquire(name, wait)
+
     def states(self) -> Sequence[ModelStatus]:
         """Return the state of the one model."""
         return [state_of(self._service, pinned=True)]
@@ -111,7 +130,7 @@ class OneModel:
 
 
 def state_of(
-    service: Service,
+    service: Service | Embedder,
     *,
     name: str | None = None,
     pinned: bool = False,

@@ -6,14 +6,18 @@ What can be served is `catalogue`, what is in memory `residency`; this joins the
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from mlx_backend.embedding.recipe import EmbeddingOptions, tokens_read
+from mlx_backend.embedding.service import Embedder
+from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.ranks import launched
 from mlx_backend.service import Service
 
 from .description import Folders, ModelDescription
-from .errors import ModelPinned, UnknownModel
+from .errors import ModelPinned, UnknownModel, WrongType
 from .one import ModelStatus, state_of
 from .residency import Residency, Unloading
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.conversation.effort import Effort
+    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
     from mlx_backend.engine.options import EngineOptions
     from mlx_backend.settings import Settings
@@ -33,6 +39,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 type LoadEngine = Callable[[ModelSpec, EngineOptions, Callable[[float], None]], Engine]
+type LoadWorker = Callable[[ModelSpec, ModelType, EmbeddingOptions, Callable[[float], None]], Worker]
+
+_USES = {
+    "llm": "is a language model (/v1/chat/completions)",
+    "embedding": "makes vectors (/v1/embeddings)",
+    "rerank": "ranks documents (/v1/rerank)",
+}
+_HOW_TO = {
+    "llm": "There is none to talk to: name one with --model.",
+    "embedding": 'Name one that makes vectors with --embedding-model, or set its type = "embedding".',
+    "rerank": 'Name one that ranks with --rerank-model, or set its type = "rerank".',
+}
 
 _TOLD = {
     Unloading.UNLOADED: "It has been unloaded.",
@@ -53,14 +71,16 @@ class SeveralModels:
         *,
         memory_limit: int | None = None,
         default_name: str | None = None,
+        load_worker: LoadWorker | None = None,
     ) -> None:
         self._catalogue = catalogue
         self._load_engine = load_engine
+        self._load_worker = load_worker
         self._options = options
         self._settings = settings
         self._default_name = default_name
         self._folders = Folders()
-        self._residency: Residency[Service] = Residency(
+        self._residency: Residency[Service | Embedder] = Residency(
             catalogue,
             self._load,
             memory_limit=memory_limit,
@@ -73,7 +93,19 @@ class SeveralModels:
         self._residency.preload()
 
     def acquire(self, name: str | None, wait: float) -> Hold[Service]:
-        """Use a model, loading it if need be."""
+        """Use a language model, loading it if need be."""
+        self._refuse_other_than("llm", name)
+        return cast("Hold[Service]", self._residency.acquire(name, wait))
+
+    def embedder(self, name: str | None, wait: float, kind: ModelType) -> Hold[Embedder]:
+        """Use a model that makes vectors or ranks, loading it if need be."""
+        if name in (None, "", "default"):
+            name = self._first_of(kind, name)
+        self._refuse_other_than(kind, name)
+        return cast("Hold[Embedder]", self._residency.acquire(name, wait))
+
+    def acquire_any(self, name: str | None, wait: float) -> Hold[Service | Embedder]:
+        """Use a model whatever its type."""
         return self._residency.acquire(name, wait)
 
     def states(self) -> Sequence[ModelStatus]:
@@ -94,8 +126,11 @@ class SeveralModels:
     def describe(self, name: str) -> ModelDescription:
         """What one of them can do, from its folder if it is not in memory."""
         spec = self._find(name)
+        if (kind := self._catalogue.type(spec)) != "llm":
+            return self._describe_reader(spec, kind)
         options, defaults = spec.options(self._options), self._defaults(spec)
-        if (service := self._residency.services().get(spec.name)) is not None:
+        service = self._residency.services().get(spec.name)
+        if isinstance(service, Service):
             return replace(service.description(), adapters=tuple(options.adapters))
         folder = self._catalogue.folder(spec)
         if folder is None:
@@ -112,6 +147,19 @@ class SeveralModels:
             one_process=launched() is None,
         )
 
+    def _describe_reader(self, spec: ModelSpec, kind: ModelType) -> ModelDescription:
+        """Describe a model that makes vectors or ranks."""
+        service = self._residency.services().get(spec.name)
+        if isinstance(service, Embedder):
+            return service.description()
+        folder = self._catalogue.folder(spec)
+        length = tokens_read(folder, spec.source, self._reading(spec)) if folder is not None else None
+        return ModelDescription(kind=kind, context_length=length, capabilities=(kind,))
+
+    def type(self, name: str) -> ModelType:
+        """What a model is made for."""
+        return self._catalogue.type(self._find(name))
+
     def effort(self, name: str) -> Effort | None:
         """The effort a model is set to, if it is."""
         return self._catalogue.find(name).defaults.effort
@@ -127,6 +175,24 @@ class SeveralModels:
         """End everything."""
         self._residency.stop(patience=30)
 
+    def _refuse_other_than(self, wanted: ModelType, name: str | None) -> None:
+        """Raise WrongType before a model is loaded for what it cannot do."""
+        spec = self._find(name or "")
+        kind = self._catalogue.type(spec)
+        if kind != wanted:
+            others = [each.name for each in self._catalogue.models() if self._catalogue.type(each) == wanted]
+            there = f"For this there is {', '.join(map(repr, others[:20]))}." if others else _HOW_TO[wanted]
+            raise WrongType(f"The model {spec.name!r} {_USES[kind]}. {there}")
+
+    def _first_of(self, kind: ModelType, name: str | None) -> str:
+        with suppress(UnknownModel):
+            if name:
+                return self._catalogue.find(name).name  # somebody may have called a model that
+        for spec in self._catalogue.models():
+            if self._catalogue.type(spec) == kind:
+                return spec.name
+        raise UnknownModel(f"There is no model for this here. {_HOW_TO[kind]}")
+
     def _find(self, name: str) -> ModelSpec:
         try:
             return self._catalogue.find(name)
@@ -135,7 +201,24 @@ class SeveralModels:
                 return self._catalogue.find(self._default_name)
             raise
 
-    def _load(self, spec: ModelSpec, report: Callable[[float], None]) -> Service:
+    def _reading(self, spec: ModelSpec) -> EmbeddingOptions:
+        """What was said of a model that reads."""
+        said = dict(spec.embedding)
+        if "context_length" in spec.engine:
+            said["context_length"] = spec.engine["context_length"]
+        return EmbeddingOptions(
+            allow_download=self._catalogue.may_download(spec),
+            memory_bytes=self._options.memory_bytes,
+            max_waiting=self._options.max_waiting,
+            **said,
+        )
+
+    def _load(self, spec: ModelSpec, report: Callable[[float], None]) -> Service | Embedder:
+        kind = self._catalogue.type(spec)
+        if kind != "llm":
+            if self._load_worker is None:
+                raise EngineError("This server was put together without models that make vectors.")
+            return Embedder(self._load_worker(spec, kind, self._reading(spec), report))
         options = spec.options(self._options)
         options = replace(options, allow_download=self._catalogue.may_download(spec))
         settings = self._settings
@@ -157,7 +240,7 @@ class SeveralModels:
         return defaults
 
 
-def _told(state: ModelState, service: Service | None, aliases: tuple[str, ...]) -> ModelStatus:
+def _told(state: ModelState, service: Service | Embedder | None, aliases: tuple[str, ...]) -> ModelStatus:
     if service is not None:
         return state_of(service, name=state.name, pinned=state.pinned, in_use=state.in_use, aliases=aliases)
     return ModelStatus(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlx_backend.conversation.effort import Effort
+    from mlx_backend.embedding.recognising import ModelType
     from mlx_backend.engine.options import EngineOptions
     from mlx_backend.settings import ReasoningFormat
 
@@ -73,6 +74,10 @@ class ModelSpec:
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
     engine: Mapping[str, Any] = field(default_factory=dict)
     named_on_command_line: bool = False
+    type: ModelType | None = None  # None: what its files say
+    embedding: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the fields of `EmbeddingOptions` that were said
 
     def options(self, base: EngineOptions) -> EngineOptions:
         """Return the engine's options: the server's, and where this model differs."""

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,15 +25,18 @@ from mlx_backend.server import auth, tokenizing, wire
 from mlx_backend.server.errors import ApiError, as_api_error
 from mlx_backend.server.listing import model_object, model_objects
 from mlx_backend.server.logprobs import ChatLogprobs, TextLogprobs
-from mlx_backend.server.replies import RunningReply, json_response, names
+from mlx_backend.server.replies import CLIENT_LEFT, RunningReply, json_response, names
 from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
 from mlx_backend.server.serving import WATCH
+from mlx_backend.server.vectors import EmbeddingsBody, RerankBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.embedding.service import Embedder, Running
     from mlx_backend.models.one import Lease, Models, ModelStatus
     from mlx_backend.reply import Reply
     from mlx_backend.server.logprobs import LogprobsFormat
@@ -59,6 +63,8 @@ _ROUTES = Map(
                 ("/completions", "completions", "POST"),
                 ("/tokenize", "tokenize", "POST"),
                 ("/detokenize", "detokenize", "POST"),
+                ("/embeddings", "embeddings", "POST"),
+                ("/rerank", "rerank", "POST"),
                 ("/models", "models", "GET"),
                 ("/models/<path:name>/unload", "unload", "POST"),
                 ("/models/<path:name>", "model", "GET"),
@@ -120,7 +126,8 @@ class App:
                 "name": "mlx-backend",
                 "version": __version__,
                 "models": [state.name for state in self._models.states()],
-                "api": "/v1/chat/completions, /v1/completions, /v1/models, /v1/tokenize, /v1/detokenize, /health",
+                "api": "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, /v1/models, "
+                "/v1/tokenize, /v1/detokenize, /health",
             }
         )
 
@@ -192,12 +199,8 @@ class App:
         """Count the tokens of a text, or of the prompt that a conversation becomes."""
         written = parse_json(self._body(request))
         body = tokenizing.read(written)
-        with self._using(body.model) as visit:
-            if isinstance(body, tokenizing.TokenizedText):
-                tokens = body.tokens(visit.service)
-            else:
-                tokens = body.prompt_tokens(visit.service, written)
-            told = tokenizing.counted(visit.service, tokens, texts=body.return_token_strs is True)
+        with self._having(lambda wait: self._models.acquire_any(body.model, wait)) as visit:
+            told = tokenizing.answer(visit.service, body, written)
             visit.end()
         return _with_ignored(json_response(told), body)
 
@@ -209,13 +212,62 @@ class App:
             visit.end()
         return _with_ignored(json_response({"prompt": text}), body)
 
+    def on_embeddings(self, request: Request) -> Response:
+        """Make vectors of texts."""
+        body = EmbeddingsBody.read(parse_json(self._body(request)))
+        wanted = body.request()
+        with self._having(lambda wait: self._models.embedder(body.model, wait, "embedding")) as visit:
+            running = visit.service.embed(wanted)
+            return self._computed(request, body, running, visit, running.vectors, body.answer)
+
+    def on_rerank(self, request: Request) -> Response:
+        """Put documents in the order of their worth."""
+        body = RerankBody.read(parse_json(self._body(request)))
+        wanted = body.request()
+        with self._having(lambda wait: self._models.embedder(body.model, wait, "rerank")) as visit:
+            running = visit.service.rank(wanted)
+            scores = partial(running.scores, raw=body.raw_scores is True)
+            return self._computed(request, body, running, visit, scores, body.answer)
+
+    def _computed[F](
+        self,
+        request: Request,
+        body: AnyBody,
+        running: Running,
+        visit: _Visit[Embedder],
+        found: Callable[[], F | None],
+        answer: Callable[[str, F, int], dict[str, Any]],
+    ) -> Response:
+        """Wait for what is being computed, and stop it if the client leaves."""
+        begun = time.perf_counter()
+        with _watch(request)(running.close):
+            what = found()
+        model = visit.service.engine.model_id
+        visit.end()
+        log.info(
+            "%s model=%s texts=%d tokens=%d %.3fs%s%s",
+            request.path,
+            model,
+            len(running.job.rows),
+            running.tokens,
+            time.perf_counter() - begun,
+            f" cut={running.cut}" if running.cut else "",
+            " client left" if what is None else "",
+        )
+        if what is None:
+            return Response(status=CLIENT_LEFT)
+        return _with_ignored(json_response(answer(model, what, running.tokens)), body)
+
+    def _using(self, model: str | None) -> AbstractContextManager[_Visit[Service]]:
+        return self._having(lambda wait: self._models.acquire(model, wait))
+
     @contextmanager
-    def _using(self, model: str | None) -> Iterator[_Visit]:
+    def _having[S](self, acquire: Callable[[float], Lease[S]]) -> Iterator[_Visit[S]]:
         """Have a model for one reply. Given back here if there is no reply, and else when that is closed."""
         self.visits.enter()
-        visit = _Visit(self.visits, None)
+        visit: _Visit[S] = _Visit(self.visits, None)
         try:
-            visit = _Visit(self.visits, self._models.acquire(model, self._settings.load_seconds))
+            visit = _Visit(self.visits, acquire(self._settings.load_seconds))
             yield visit
         except BaseException:
             visit.end()
@@ -230,7 +282,7 @@ class App:
         reply: Reply,
         writer: Writer,
         logprobs: LogprobsFormat | None,
-        visit: _Visit,
+        visit: _Visit[Service],
         *,
         chat: bool,
     ) -> Response:
@@ -346,16 +398,16 @@ class Visits:
             return self._change.wait_for(lambda: not self._inside, seconds)
 
 
-class _Visit:
+class _Visit[S]:
     """One request's stay and the model it uses."""
 
-    def __init__(self, visits: Visits, lease: Lease | None) -> None:
+    def __init__(self, visits: Visits, lease: Lease[S] | None) -> None:
         self._visits = visits
         self._lease = lease
         self._ended = False
 
     @property
-    def service(self) -> Service:
+    def service(self) -> S:
         assert self._lease is not None  # nobody asks before it was acquired
         return self._lease.service
 

@@ -8,6 +8,7 @@ ApiError                     status, message, param, code: an OpenAI error objec
     ├── HistoryError, EffortError  400  what the conversation core cannot read
     ├── UnknownModel               404
     ├── ModelNotAllowed            403
+    ├── WrongType                  400
     ├── ModelPinned                409
     ├── ModelLoading, NoRoom       503  with Retry-After
     ├── EngineRefused              400  what the engine cannot run
@@ -29,7 +30,14 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.history import HistoryError
 from mlx_backend.engine.base import EngineBusy, EngineError, EngineFailed, EngineRefused, EngineStopped
-from mlx_backend.models.errors import ModelLoading, ModelNotAllowed, ModelPinned, NoRoom, UnknownModel
+from mlx_backend.models.errors import (
+    ModelLoading,
+    ModelNotAllowed,
+    ModelPinned,
+    NoRoom,
+    UnknownModel,
+    WrongType,
+)
 from mlx_backend.service import RequestError
 
 log = logging.getLogger(__name__)
@@ -79,6 +87,8 @@ def as_api_error(error: Exception) -> ApiError:
             return refuse(str(error), error.param)
         case UnknownModel():
             return ApiError(404, str(error), param="model", code="model_not_found")
+        case WrongType():
+            return refuse(str(error), "model", "wrong_model_type")
         case ModelPinned():
             return ApiError(409, str(error), param="model", code="model_pinned")
         case ModelNotAllowed():

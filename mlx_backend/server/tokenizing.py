@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from mlx_backend.conversation.json_values import kind
+from mlx_backend.embedding.service import Embedder
 from mlx_backend.server.errors import refuse
 from mlx_backend.server.schemas import AnyBody, ChatBody
 from mlx_backend.settings import ReasoningFormat
@@ -82,7 +83,34 @@ def read(body: Any) -> TokenizedText | TokenizedChat:
     return chat
 
 
-def counted(service: Service, tokens: Sequence[int], *, texts: bool) -> dict[str, Any]:
+def answer(
+    service: Service | Embedder, body: TokenizedText | TokenizedChat, written: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Answer either form. A model that makes vectors has texts, and no conversations."""
+    if isinstance(service, Embedder):
+        return _read_by(service, body)
+    if isinstance(body, TokenizedText):
+        tokens = body.tokens(service)
+    else:
+        tokens = body.prompt_tokens(service, written)
+    return _counted(service, tokens, texts=body.return_token_strs is True)
+
+
+def _read_by(embedder: Embedder, body: TokenizedText | TokenizedChat) -> dict[str, Any]:
+    model = embedder.engine.model_id
+    if not isinstance(body, TokenizedText):
+        raise refuse(f"messages: {model!r} reads texts, not conversations; send prompt.", "messages")
+    if body.return_token_strs:
+        raise refuse(
+            f"return_token_strs = true is not supported by {model!r}.",
+            "return_token_strs",
+            "unsupported_value",
+        )
+    tokens = embedder.tokens(body.prompt, around=body.add_special_tokens is not False)
+    return {"count": len(tokens), "max_model_len": embedder.engine.context_length, "tokens": tokens}
+
+
+def _counted(service: Service, tokens: Sequence[int], *, texts: bool) -> dict[str, Any]:
     """Answer with the tokens and their number, and with what each of them spells if that was asked for."""
     told: dict[str, Any] = {
         "count": len(tokens),

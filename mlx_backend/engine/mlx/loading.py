@@ -32,7 +32,7 @@ from .sharding import shard
 from .tokenizer import MLXTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 log = logging.getLogger(__name__)
@@ -65,14 +65,14 @@ def load_model(
 
     Must run on the thread that will use the model.
     """
-    folder, name = _find(str(model), allow_download=options.allow_download)
-    config = _read_config(folder, name)
+    folder, name = find_folder(str(model), allow_download=options.allow_download)
+    config = read_config(folder, name)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
     settings: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if options.chat_template is not None:
         settings["chat_template"] = options.chat_template
-    with _explained(name):
+    with explained(name):
         network, wrapper = mlx_lm.load(
             str(folder), settings, lazy=True, trust_remote_code=options.trust_remote_code
         )
@@ -80,9 +80,9 @@ def load_model(
             wrapper.chat_template = options.chat_template
     if group is not None:
         shard(network, config, group, name)
-    with _explained(name):
-        _prepare(network, name)
-        _evaluate(network, report)
+    with explained(name):
+        prepare(network, name)
+        evaluate(network, report)
     tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper))
     if options.chat_template is not None:
         try:
@@ -95,7 +95,7 @@ def load_model(
         network=network,
         tokenizer=tokenizer,
         end_tokens=frozenset(wrapper.eos_token_ids),
-        context_length=_context_length(config),
+        context_length=stated_context(config),
         sampling_defaults=model_files.sampling_advice(folder),
     )
 
@@ -128,16 +128,16 @@ def with_adapter(model: LoadedModel, options: EngineOptions, adapter: str) -> An
 
 def load_draft(draft: str, options: EngineOptions, model: LoadedModel) -> Any:
     """Load a smaller model that drafts for `model`; it must have the same vocabulary."""
-    folder, name = _find(draft, allow_download=options.allow_download)
-    _read_config(folder, name)
-    with _explained(name):
+    folder, name = find_folder(draft, allow_download=options.allow_download)
+    read_config(folder, name)
+    with explained(name):
         network, wrapper = mlx_lm.load(
             str(folder),
             {"trust_remote_code": options.trust_remote_code},
             lazy=True,
             trust_remote_code=options.trust_remote_code,
         )
-        _prepare(network, name)
+        prepare(network, name)
         mx.eval(network.parameters())
     sample = " the quick brown fox 12345 { } \n 日本語"
     encoded = wrapper.encode(sample, add_special_tokens=False)
@@ -156,7 +156,8 @@ def network_bytes(network: Any, *, shared: bool = False) -> int:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
+    """Turn whatever loading raises into an EngineError with advice."""
     try:
         yield
     except Exception as error:
@@ -174,12 +175,13 @@ def _explained(name: str) -> Iterator[None]:
         raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
 
 
-def _prepare(network: Any, name: str) -> None:
+def prepare(network: Any, name: str) -> None:
+    """Bring a network to the precision that this machine computes in."""
     if mx.default_device() == mx.Device(mx.cpu):
         _to_float32(network, name)
 
 
-def _evaluate(network: Any, report: Callable[[float], None]) -> None:
+def evaluate(network: Any, report: Callable[[float], None]) -> None:
     """Read the weights into memory, a gigabyte at a time, so that somebody can watch."""
     weights = [value for _, value in tree_flatten(network.parameters())]
     total, done = sum(value.nbytes for value in weights) or 1, 0
@@ -197,8 +199,8 @@ def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
     return model_files.vocabulary_size(config) or len(wrapper)
 
 
-def _find(model: str, *, allow_download: bool) -> tuple[Path, str]:
-    """Give the model's folder, downloaded if need be, and its name."""
+def find_folder(model: str, *, allow_download: bool, beside: Sequence[str] = ()) -> tuple[Path, str]:
+    """Give the model's folder, downloaded if need be, and its name. `beside` are files that others do not need."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path, path.resolve().name
@@ -211,18 +213,21 @@ def _find(model: str, *, allow_download: bool) -> tuple[Path, str]:
             f"There is no folder {model!r}. Name a folder with an MLX model, or a Hugging Face repository "
             "such as mlx-community/gpt-oss-20b-MXFP4-Q8."
         )
-    return _download(model, local_only=not allow_download), model
+    return _download(model, beside, local_only=not allow_download), model
 
 
-def _download(repository: str, *, local_only: bool) -> Path:
+def _download(repository: str, beside: Sequence[str], *, local_only: bool) -> Path:
     # The small files first: an unknown name or an unsupported model is then known before the gigabytes.
     try:
         folder = Path(snapshot_download(repository, allow_patterns=["*.json"], local_files_only=local_only))
-        _read_config(folder, repository)
+        read_config(folder, repository)
         return Path(
             snapshot_download(
                 repository,
-                allow_patterns=["*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "model*.safetensors"],
+                allow_patterns=[
+                    *("*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "model*.safetensors"),
+                    *beside,
+                ],
                 local_files_only=local_only,
             )
         )
@@ -243,7 +248,7 @@ def _download(repository: str, *, local_only: bool) -> Path:
         ) from error
 
 
-def _read_config(folder: Path, name: str) -> dict[str, Any]:
+def read_config(folder: Path, name: str) -> dict[str, Any]:
     """Read config.json and see whether this is a model that can run."""
     if not (folder / "config.json").is_file():
         raise EngineError(f"{name!r} holds no model: there is no config.json in {folder}.")
@@ -256,7 +261,8 @@ def _read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def _context_length(config: Mapping[str, Any]) -> int:
+def stated_context(config: Mapping[str, Any]) -> int:
+    """Return how many positions a model says it was made for."""
     length = model_files.context_length(config)
     if length is None:
         log.warning("The model does not say how long its context is; 4096 tokens are assumed.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..base import EngineRefused
+from ..base import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -155,6 +155,31 @@ class Ledger:
         for space, tokens in rows:
             spaces.setdefault(space, []).append(tokens)
         return sum(len(lengths) * self._cost(max(lengths)) for lengths in spaces.values())
+
+
+class Holding:
+    """What something beside the engines takes of the limit: its weights, and for a while what it computes."""
+
+    def __init__(self, limit: int, weights: int, name: str) -> None:
+        """Raise EngineError if the weights alone are too much."""
+        self._limit = limit
+        self._weights = weights
+        if weights > limit:
+            raise EngineError(f"{name!r} takes {size(weights)} of memory, and {size(limit)} is the limit.")
+        _HOLDINGS[self] = weights
+
+    def works(self, nbytes: int) -> None:
+        """Note what is being computed (0: nothing). Raises EngineRefused for what could not be even alone."""
+        if self._weights + nbytes > self._limit:
+            raise EngineRefused(
+                f"So much text at once would need {size(nbytes)} of memory; the model leaves "
+                f"{size(self._limit - self._weights)} of {size(self._limit)}. Send shorter texts."
+            )
+        _HOLDINGS[self] = self._weights + nbytes
+
+    def close(self) -> None:
+        """Take nothing any more."""
+        _HOLDINGS.pop(self, None)
 
 
 def size(count: int) -> str:

@@ -1,0 +1,34 @@
+"""Embedding models on MLX: the only part of this room that imports mlx and mlx_lm, and only once one is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..recipe import EmbeddingOptions
+from ..worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..recognising import ModelType
+
+
+def load_worker(
+    model: str,
+    kind: ModelType,
+    options: EmbeddingOptions | None = None,
+    *,
+    model_id: str | None = None,
+    report: Callable[[float], None] | None = None,
+) -> Worker:
+    """Load a model folder or Hugging Face repository and start its thread.
+
+    `report` hears on that thread how far loading has come, from 0 to 1. Raises EngineError with a text for people.
+    """
+    from mlx_backend.engine.mlx.batching import DEVICE
+
+    from .network import MLXNetwork
+
+    chosen = options or EmbeddingOptions()
+    network = MLXNetwork(model, kind, chosen, model_id=model_id)
+    return Worker(network, DEVICE, max_waiting=chosen.max_waiting, report=report)

@@ -1,0 +1,170 @@
+"""BERT and RoBERTa (bge-m3, multilingual-e5, bge-reranker, MiniLM): layers under the names of their files' weights.
+
+The two differ in where positions begin and in the head that ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx import nn
+
+from .attention import attend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "gelu_fast": nn.gelu_approx,
+    "relu": nn.relu,
+    "silu": nn.silu,
+    "swish": nn.silu,
+    "tanh": mx.tanh,
+}
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, config: Mapping[str, Any], first_position: int) -> None:
+        super().__init__()
+        size = config["hidden_size"]
+        self.word_embeddings = nn.Embedding(config["vocab_size"], size)
+        self.position_embeddings = nn.Embedding(config["max_position_embeddings"], size)
+        self.token_type_embeddings = nn.Embedding(config.get("type_vocab_size", 2), size)
+        self.LayerNorm = nn.LayerNorm(size, eps=config.get("layer_norm_eps", 1e-12))
+        self._first_position = first_position
+        self._types = config.get("type_vocab_size", 2)
+
+    def __call__(self, tokens: mx.array, types: mx.array) -> mx.array:
+        positions = mx.arange(self._first_position, self._first_position + tokens.shape[1])
+        types = mx.minimum(types, self._types - 1)
+        hidden = self.word_embeddings(tokens) + self.token_type_embeddings(types)
+        return self.LayerNorm(hidden + self.position_embeddings(positions)[None])
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(size, size)
+        self.key = nn.Linear(size, size)
+        self.value = nn.Linear(size, size)
+        self._heads = heads
+
+    def __call__(self, hidden: mx.array, lengths: mx.array | None) -> mx.array:
+        rows, count, size = hidden.shape
+
+        def split(part: mx.array) -> mx.array:
+            return part.reshape(rows, count, self._heads, -1).transpose(0, 2, 1, 3)
+
+        found = attend(
+            split(self.query(hidden)),
+            split(self.key(hidden)),
+            split(self.value(hidden)),
+            lengths,
+            scale=(size // self._heads) ** -0.5,
+        )
+        return found.transpose(0, 2, 1, 3).reshape(rows, count, size)
+
+
+class _Output(nn.Module):
+    """A dense layer whose result is added to what came in, and normalised."""
+
+    def __init__(self, inner: int, size: int, eps: float) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inner, size)
+        self.LayerNorm = nn.LayerNorm(size, eps=eps)
+
+    def __call__(self, found: mx.array, hidden: mx.array) -> mx.array:
+        return self.LayerNorm(self.dense(found) + hidden)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Mapping[str, Any], eps: float) -> None:
+        super().__init__()
+        size = config["hidden_size"]
+        self.self = _SelfAttention(size, config["num_attention_heads"])
+        self.output = _Output(size, size, eps)
+
+
+class _Dense(nn.Module):
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(size, inner)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        eps = config.get("layer_norm_eps", 1e-12)
+        size, inner = config["hidden_size"], config["intermediate_size"]
+        self.attention = _Attention(config, eps)
+        self.intermediate = _Dense(size, inner)
+        self.output = _Output(inner, size, eps)
+        self._activation = ACTIVATIONS[config.get("hidden_act", "gelu")]
+
+    def __call__(self, hidden: mx.array, lengths: mx.array | None) -> mx.array:
+        found = self.attention.self(hidden, lengths)
+        hidden = self.attention.output(found, hidden)
+        inner = self._activation(self.intermediate.dense(hidden))
+        return self.output(inner, hidden)
+
+
+class _Stack(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.layer = [_Layer(config) for _ in range(config["num_hidden_layers"])]
+
+
+class _RobertaHead(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(size, size)
+        self.out_proj = nn.Linear(size, 1)
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        return self.out_proj(mx.tanh(self.dense(hidden)))
+
+
+class Bert(nn.Module):
+    """Reads rows layer by layer; with `ranks`, it has a head that scores their first tokens."""
+
+    prefixes = ("bert.", "roberta.", "model.")
+
+    def __init__(self, config: Mapping[str, Any], *, ranks: bool) -> None:
+        super().__init__()
+        roberta = config["model_type"] != "bert"
+        kind = config.get("position_embedding_type", "absolute")
+        if kind != "absolute":
+            raise ValueError(f"positions of the kind {kind!r} are not known here")
+        padding = config.get("pad_token_id")
+        first = ((1 if padding is None else padding) + 1) if roberta else 0
+        self.embeddings = _Embeddings(config, first)
+        self.encoder = _Stack(config)
+        if ranks and roberta:
+            self.classifier = _RobertaHead(config["hidden_size"])
+        elif ranks:
+            self.pooler = _Dense(config["hidden_size"], config["hidden_size"])
+            self.classifier = nn.Linear(config["hidden_size"], 1)
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers, in order: hidden states and lengths in, hidden states out."""
+        return list(self.encoder.layer)
+
+    def begin(self, tokens: mx.array, types: mx.array) -> mx.array:
+        """Return the hidden states that the first layer reads."""
+        return self.embeddings(tokens, types)
+
+    def finish(self, hidden: mx.array) -> mx.array:
+        """Return what comes out of the last layer, as it is pooled."""
+        return hidden
+
+    def score(self, hidden: mx.array, _lengths: mx.array) -> mx.array:
+        """Return the logit of each row."""
+        first = hidden[:, 0]
+        if "pooler" in self:
+            first = mx.tanh(self.pooler.dense(first))
+        return self.classifier(first)[:, 0]

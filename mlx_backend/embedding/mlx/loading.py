@@ -1,0 +1,225 @@
+"""From a name or a folder to a network that reads, or to an error that says what to do.
+
+Encoders are loaded here, by the names of their files' weights; causal models by mlx-lm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from mlx_backend.engine.base import EngineError
+from mlx_backend.engine.mlx.loading import (
+    evaluate,
+    explained,
+    find_folder,
+    prepare,
+    read_config,
+)
+
+from ..recipe import context_length, positions, recipe_of
+from ..recognising import ENCODERS, read_json
+from .bert import ACTIVATIONS, Bert
+from .causal import Bidirectional, Causal, load_causal
+from .modernbert import ModernBert
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ..recipe import EmbeddingOptions, Recipe
+
+_NETWORKS: Mapping[str, type[Bert | ModernBert]] = {
+    "bert": Bert,
+    "roberta": Bert,
+    "xlm-roberta": Bert,
+    "camembert": Bert,
+    "modernbert": ModernBert,
+}
+_BESIDE = ("[0-9]_*/*.safetensors", "sentencepiece.bpe.model")  # what such models have in their repositories
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A network in memory, its weights evaluated. `network` runs, `weights` is the module that holds them."""
+
+    name: str
+    folder: Path
+    network: Any
+    weights: nn.Module
+    dense: tuple[Callable[[mx.array], mx.array], ...]
+    recipe: Recipe
+    context_length: int
+    vocabulary_size: int
+    dtype: mx.Dtype
+    bytes_per_token: int  # that a run takes for a while
+
+
+def load_network(
+    source: str, options: EmbeddingOptions, report: Callable[[float], None], *, ranks: bool
+) -> Loaded:
+    """Load a folder or a Hugging Face repository. Must run on the thread that will use the model."""
+    folder, name = find_folder(source, allow_download=options.allow_download, beside=_BESIDE)
+    config = read_config(folder, name)
+    kind = config["model_type"]
+    _refuse_unknown(folder, name, config, ranks=ranks)
+    recipe = recipe_of(folder, name, options, causal=kind not in ENCODERS and not _both_ways(config))
+    network: Any
+    with explained(name):
+        if kind in _NETWORKS:
+            network = weights = _encoder(folder, config, ranks=ranks)
+        else:
+            weights, config = load_causal(folder, ranks=ranks)
+            network = Bidirectional(weights, config) if _both_ways(config) else Causal(weights)
+        weights.eval()
+        prepare(weights, name)
+        dense = tuple(_dense(folder, step, weights, at) for at, step in enumerate(recipe.dense))
+        evaluate(weights, report)
+    dtypes = [value.dtype for _, value in tree_flatten(weights.parameters())]
+    dtype = next((each for each in dtypes if mx.issubdtype(each, mx.floating)), mx.float32)
+    return Loaded(
+        name=name,
+        folder=folder,
+        network=network,
+        weights=weights,
+        dense=dense,
+        recipe=recipe,
+        context_length=_context_length(folder, name, config, recipe, options),
+        vocabulary_size=int(config["vocab_size"]),
+        dtype=dtype,
+        bytes_per_token=dtype.size * (8 * config["hidden_size"] + 3 * config["intermediate_size"])
+        + _cache_bytes(config, dtype),
+    )
+
+
+def _refuse_unknown(folder: Path, name: str, config: Mapping[str, Any], *, ranks: bool) -> None:
+    kind = config["model_type"]
+    if kind in ENCODERS and kind not in _NETWORKS:
+        known = ", ".join(_NETWORKS)
+        raise EngineError(
+            f"The model {name!r} is a {kind!r}, which is not known here. Known are {known}, and causal models "
+            "such as Qwen3-Embedding."
+        )
+    if not any(folder.glob("model*.safetensors")):
+        raise EngineError(
+            f"The model {name!r} has no weights in safetensors (model*.safetensors) in {folder}. A pickled "
+            "pytorch_model.bin is not read: choose a repository with safetensors, such as one of mlx-community's."
+        )
+    labels = config.get("id2label")
+    if ranks and kind in _NETWORKS and isinstance(labels, dict) and len(labels) > 1:
+        raise EngineError(
+            f"The model {name!r} sorts texts into {len(labels)} classes; one that ranks has a single score."
+        )
+    if ranks and kind in _NETWORKS and "ForSequenceClassification" not in str(config.get("architectures")):
+        raise EngineError(
+            f"The model {name!r} has no head that scores; it makes vectors (--embedding-model)."
+        )
+    if ranks and kind not in _NETWORKS and "ForSequenceClassification" in str(config.get("architectures")):
+        raise EngineError(
+            f"The model {name!r} is a {kind!r} with a head of its own, which is not known here; choose the original, "
+            "which answers yes or no."
+        )
+
+
+def _encoder(folder: Path, config: Mapping[str, Any], *, ranks: bool) -> Bert | ModernBert:
+    for key in ("hidden_act", "hidden_activation"):
+        if config.get(key, "gelu") not in ACTIVATIONS:
+            raise ValueError(f"its {key} {config[key]!r} is not known here")
+    network = _NETWORKS[config["model_type"]](config, ranks=ranks)
+    stored: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        stored |= _stored(file)
+    weights = {_own_name(name, network.prefixes): value for name, value in stored.items()}
+    quantization = config.get("quantization") or config.get("quantization_config")
+    if quantization:
+
+        def quantised(path: str, module: nn.Module) -> bool | dict[str, Any]:
+            own = quantization.get(path)
+            if isinstance(own, dict):
+                return own
+            return hasattr(module, "to_quantized") and f"{path}.scales" in weights
+
+        nn.quantize(
+            network,
+            group_size=quantization["group_size"],
+            bits=quantization["bits"],
+            mode=quantization.get("mode", "affine"),
+            class_predicate=quantised,
+        )
+    wanted = {name for name, _ in tree_flatten(network.parameters())}
+    if missing := sorted(wanted - weights.keys()):
+        raise ValueError(f"its files lack {len(missing)} weights, {missing[0]} among them")
+    network.load_weights([(name, value) for name, value in weights.items() if name in wanted])
+    return network
+
+
+def _stored(file: Path) -> dict[str, mx.array]:
+    weights: Any = mx.load(str(file))
+    return dict(weights)
+
+
+def _own_name(name: str, prefixes: tuple[str, ...]) -> str:
+    for prefix in prefixes:
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            break
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            name = name.removesuffix(old) + new
+    return name
+
+
+def _dense(folder: Path, step: str, weights: nn.Module, at: int) -> Callable[[mx.array], mx.array]:
+    """Load a layer that comes after pooling; where a conversion has put it among the weights, from there."""
+    config = read_json(folder / step / "config.json")
+    written = str(config.get("activation_function", "torch.nn.modules.linear.Identity")).rpartition(".")[2]
+    if written not in ("Identity", "Tanh"):
+        raise ValueError(f"the activation {written!r} of its {step} is not known here")
+    files = sorted((folder / step).glob("*.safetensors"))
+    stored: dict[str, mx.array] = {}
+    for file in files:
+        stored |= _stored(file)
+    if not stored:
+        for file in sorted(folder.glob("model*.safetensors")):
+            stored |= {
+                "linear." + name.removeprefix(f"dense.{at}."): value
+                for name, value in _stored(file).items()
+                if name.startswith(f"dense.{at}.")
+            }
+    if "linear.weight" not in stored or "linear.scales" in stored:
+        raise ValueError(f"the weights of its {step} are not there in a form that is known here")
+    matrix = stored["linear.weight"].astype(mx.float32).T
+    bias = stored.get("linear.bias", mx.zeros((1,))).astype(mx.float32)
+    mx.eval(matrix, bias)
+
+    def layer(vectors: mx.array) -> mx.array:
+        made = vectors @ matrix + bias
+        return mx.tanh(made) if written == "Tanh" else made
+
+    return layer
+
+
+def _both_ways(config: Mapping[str, Any]) -> bool:
+    return config["model_type"] == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
+
+
+def _context_length(
+    folder: Path, name: str, config: Mapping[str, Any], recipe: Recipe, options: EmbeddingOptions
+) -> int:
+    possible, length = positions(config), options.context_length
+    if length is not None and possible is not None and length > possible:
+        raise EngineError(f"A context of {length} tokens is not possible: {name!r} holds {possible}.")
+    return context_length(folder, config, recipe, options)
+
+
+def _cache_bytes(config: Mapping[str, Any], dtype: mx.Dtype) -> int:
+    """Return what a causal model keeps of a token while it reads on."""
+    if config["model_type"] in ENCODERS:
+        return 0
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * heads * head * dtype.size)

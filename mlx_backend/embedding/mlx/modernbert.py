@@ -1,0 +1,139 @@
+"""ModernBERT (ruri-v3, gte-modernbert, modernbert-embed): rotary positions, windows in two layers of three."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx import nn
+
+from .attention import attend
+from .bert import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_THETA = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
+_OLD_THETA = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(config["vocab_size"], config["hidden_size"])
+        self.norm = _norm(config)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Mapping[str, Any], kind: str) -> None:
+        super().__init__()
+        size, bias = config["hidden_size"], config.get("attention_bias", False)
+        self.Wqkv = nn.Linear(size, 3 * size, bias=bias)
+        self.Wo = nn.Linear(size, size, bias=bias)
+        self._heads = config["num_attention_heads"]
+        self._window = config.get("local_attention", 128) // 2 if kind == "sliding_attention" else None
+        self._rope = nn.RoPE(size // self._heads, base=_theta(config, kind))
+
+    def __call__(self, hidden: mx.array, lengths: mx.array | None) -> mx.array:
+        rows, count, size = hidden.shape
+        parts = self.Wqkv(hidden).reshape(rows, count, 3, self._heads, -1).transpose(2, 0, 3, 1, 4)
+        found = attend(
+            self._rope(parts[0]),
+            self._rope(parts[1]),
+            parts[2],
+            lengths,
+            scale=(size // self._heads) ** -0.5,
+            window=self._window,
+        )
+        return self.Wo(found.transpose(0, 2, 1, 3).reshape(rows, count, size))
+
+
+class _Inner(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        size, inner, bias = config["hidden_size"], config["intermediate_size"], config.get("mlp_bias", False)
+        self.Wi = nn.Linear(size, 2 * inner, bias=bias)
+        self.Wo = nn.Linear(inner, size, bias=bias)
+        self._activation = ACTIVATIONS[config.get("hidden_activation", "gelu")]
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        taken, gate = mx.split(self.Wi(hidden), 2, axis=-1)
+        return self.Wo(self._activation(taken) * gate)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: Mapping[str, Any], at: int, kind: str) -> None:
+        super().__init__()
+        self.attn_norm = _norm(config) if at else nn.Identity()
+        self.attn = _Attention(config, kind)
+        self.mlp_norm = _norm(config)
+        self.mlp = _Inner(config)
+
+    def __call__(self, hidden: mx.array, lengths: mx.array | None) -> mx.array:
+        hidden = hidden + self.attn(self.attn_norm(hidden), lengths)
+        return hidden + self.mlp(self.mlp_norm(hidden))
+
+
+class _Head(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        size = config["hidden_size"]
+        self.dense = nn.Linear(size, size, bias=config.get("classifier_bias", False))
+        self.norm = _norm(config)
+        self._activation = ACTIVATIONS[config.get("classifier_activation", "gelu")]
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        return self.norm(self._activation(self.dense(hidden)))
+
+
+class ModernBert(nn.Module):
+    """Reads rows layer by layer; with `ranks`, it has a head that scores them."""
+
+    prefixes = ("model.",)
+
+    def __init__(self, config: Mapping[str, Any], *, ranks: bool) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(config)
+        self.layers = [_Layer(config, at, kind) for at, kind in enumerate(_kinds(config))]
+        self.final_norm = _norm(config)
+        if ranks:
+            self.head = _Head(config)
+            self.classifier = nn.Linear(config["hidden_size"], 1)
+            self._pools = config.get("classifier_pooling", "cls")
+
+    def begin(self, tokens: mx.array, _types: mx.array) -> mx.array:
+        """Return the hidden states that the first layer reads."""
+        return self.embeddings.norm(self.embeddings.tok_embeddings(tokens))
+
+    def finish(self, hidden: mx.array) -> mx.array:
+        """Return what comes out of the last layer, as it is pooled."""
+        return self.final_norm(hidden)
+
+    def score(self, hidden: mx.array, lengths: mx.array) -> mx.array:
+        """Return the logit of each row."""
+        if self._pools == "mean":
+            there = (mx.arange(hidden.shape[1])[None] < lengths[:, None])[..., None]
+            pooled = mx.where(there, hidden, 0).sum(axis=1) / lengths[:, None]
+        else:
+            pooled = hidden[:, 0]
+        return self.classifier(self.head(pooled.astype(hidden.dtype)))[:, 0]
+
+
+def _norm(config: Mapping[str, Any]) -> nn.LayerNorm:
+    return nn.LayerNorm(
+        config["hidden_size"], eps=config.get("norm_eps", 1e-5), bias=config.get("norm_bias", False)
+    )
+
+
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    if listed := config.get("layer_types"):
+        return [str(kind) for kind in listed]
+    every = config.get("global_attn_every_n_layers", 3)
+    return [
+        "sliding_attention" if at % every else "full_attention" for at in range(config["num_hidden_layers"])
+    ]
+
+
+def _theta(config: Mapping[str, Any], kind: str) -> float:
+    written = (config.get("rope_parameters") or {}).get(kind) or {}
+    return float(written.get("rope_theta") or config.get(_OLD_THETA[kind]) or _THETA[kind])

@@ -1,0 +1,355 @@
+"""Vectors and rankings over HTTP: OpenAI's and Jina's shapes, from models with random weights in the real formats."""
+
+import base64
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from embedding_models import write_bert, write_qwen_embedding, write_ranking_roberta, write_roberta
+from openai import OpenAI
+from running_server import RunningServer, served
+
+from mlx_backend.embedding.mlx import load_worker
+from mlx_backend.embedding.recipe import EmbeddingOptions
+from mlx_backend.embedding.recognising import ModelType
+from mlx_backend.embedding.worker import Worker
+from mlx_backend.engine.base import Engine
+from mlx_backend.engine.options import EngineOptions
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.models import configuration
+from mlx_backend.models.catalogue import Catalogue
+from mlx_backend.models.several import SeveralModels
+from mlx_backend.models.spec import ModelSpec
+from mlx_backend.settings import Settings
+
+FOX, TOKYO = "the quick brown fox", "tokyo"
+CONFIG = """
+[models.chat]
+model = "{folder}/chat"
+
+[models.bge]
+model = "{folder}/bge"
+
+[models."multilingual-e5"]
+model = "{folder}/multilingual-e5"
+
+[models.matryoshka]
+model = "{folder}/bge"
+matryoshka = true
+
+[models."qwen-embedding"]
+model = "{folder}/qwen-embedding"
+query_prefix = "find: "
+
+[models.reranker]
+model = "{folder}/reranker"
+"""
+
+
+def talk(spec: ModelSpec, _options: EngineOptions, _report: Callable[[float], None]) -> Engine:
+    return ScriptedEngine(lambda _: "<|channel|>final<|message|>Hello.<|return|>", model_id=spec.name)
+
+
+def read(
+    spec: ModelSpec, kind: ModelType, options: EmbeddingOptions, report: Callable[[float], None]
+) -> Worker:
+    return load_worker(spec.source, kind, options, model_id=spec.name, report=report)
+
+
+@contextmanager
+def serving(folder: Path, config: str) -> Iterator[RunningServer]:
+    found = configuration.parse(config.format(folder=folder), folder=folder)
+    models = SeveralModels(
+        Catalogue(found.models, others=found.others),
+        talk,
+        EngineOptions(),
+        Settings(),
+        default_name=found.models[0].name,
+        load_worker=read,
+    )
+    try:
+        with served(models, Settings(port=0)) as server:
+            yield server
+    finally:
+        models.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("models")
+    write_roberta(folder / "bge")
+    write_bert(folder / "multilingual-e5")
+    write_qwen_embedding(folder / "qwen-embedding")
+    write_ranking_roberta(folder / "reranker")
+    (folder / "chat").mkdir()
+    (folder / "chat" / "config.json").write_text('{"model_type": "gpt_oss"}')
+    (folder / "chat" / "model.safetensors").write_bytes(b"")
+    with serving(folder, CONFIG) as running:
+        yield running
+
+
+def embed(server: RunningServer, texts: Any, model: str = "bge", **fields: Any) -> list[list[float]]:
+    status, answer = server.call("/v1/embeddings", {"model": model, "input": texts, **fields})
+    assert status == 200, answer
+    return [entry["embedding"] for entry in answer["data"]]
+
+
+def refused(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
+    status, answer = server.call(path, body)
+    assert status == 400, answer
+    error: dict[str, Any] = answer["error"]
+    return error
+
+
+def close(one: list[float], other: list[float], within: float = 1e-4) -> bool:
+    return len(one) == len(other) and all(abs(a - b) < within for a, b in zip(one, other, strict=True))
+
+
+# -- vectors ------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_has_openais_shape_and_the_order_of_the_texts(server: RunningServer) -> None:
+    texts = [FOX, "a", TOKYO + " is in japan", "b c"]
+    status, answer = server.call("/v1/embeddings", {"model": "bge", "input": texts})
+    assert status == 200
+    assert (answer["object"], answer["model"]) == ("list", "bge")
+    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
+    assert {entry["object"] for entry in answer["data"]} == {"embedding"}
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > len(texts)
+    for text, entry in zip(texts, answer["data"], strict=True):
+        assert close(embed(server, text)[0], entry["embedding"])
+
+
+def test_vectors_are_of_length_one(server: RunningServer) -> None:
+    for model in ("bge", "multilingual-e5", "qwen-embedding"):
+        for vector in embed(server, [FOX, TOKYO], model):
+            assert math.isclose(math.hypot(*vector), 1, abs_tol=1e-5)
+
+
+def test_base64_holds_the_same_numbers(server: RunningServer) -> None:
+    [plain] = embed(server, FOX)
+    status, answer = server.call(
+        "/v1/embeddings", {"model": "bge", "input": FOX, "encoding_format": "base64"}
+    )
+    assert status == 200
+    packed = array("f")
+    packed.frombytes(base64.b64decode(answer["data"][0]["embedding"]))
+    assert packed.tolist() == plain
+
+
+def test_openais_own_client_reads_them(server: RunningServer) -> None:
+    with OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        answer = client.embeddings.create(model="bge", input=[FOX, TOKYO])
+    assert [len(entry.embedding) for entry in answer.data] == [32, 32]
+    assert close(answer.data[0].embedding, embed(server, FOX)[0])
+
+
+def test_token_ids_are_taken_as_they_are(server: RunningServer) -> None:
+    status, told = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX})
+    assert status == 200
+    assert told["count"] == len(told["tokens"])
+    [as_text] = embed(server, FOX)
+    [as_tokens] = embed(server, told["tokens"])
+    [in_a_list] = embed(server, [told["tokens"]])
+    assert close(as_text, as_tokens)
+    assert close(as_text, in_a_list)
+
+
+def test_a_query_and_a_passage_get_their_familys_prefixes(server: RunningServer) -> None:
+    for role, prefix in [("query", "query: "), ("document", "passage: "), ("search_query", "query: ")]:
+        [told] = embed(server, FOX, "multilingual-e5", input_type=role)
+        [spelt] = embed(server, prefix + FOX, "multilingual-e5")
+        [again] = embed(server, prefix + FOX, "multilingual-e5", input_type=role)
+        assert close(told, spelt)
+        assert close(again, spelt), "a prefix that is there already is not doubled"
+    [without] = embed(server, FOX, "multilingual-e5")
+    assert not close(without, embed(server, FOX, "multilingual-e5", input_type="query")[0])
+
+
+def test_the_models_file_wins_over_the_models_own_prefix(server: RunningServer) -> None:
+    [told] = embed(server, FOX, "qwen-embedding", input_type="query")
+    [spelt] = embed(server, "find: " + FOX, "qwen-embedding")
+    assert close(told, spelt)
+
+
+def test_a_text_that_is_too_long_is_refused_with_both_numbers(server: RunningServer) -> None:
+    error = refused(server, "/v1/embeddings", model="bge", input=["a", "a b " * 60])
+    assert error["code"] == "context_length_exceeded"
+    assert "input[1] has 243 tokens" in error["message"]
+    assert "64" in error["message"]
+
+
+def test_it_is_cut_when_that_is_asked_for(server: RunningServer) -> None:
+    long = "a b " * 60
+    whole = embed(server, long, truncate=True)[0]
+    assert close(whole, embed(server, long, truncate_prompt_tokens=-1)[0])
+    assert close(embed(server, "a b c d", truncate_prompt_tokens=6)[0], embed(server, "a b")[0])
+    assert not close(whole, embed(server, "a b")[0])
+
+
+def test_dimensions_are_cut_only_where_that_is_honest(server: RunningServer) -> None:
+    error = refused(server, "/v1/embeddings", model="bge", input=FOX, dimensions=8)
+    assert error["param"] == "dimensions"
+    assert "32" in error["message"]
+    [whole] = embed(server, FOX, "matryoshka")
+    [short] = embed(server, FOX, "matryoshka", dimensions=8)
+    length = math.hypot(*whole[:8])
+    assert close(short, [number / length for number in whole[:8]])
+    assert embed(server, FOX, dimensions=32)[0] == embed(server, FOX)[0]
+    assert "32" in refused(server, "/v1/embeddings", model="matryoshka", input=FOX, dimensions=64)["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [FOX, 3]}, "input[1]"),
+        ({"input": {"text": FOX}}, "input"),
+        ({"input": [9999]}, "input"),
+        ({"input": [[]]}, "input[0]"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": FOX, "dimensions": 0}, "dimensions"),
+        ({"input": FOX, "encoding_format": "int8"}, "encoding_format"),
+        ({"input": FOX, "input_type": "poem"}, "input_type"),
+        ({"input": FOX, "input_type": "query", "task": "retrieval.passage"}, "input_type"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_field(
+    server: RunningServer, body: dict[str, Any], param: str
+) -> None:
+    assert refused(server, "/v1/embeddings", model="bge", **body)["param"] == param
+
+
+def test_without_a_name_the_first_model_for_the_job_is_taken(server: RunningServer) -> None:
+    status, answer = server.call("/v1/embeddings", {"input": FOX})
+    assert (status, answer["model"]) == (200, "bge")
+    status, answer = server.call("/rerank", {"query": FOX, "documents": [TOKYO]})
+    assert (status, answer["model"]) == (200, "reranker")
+
+
+def test_a_field_that_means_nothing_is_named_in_a_header(server: RunningServer) -> None:
+    with server.open("/v1/embeddings", {"model": "bge", "input": FOX, "late_chunking": True}) as response:
+        assert response.headers["x-mlx-backend-ignored"] == "late_chunking"
+
+
+# -- rankings -----------------------------------------------------------------------------------------------
+
+
+def test_documents_come_back_best_first(server: RunningServer) -> None:
+    documents = [TOKYO, {"text": "a brown fox"}, "the lazy dog", "b"]
+    body = {"model": "reranker", "query": FOX, "documents": documents, "return_documents": True}
+    status, answer = server.call("/v1/rerank", body)
+    assert status == 200, answer
+    results = answer["results"]
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores)
+    assert sorted(result["index"] for result in results) == [0, 1, 2, 3]
+    texts = [TOKYO, "a brown fox", "the lazy dog", "b"]
+    assert all(result["document"] == {"text": texts[result["index"]]} for result in results)
+    assert answer["usage"]["total_tokens"] > 0
+    _, top = server.call("/v1/rerank", {**body, "top_n": 2, "return_documents": False})
+    assert [(each["index"], each["relevance_score"]) for each in top["results"]] == [
+        (each["index"], each["relevance_score"]) for each in results[:2]
+    ]
+    assert "document" not in top["results"][0]
+
+
+def test_raw_scores_are_what_the_others_are_the_sigmoid_of(server: RunningServer) -> None:
+    body = {"model": "reranker", "query": FOX, "documents": [TOKYO, "a brown fox"]}
+    _, answer = server.call("/v1/rerank", body)
+    _, raw = server.call("/v1/rerank", {**body, "raw_scores": True})
+    for scaled, logit in zip(answer["results"], raw["results"], strict=True):
+        assert scaled["index"] == logit["index"]
+        assert math.isclose(scaled["relevance_score"], 1 / (1 + math.exp(-logit["relevance_score"])))
+
+
+def test_a_long_document_is_read_from_its_beginning_and_a_long_query_is_refused(
+    server: RunningServer,
+) -> None:
+    body = {"model": "reranker", "query": FOX, "documents": ["a b " * 500, "a b " * 400]}
+    status, answer = server.call("/v1/rerank", body)
+    assert status == 200
+    assert len({result["relevance_score"] for result in answer["results"]}) == 1
+    error = refused(
+        server, "/v1/rerank", model="reranker", query="a b " * 60, documents=["a b c d e f g h " * 4]
+    )
+    assert (error["param"], error["code"]) == ("query", "context_length_exceeded")
+
+
+def test_nothing_to_rank_is_an_empty_answer(server: RunningServer) -> None:
+    status, answer = server.call("/v1/rerank", {"model": "reranker", "query": FOX, "documents": []})
+    assert (status, answer["results"], answer["usage"]["total_tokens"]) == (200, [], 0)
+
+
+def test_an_instruction_is_refused_where_it_would_be_ignored(server: RunningServer) -> None:
+    body = {"model": "reranker", "query": FOX, "documents": [TOKYO], "instruction": "find animals"}
+    assert refused(server, "/v1/rerank", **body)["param"] == "instruction"
+
+
+# -- which model does what ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model", "instead"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, "bge", "'chat'"),
+        ("/v1/completions", {"prompt": "hi"}, "reranker", "'chat'"),
+        ("/v1/embeddings", {"input": FOX}, "chat", "'bge'"),
+        ("/v1/embeddings", {"input": FOX}, "reranker", "'bge'"),
+        ("/v1/rerank", {"query": FOX, "documents": [FOX]}, "bge", "'reranker'"),
+    ],
+)
+def test_a_model_is_not_asked_for_what_another_type_does(
+    server: RunningServer, path: str, body: dict[str, Any], model: str, instead: str
+) -> None:
+    error = refused(server, path, model=model, **body)
+    assert (error["param"], error["code"]) == ("model", "wrong_model_type")
+    assert repr(model) in error["message"]
+    assert instead in error["message"]
+
+
+def test_the_list_says_what_each_is_for_in_memory_or_not(server: RunningServer) -> None:
+    for _ in range(2):
+        listed = {entry["id"]: entry for entry in server.call("/v1/models")[1]["data"]}
+        assert listed["chat"]["type"] == "llm"
+        assert (listed["bge"]["type"], listed["bge"]["capabilities"]) == ("embedding", ["embedding"])
+        assert listed["bge"]["context_length"] == listed["bge"]["max_model_len"] == 64
+        assert (listed["reranker"]["type"], listed["reranker"]["capabilities"]) == ("rerank", ["rerank"])
+        assert listed["qwen-embedding"]["context_length"] == 1024
+        assert "reasoning" not in listed["bge"]
+        for model in ("bge", "qwen-embedding"):
+            embed(server, FOX, model)
+
+
+def test_they_are_unloaded_like_the_others_and_loaded_again(server: RunningServer) -> None:
+    [before] = embed(server, FOX)
+    assert server.call("/v1/models/bge/unload", b"")[0] == 200
+    assert server.call("/v1/models/bge")[1]["state"] == "unloaded"
+    assert embed(server, FOX)[0] == before
+    assert server.call("/v1/models/bge")[1]["state"] == "ready"
+
+
+def test_tokens_are_counted_by_the_models_own_vocabulary(server: RunningServer) -> None:
+    _, told = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX})
+    _, bare = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX, "add_special_tokens": False})
+    assert told["tokens"] == [0, *bare["tokens"], 2]
+    assert told["max_model_len"] == 64
+    status, answer = server.call("/v1/embeddings", {"model": "bge", "input": [FOX, FOX]})
+    assert (status, answer["usage"]["prompt_tokens"]) == (200, 2 * told["count"])
+    messages = [{"role": "user", "content": "hi"}]
+    assert refused(server, "/v1/tokenize", model="bge", messages=messages)["param"] == "messages"
+
+
+def test_a_server_without_such_a_model_says_how_to_get_one(tmp_path: Path) -> None:
+    write_bert(tmp_path / "small")
+    with serving(tmp_path, '[models.small]\nmodel = "{folder}/small"') as server:
+        status, answer = server.call("/v1/rerank", {"query": FOX, "documents": [FOX]})
+        assert status == 404
+        assert "--rerank-model" in answer["error"]["message"]
+        assert "--model" in refused(server, "/v1/chat/completions", messages=[])["message"]
