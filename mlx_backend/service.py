@@ -11,8 +11,10 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_backend.budget import Both, Budgets
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.dialects import DIALECTS, detect
+from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.template import TemplateTraits, for_template
@@ -28,7 +30,7 @@ from mlx_backend.reply import RawText, Reply
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mlx_backend.conversation.effort import Effort, Resolution
+    from mlx_backend.conversation.effort import Resolution
     from mlx_backend.engine.base import Constraint, Engine, Generation
     from mlx_backend.grammar import Spec
     from mlx_backend.reply import Parser
@@ -93,6 +95,8 @@ class ChatRequest:
     continue_last: bool = True
     add_generation_prompt: bool = True
     raw: bool = False
+    thinking_budget: int | None = None  # most tokens of reasoning
+    answer_reserve: int | None = None  # tokens of the reply that are kept for the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,7 @@ class Service:
         defaults: ModelDefaults | None = None,
         effort: Effort | None = None,
         max_tokens: int | None = None,
+        thinking_budget: int | None = None,
         queue_seconds: float | None = None,
         prewarm: bool = True,
     ) -> None:
@@ -126,12 +131,15 @@ class Service:
         tokenizer = engine.tokenizer
         self._effort = effort
         self._max_tokens = self.defaults.max_tokens or max_tokens
+        own_budget = self.defaults.thinking_budget
+        self._thinking_budget = thinking_budget if own_budget is None else own_budget
         self._queue_seconds = queue_seconds
         self._prewarm = prewarm
         self._dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())
         self._traits = TemplateTraits.of(tokenizer.chat_template)
         self._prompts = PromptBuilder(tokenizer, DIALECTS[self._dialect])
         self._grammars = Grammars(tokenizer, DIALECTS[self._dialect])
+        self._budgets = Budgets(tokenizer, DIALECTS[self._dialect])
         self._thoughts = ReasoningStore()
 
     def description(self) -> ModelDescription:
@@ -153,18 +161,27 @@ class Service:
         messages, resolution = self._understood(request)
         grammar = self._grammar(request)  # what cannot be is known before anything is rendered
         prompt = self._chat_prompt(request, messages, resolution.effort)
-        tools = list(request.tools)
+        names = [tool["function"]["name"] for tool in request.tools]
         parser: Parser
         if request.raw:
             parser = RawText(keep_end=True)
         else:
             parser = ChannelParser(
                 self._dialect,
-                tools=[tool["function"]["name"] for tool in tools],
+                tools=names,
                 opens_in=prompt.opens_in,
                 special_tokens=self.engine.tokenizer.special_tokens,
             )
         constraint = self._start(request, grammar, prompt, messages) if grammar is not None else None
+        budget = self._budgets.begin(
+            prompt,
+            room=self._room(prompt, request),
+            tokens=self._budget_of(request, resolution.effort),
+            reserve=request.answer_reserve,
+            tools=names,
+        )
+        if budget is not None:
+            constraint = Both(constraint, budget) if constraint is not None else budget
         return Reply(
             self._generate(prompt, request, constraint),
             parser,
@@ -329,12 +346,14 @@ class Service:
                     message["reasoning_content"] = thought
         return filled
 
-    def _generate(
-        self,
-        prompt: Prompt,
-        request: ChatRequest | CompletionRequest,
-        constraint: Constraint | None = None,
-    ) -> Generation:
+    def _budget_of(self, request: ChatRequest, effort: Effort) -> int | None:
+        """How many tokens may be reasoning: none at effort none, also where the model cannot be told so."""
+        if effort is Effort.NONE:
+            return 0
+        return self._thinking_budget if request.thinking_budget is None else request.thinking_budget
+
+    def _room(self, prompt: Prompt, request: ChatRequest | CompletionRequest) -> int:
+        """How many tokens the reply may have."""
         length, holds = len(prompt.tokens), self.engine.context_length
         if length >= holds:
             raise RequestError(
@@ -342,6 +361,15 @@ class Service:
                 "prompt" if isinstance(request, CompletionRequest) else "messages",
                 "context_length_exceeded",
             )
+        return min(request.max_tokens or self._max_tokens or holds, holds - length)
+
+    def _generate(
+        self,
+        prompt: Prompt,
+        request: ChatRequest | CompletionRequest,
+        constraint: Constraint | None = None,
+    ) -> Generation:
+        room = self._room(prompt, request)
         size = self.engine.tokenizer.vocabulary_size
         sampling = self._sampling(request)
         for token, _ in sampling.logit_bias:
@@ -355,11 +383,10 @@ class Service:
                     raise RequestError(
                         f"prompt[{at}]: {token} is not a token id of this model (0 to {size - 1})", "prompt"
                     )
-        wanted = request.max_tokens or self._max_tokens or holds
         return self.engine.generate(
             GenerationRequest(
                 prompt=prompt.tokens,
-                max_tokens=min(wanted, holds - length),
+                max_tokens=room,
                 checkpoints=prompt.checkpoints,
                 sampling=sampling,
                 # A limit that the client chose is what it expects; else nobody knows.

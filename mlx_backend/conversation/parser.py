@@ -62,6 +62,20 @@ class ChannelParser:
         """The turn is over: an end marker was read, and whatever follows is ignored. Generation may stop."""
         return self._reader.ended
 
+    @property
+    def reasons(self) -> bool:
+        """Reasoning is open: text that came next would be part of it."""
+        return self._reader.reasons
+
+    @property
+    def answers(self) -> bool:
+        """The answer is open: text that came next would be part of it."""
+        return self._reader.answers
+
+    def closing(self, opened_by: str) -> tuple[str, ...]:
+        """Return what closes open reasoning (see `Reader.closing`)."""
+        return self._reader.closing(opened_by)
+
     def feed(self, text: str, token: int | None = None) -> list[Event]:
         """Read a piece of output: any piece of text, or one token's text together with its id."""
         reader = self._reader

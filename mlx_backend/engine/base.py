@@ -31,10 +31,23 @@ class Sampling:
 
 
 class Constraint(Protocol):
-    """What a reply may still say: a grammar, read token by token on the engine thread.
+    """What a reply may still say: a grammar or a budget, read token by token on the engine thread.
 
-    What it raises is its own request's failure and nobody else's.
+    What it raises is its own request's failure and nobody else's. `never_raises` promises that there is none:
+    processes that share a model could not tell each other of it in time.
     """
+
+    @property
+    def never_raises(self) -> bool:
+        """Whether nothing it is asked can fail."""
+        ...
+
+    def free_for(self) -> int:
+        """How many tokens from the next one on are certainly not masked, whatever they turn out to be.
+
+        Where these are enough, the engine chooses ahead of what it has read.
+        """
+        ...
 
     def allowed(self) -> Sequence[int] | None:
         """Return the next token's mask, 32 tokens to a word, lowest bit first; None: anything goes."""

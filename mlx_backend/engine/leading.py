@@ -227,7 +227,7 @@ def checked(check: int, key: int, outcome: Outcome) -> int:
 
 def as_plain(request: GenerationRequest) -> dict[str, Any]:
     """Write a request for other processes. EngineRefused if something of it lives in this one."""
-    if request.constraint is not None:
+    if request.constraint is not None and not request.constraint.never_raises:
         raise EngineRefused(
             "A reply that must follow a grammar is not possible yet while several processes share the model."
         )
@@ -241,6 +241,8 @@ def as_plain(request: GenerationRequest) -> dict[str, Any]:
                 plain[field.name] = asdict(value)
             case "patience":  # is rank 0's to have
                 pass
+            case "constraint":  # rank 0's choice is everybody's; the others only have to take the same steps
+                plain[field.name] = value is not None
             case name:
                 if not (value is None or isinstance(value, bool | int | float | str)):
                     raise EngineRefused(
@@ -254,8 +256,28 @@ def from_plain(plain: Mapping[str, Any]) -> GenerationRequest:
     """Read a request that another process wrote."""
     sampling = dict(plain["sampling"])
     sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
-    checkpoints = tuple(plain["checkpoints"])
-    return GenerationRequest(**{**plain, "checkpoints": checkpoints, "sampling": Sampling(**sampling)})
+    read = {
+        "checkpoints": tuple(plain["checkpoints"]),
+        "sampling": Sampling(**sampling),
+        "constraint": HeldByRank0() if plain["constraint"] else None,
+    }
+    return GenerationRequest(**{**plain, **read})
+
+
+class HeldByRank0:
+    """A constraint as the other ranks have it."""
+
+    never_raises = True
+
+    def free_for(self) -> int:
+        """Not to be known here."""
+        return 0
+
+    def allowed(self) -> None:
+        """Whatever rank 0 chooses."""
+
+    def advance(self, token: int) -> None:
+        """It was read there."""
 
 
 _TOGETHER = "Processes that share a model cannot be restarted one by one: start them again."

@@ -48,8 +48,14 @@ class Place(Protocol):
 class Turn:
     """A reply that is being held: the engine's `Constraint`."""
 
+    never_raises = False  # a grammar may become too much work
+
     def __init__(self, first: Place) -> None:
         self._place = first
+
+    def free_for(self) -> int:
+        """Every token is masked."""
+        return 0
 
     def allowed(self) -> Sequence[int]:
         """Return the next token's mask."""

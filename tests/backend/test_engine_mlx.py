@@ -221,12 +221,17 @@ def test_cancelling_one_of_three_leaves_the_other_two_as_they_were(rambler: Engi
 class Saboteur:
     """A grammar that allows anything for a while and then breaks."""
 
+    never_raises = False
+
     def __init__(
         self, *, mask_at: int = 1000, read_at: int = 1000, mask: Sequence[int] | None = None
     ) -> None:
         self._masks = iter(range(mask_at))
         self._reads = iter(range(read_at))
         self._mask = mask
+
+    def free_for(self) -> int:
+        return 0
 
     def allowed(self) -> Sequence[int] | None:
         if next(self._masks, None) is None:
@@ -260,9 +265,14 @@ def test_a_request_whose_grammar_raises_fails_alone(rambler: Engine, saboteur: d
 class Alternating:
     """A grammar of two words that take turns."""
 
+    never_raises = False
+
     def __init__(self, one: int, other: int) -> None:
         self._words = [one, other]
         self.read: list[int] = []
+
+    def free_for(self) -> int:
+        return 0
 
     def allowed(self) -> Sequence[int]:
         words = [0] * 16

@@ -66,6 +66,23 @@ class Reader:
         self._in_call = False
         self._said = False  # a message for the user or for a tool has begun
 
+    @property
+    def reasons(self) -> bool:
+        """Whether text that came next would be reasoning."""
+        return False
+
+    @property
+    def answers(self) -> bool:
+        """Whether the answer has begun, and text that came next would be part of it."""
+        return False
+
+    def closing(self, opened_by: str) -> tuple[str, ...]:
+        """Return what closes the open reasoning and begins the answer: texts that are tokenised one by one.
+
+        `opened_by` ends with what opened it, where that was the prompt.
+        """
+        return ()
+
     def text(self, text: str) -> None:
         """Read plain text, which is never empty."""
         raise NotImplementedError

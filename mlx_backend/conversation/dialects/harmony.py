@@ -37,7 +37,7 @@ import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ..events import Channel
+from ..events import Channel, ContentDelta, ReasoningDelta
 from ..scanner import MarkerSet
 from .base import Continuation, Dialect, Piece, Reader
 from .harmony_header import Beginning, Header, Tools, beginning, has_letters, is_prose, read_header
@@ -117,6 +117,20 @@ class HarmonyReader(Reader):
         self._place = _Place.OPENING
         if opens_in is not None:
             self._begin(opens_in)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether this is the body of an analysis message."""
+        return self._place is _Place.BODY and self.delta is ReasoningDelta
+
+    @property
+    def answers(self) -> bool:
+        """Whether this is the body of a final message."""
+        return self._place is _Place.BODY and self.delta is ContentDelta
+
+    def closing(self, opened_by: str) -> tuple[str, ...]:
+        """End the message, begin another, and make it the final one."""
+        return END, f"{START}assistant", f"{CHANNEL}{Channel.FINAL}{MESSAGE}"
 
     # text
 

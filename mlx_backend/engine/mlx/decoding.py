@@ -8,6 +8,9 @@ With a drafter a row alone is decoded several tokens at a time: the drafts are r
 step, what the model itself would have chosen behind each of them is compared, and the caches are rewound to
 where they part. Choices depend on nothing but text, seed and place, so drafts never change what is said.
 
+A constraint has to read a token before it can say what may follow, so a row that has one is chosen for only when
+the token before is known, and gets no drafts; unless the constraint has promised to leave the next tokens alone.
+
 Knows nothing of prompts, queues or prefixes.
 """
 
@@ -139,11 +142,14 @@ class Decoder:
         """Say the tokens that were chosen, and choose the next. Rows that end do not leave by themselves."""
         if len(self.rows) == 1 and self._drafts:
             [row] = self.rows
-            if row.drafter is not None and row.choice.constraint is None:
+            # The token that was chosen last is free already; behind it and every draft another one is chosen.
+            free = self._free_for(row) - 2
+            if row.drafter is not None and free > 0:
                 assert self._next is not None
                 [token] = _listed(self._next)
                 known = [*row.tokens, token] if row.waits_to_say else row.tokens
-                most = min(self._drafts, row.request.max_tokens - (len(known) - len(row.request.prompt)))
+                left = row.request.max_tokens - (len(known) - len(row.request.prompt))
+                most = min(self._drafts, left, free)
                 drafts = row.drafter.propose(known, most) if most > 0 else []
                 if drafts:
                     return self._try(row, token, drafts)
@@ -181,23 +187,27 @@ class Decoder:
         told = [row.report for row in rows]
         logits = self._network(fed[:, None], cache=self._layers)[:, -1]
         tokens: list[int] | None = None
-        if any(row.choice.constraint is not None for row in rows):
-            # A grammar has to read the token before it can say what may follow; the network runs meanwhile.
-            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        if any(self._free_for(row) < 2 for row in rows):
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the network runs while the tokens are read
             tokens = _listed(fed)
-            for row, token in zip(rows, tokens, strict=True):
-                if token not in row.ends:
-                    row.choice.advance(token)
+            _read(rows, tokens)
         places = [row.next_place(fed, at) for at, row in enumerate(rows)]
         self._next = self._choose(logits, rows, places)
         self._compute(rows, self._next)
         if tokens is None:
             tokens = _listed(fed)
+            _read(rows, tokens)
         return [
             row.say(token, report)
             for row, token, report, waits in zip(rows, tokens, told, waiting, strict=True)
             if waits
         ]
+
+    def _free_for(self, row: Row) -> int:
+        """How many tokens may be chosen for a row before its constraint has to be asked."""
+        if self._agree is not None and row.choice.constraint is not None:
+            return 0  # the other processes cannot ask it, and have to take the same steps
+        return row.choice.free_for()
 
     def _try(self, row: Row, token: int, drafts: Sequence[int]) -> list[Said]:
         fed = [token, *drafts]
@@ -219,6 +229,7 @@ class Decoder:
         while read <= agreed and not (said and said[-1].reason):
             said.append(row.say(drafts[read - 1], (report, read - 1) if report is not None else None))
             read += 1
+        _read([row] * read, fed[:read])
         if excess := len(fed) - read:
             for layer in self._layers:
                 layer.trim(excess)
@@ -241,6 +252,13 @@ class Decoder:
         reports = {id(row.report[0]): row.report[0] for row in rows if row.report is not None}
         memories = [(row.memory.seen, row.memory.said) for row in rows if row.memory is not None]
         mx.async_eval(chosen, [report.arrays for report in reports.values()], memories)  # type: ignore[no-untyped-call]
+
+
+def _read(rows: Sequence[Row], tokens: Sequence[int]) -> None:
+    """Let the constraints of rows read what was fed."""
+    for row, token in zip(rows, tokens, strict=True):
+        if token not in row.ends:
+            row.choice.advance(token)
 
 
 def _listed(tokens: mx.array) -> list[int]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..base import GenerationRequest, Sampling
 
+ALWAYS = 1 << 40  # more tokens than any reply has
 GREEDY_BELOW = 1e-4  # a temperature so low that the division overflows before it changes a choice
 
 _SPREAD = 0x9E3779B97F4A7C15  # splitmix64: its increment and its two multipliers (Steele et al., 2014)
@@ -101,7 +102,17 @@ class Choice:
     @property
     def plain(self) -> bool:
         """Whether the model's logits are drawn from as they are, penalties aside."""
-        return self._bias is None and self.constraint is None
+        return self._bias is None and self.free_for() > 0
+
+    def free_for(self) -> int:
+        """Return how many tokens from the next one on are not masked, as far as that is certain. Never raises."""
+        if self.constraint is None or self.error is not None:
+            return ALWAYS
+        try:
+            return self.constraint.free_for()
+        except Exception as error:
+            self.error = error
+            return ALWAYS
 
     def key(self, place: int) -> tuple[int, int]:
         """Return the key of the draw at this place of the reply."""
