@@ -306,7 +306,8 @@ class Service:
             return self._prompts.mapped(
                 messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
             )
-        kwargs = {
+        kwargs: dict[str, Any] = {
+            **self._told_budget(request, effort),
             **self.defaults.template_kwargs,
             **request.template_kwargs,
             **efforts.template_kwargs(effort, self._traits),
@@ -351,6 +352,12 @@ class Service:
         if effort is Effort.NONE:
             return 0
         return self._thinking_budget if request.thinking_budget is None else request.thinking_budget
+
+    def _told_budget(self, request: ChatRequest, effort: Effort) -> dict[str, int]:
+        """Return what a template is told of the budget, if it is one that asks (Seed-OSS)."""
+        budget = self._budget_of(request, effort)
+        asks = "thinking_budget" in (self.engine.tokenizer.chat_template or "")
+        return {"thinking_budget": budget} if asks and budget is not None else {}
 
     def _room(self, prompt: Prompt, request: ChatRequest | CompletionRequest) -> int:
         """How many tokens the reply may have."""

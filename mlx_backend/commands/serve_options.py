@@ -217,6 +217,12 @@ def _add_replies(group: argparse._ArgumentGroup) -> None:
         default=ReasoningField.REASONING_CONTENT.value,
         help="the field of separate reasoning (default: %(default)s)",
     )
+    add(
+        "--thinking-budget",
+        type=_number(int, 0, 1 << 40, "a whole number from 0 up"),
+        metavar="N",
+        help="most tokens of reasoning; the answer follows at once (default: no limit)",
+    )
     add("--max-tokens", type=_count, metavar="N", help="longest reply (default: what the context holds)")
     add(
         "--temperature",
@@ -270,6 +276,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         reasoning_field=ReasoningField(arguments.reasoning_field),
         temperature=arguments.temperature,
         max_tokens=arguments.max_tokens,
+        thinking_budget=arguments.thinking_budget,
         max_concurrent=arguments.max_concurrent,
         max_queue=arguments.max_queue,
         max_body_bytes=arguments.max_body_mb * _MEBI,

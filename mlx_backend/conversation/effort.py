@@ -108,9 +108,13 @@ def _from_number(number: float) -> Effort | None:
         return (Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH)[int(number)]
     if 0 < number < 1:
         return next((effort for bound, effort in _RATIOS if number <= bound), Effort.XHIGH)
-    if number >= 16:
-        return next((effort for bound, effort in _BUDGETS if number <= bound), Effort.XHIGH)
-    return None
+    return _from_budget(number) if number >= 16 else None
+
+
+def _from_budget(tokens: float) -> Effort:
+    if tokens == 0:
+        return Effort.NONE
+    return next((effort for bound, effort in _BUDGETS if tokens <= bound), Effort.XHIGH)
 
 
 _LINE = re.compile(
@@ -220,12 +224,20 @@ def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
         effort = parse(value, name)
         (switched_on if switch and value is True else found).append((name, effort))
 
+    def look_at_budget(name: str, value: object) -> None:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
+            value = int(value)
+        if type(value) is int and value >= 0:
+            found.append((name, _from_budget(value)))
+        else:
+            look(name, value)
+
     look("reasoning_effort", request.get("reasoning_effort"))
     reasoning = request.get("reasoning")
     if isinstance(reasoning, Mapping):
         look("reasoning.effort", reasoning.get("effort"))
         if "effort" not in reasoning or reasoning["effort"] in (None, ""):
-            look("reasoning.max_tokens", reasoning.get("max_tokens"))
+            look_at_budget("reasoning.max_tokens", reasoning.get("max_tokens"))
             look("reasoning.enabled", reasoning.get("enabled"), switch=True)
     else:
         look("reasoning", reasoning, switch=True)
@@ -241,14 +253,14 @@ def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
         if thinking.get("type") == "disabled":
             found.append(("thinking.type", Effort.NONE))
         else:
-            look("thinking.budget_tokens", thinking.get("budget_tokens"))
+            look_at_budget("thinking.budget_tokens", thinking.get("budget_tokens"))
     else:
         look("thinking", thinking, switch=True)
     return found, switched_on
 
 
 _WORDS_OF_TEMPLATES = {
-    Effort.NONE: Effort.LOW,  # gpt-oss cannot be told not to reason; low is the least it knows
+    Effort.NONE: Effort.LOW,  # the least gpt-oss can be told; the server then closes its reasoning at once
     Effort.MINIMAL: Effort.LOW,
     Effort.LOW: Effort.LOW,
     Effort.MEDIUM: Effort.MEDIUM,

@@ -2,7 +2,8 @@
 
 It runs on the same scheduler as the real one and knows no MLX. A transcript is what a model would have
 written, markers spelt out. It is cut into tokens (a marker is one, other text goes in pieces of three bytes,
-so that characters of other scripts are sometimes cut in two) and dealt one token a step.
+so that characters of other scripts are sometimes cut in two) and dealt one token a step. Where a request's
+constraint does not allow the next token, the transcript goes on at the next one that is allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .threaded import ThreadedEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from .base import GenerationRequest
+    from .base import Constraint, GenerationRequest
     from .batch import Outcome
 
 HARMONY_MARKERS = (
@@ -192,14 +193,18 @@ class _Play:
         self._items = self._deal(transcript, tokenizer)
 
     def next(self) -> Outcome:
-        return next(self._items)
+        try:
+            return next(self._items)
+        except EngineError as error:
+            return error
 
     def _deal(self, transcript: Transcript, tokenizer: ScriptedTokenizer) -> Iterator[Outcome]:
         total = len(self.asked.request.prompt)
         for chunk in range(1, transcript.prefill + 1):
             yield Progress(total * chunk // transcript.prefill, total)
         characters = codecs.getincrementaldecoder("utf-8")("replace")
-        for count, token in enumerate(tokenizer.encode(transcript.text, control_tokens=True), 1):
+        written = tokenizer.encode(transcript.text, control_tokens=True)
+        for count, token in enumerate(_held(written, self.asked.request.constraint), 1):
             text = tokenizer.special_tokens.get(token) or characters.decode(tokenizer.bytes_of(token))
             yield TokenDelta(token, text)
             if text in END_MARKERS:
@@ -211,6 +216,41 @@ class _Play:
                 raise transcript.failure
             yield transcript.failure
         yield Ended("stop")
+
+
+def _held(written: Sequence[int], constraint: Constraint | None) -> Iterator[int]:
+    """Deal tokens, as far as they are allowed; where none of the rest is, the lowest that is allowed is said."""
+    if constraint is None:
+        yield from written
+        return
+    at = 0
+    while at < len(written):
+        token, mask = written[at], _guarded(constraint.allowed)
+        if mask is not None:
+            allowed = (position for position in range(at, len(written)) if _has(mask, written[position]))
+            if (found := next(allowed, None)) is not None:
+                at, token = found, written[found]
+            else:
+                at, token = at - 1, _lowest(mask)
+        yield token
+        at += 1
+        _guarded(constraint.advance, token)
+
+
+def _guarded[**P, R](ask: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    try:
+        return ask(*args, **kwargs)
+    except Exception as error:
+        raise EngineError(f"Choosing the next token failed: {error}") from error
+
+
+def _has(mask: Sequence[int], token: int) -> bool:
+    return bool(mask[token // 32] >> token % 32 & 1)
+
+
+def _lowest(mask: Sequence[int]) -> int:
+    at, word = next((at, word) for at, word in enumerate(mask) if word)
+    return 32 * at + (word & -word).bit_length() - 1
 
 
 class _ScriptedBatch:

@@ -228,6 +228,7 @@ class SeveralModels:
             defaults=self._defaults(spec),
             effort=settings.reasoning_effort,
             max_tokens=settings.max_tokens,
+            thinking_budget=settings.thinking_budget,
             queue_seconds=settings.queue_seconds,
             prewarm=settings.prewarm,
         )

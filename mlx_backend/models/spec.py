@@ -34,6 +34,7 @@ class ModelDefaults:
     effort: Effort | None = None
     reasoning_format: ReasoningFormat | None = None
     max_tokens: int | None = None
+    thinking_budget: int | None = None  # most tokens of reasoning
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     # by the names of `Sampling`
@@ -55,7 +56,7 @@ class ModelDefaults:
         return {name: value for name, value in said.items() if value is not None}
 
 
-_NOT_SAMPLING = ("effort", "reasoning_format", "max_tokens", "template_kwargs")
+_NOT_SAMPLING = ("effort", "reasoning_format", "max_tokens", "thinking_budget", "template_kwargs")
 SAMPLING = tuple(field.name for field in fields(ModelDefaults) if field.name not in _NOT_SAMPLING)
 
 

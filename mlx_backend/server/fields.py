@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.conversation.json_values import shown
 from mlx_backend.models.spec import RESERVED_KWARGS
+from mlx_backend.server.errors import refuse
 from mlx_backend.service import AnswerFormat, ToolChoice
 from mlx_backend.settings import ReasoningFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 _FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
 
@@ -64,6 +69,26 @@ def template_kwargs(value: Any) -> Any:
             "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
         )
     return {} if value is None else value
+
+
+def nested_budgets(
+    written: Mapping[str, Any], template_kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Find the budgets of reasoning tokens that stand inside other fields; refuse what is no number of tokens."""
+    for outer, inner in (("reasoning", "max_tokens"), ("thinking", "budget_tokens")):
+        holder = written.get(outer)
+        value = holder.get(inner) if isinstance(holder, dict) else None
+        if value is None or value == "":
+            continue
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
+            value = int(value)
+        if type(value) is not int or value < 0:
+            name = f"{outer}.{inner}"
+            raise refuse(f"{name}: must be a whole number of tokens from 0 up, not {shown(value)}.", name)
+        yield f"{outer}.{inner}", value
+    value = template_kwargs.get("thinking_budget")
+    if type(value) is int and value >= 0:  # some templates read it, and -1 means something to them
+        yield "chat_template_kwargs.thinking_budget", value
 
 
 def tool_choice(value: Any) -> Any:

@@ -189,6 +189,9 @@ class ChatBody(_Body):
     tools: list[Tool] | None = None
     tool_choice: Annotated[str | ToolChoice | None, BeforeValidator(fields.tool_choice)] = None
     response_format: Annotated[AnswerFormat | None, BeforeValidator(fields.response_format)] = None
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    answer_reserve: Annotated[int, Field(ge=1)] | None = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
     json_schema: dict[str, Any] | None = None
     guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
@@ -220,6 +223,20 @@ class ChatBody(_Body):
         if len(said) > 1:
             raise refuse(f"{' and '.join(said)}: an answer can be held to one of them.", list(said)[1])
         return next((way for way in said.values() if isinstance(way, AnswerFormat)), None)
+
+    def _wanted_budget(self) -> int | None:
+        """How many tokens may be reasoning, by whichever of the fields says so."""
+        said: dict[str, int] = {}
+        for name in ("thinking_budget", "thinking_token_budget"):
+            if (value := getattr(self, name)) is not None:
+                said[name] = value
+        said |= fields.nested_budgets(self.model_extra or {}, self.chat_template_kwargs)
+        one = next(iter(said), "")
+        for other, value in said.items():
+            if value != said[one]:
+                text = f"{one} is {said[one]} and {other} is {value}: they mean the same; send one of them."
+                raise refuse(text, other)
+        return said.get(one)
 
     def _wanted_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:
@@ -258,6 +275,8 @@ class ChatBody(_Body):
             continue_last=self.continue_final_message is not False,
             add_generation_prompt=self.add_generation_prompt is not False,
             raw=shown is ReasoningFormat.RAW,
+            thinking_budget=self._wanted_budget(),
+            answer_reserve=self.answer_reserve,
         )
 
 

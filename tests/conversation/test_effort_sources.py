@@ -68,6 +68,9 @@ def test_where_nobody_speaks_the_defaults_do(
         ({"reasoning": "high"}, Effort.HIGH, "reasoning"),
         ({"reasoning": False}, Effort.NONE, "reasoning"),
         ({"reasoning": {"max_tokens": 1024}}, Effort.LOW, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": 10}}, Effort.MINIMAL, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": "3"}}, Effort.MINIMAL, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": 0}}, Effort.NONE, "reasoning.max_tokens"),
         ({"reasoning": {"effort": "high", "max_tokens": 1024}}, Effort.HIGH, "reasoning.effort"),
         ({"reasoning": {"enabled": False}}, Effort.NONE, "reasoning.enabled"),
         (
