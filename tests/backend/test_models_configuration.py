@@ -141,7 +141,10 @@ def test_every_setting_has_the_name_of_what_it_sets() -> None:
         ("top_p = true", "top_p = true: must be a number from 0 to 1."),
         ("context_length = 0", "context_length = 0: must be a whole number from 1 up."),
         ("max_tokens = 1.5", "max_tokens = 1.5: must be a whole number from 1 up."),
-        ("thinking_budget = -1", "thinking_budget = -1: must be a whole number of tokens, 0 for no reasoning."),
+        (
+            "thinking_budget = -1",
+            "thinking_budget = -1: must be a whole number of tokens, 0 for no reasoning.",
+        ),
         ("ttl = -1", "ttl = -1: must be a number of seconds, or 0 for never."),
         ("ttl = 1979-05-27", 'ttl = "1979-05-27": must be a number of seconds, or 0 for never.'),
         ("kv_bits = 7", "kv_bits = 7: must be one of 2, 3, 4, 5, 6, 8."),
