@@ -1,8 +1,8 @@
 """What a server says of itself: of which kind it is, and what its models can do. Asked seldom, and never raising.
 
 Dify asks for a model's schema several times a call and makes a new object each time; so what was found is kept here,
-by address and key, for HOLDS seconds, whether good or bad. One caller asks while the others wait for its answer. A
-server that was known and falls silent is described by what it said last.
+by address and key, for a while, whether good or bad (`kept`). A server that was known and falls silent is described
+by what it said last.
 
     mlx-backend      owned_by, the header Server; /v1/models says everything
     vLLM, llama.cpp  owned_by; max_model_len, meta.n_ctx
@@ -14,29 +14,17 @@ server that was known and falls silent is described by what it said last.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import requests
-
+from .asking import Asker
+from .kept import Kept
 from .servers import Kind
 
 if TYPE_CHECKING:
     from .credentials import Credentials
-
-HOLDS = 30.0
-"""Seconds an answer, or none, is taken for the truth."""
-
-CONNECTING, READING, WHOLE = 2.0, 5.0, 10.0
-"""Seconds for a connection, for a sign of life, and for a whole answer."""
-
-LONGEST_ANSWER = 4 * 1024 * 1024
-MOST_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,49 +64,6 @@ class Server:
         return None
 
 
-class Kept[T]:
-    """Answers by key, each asked for by one caller at a time and kept for a while. Safe between threads."""
-
-    def __init__(
-        self, holds: float = HOLDS, *, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._holds, self._most, self._clock = holds, most, clock
-        self._lock = threading.Lock()
-        self._asking: dict[str, threading.Lock] = {}
-        self._answers: dict[str, tuple[float, T | None]] = {}
-
-    def get(self, key: str, ask: Callable[[], T | None]) -> T | None:
-        """Return what is kept, or ask; an answer of None leaves what was known before."""
-        known, fresh = self._known(key)
-        if fresh:
-            return known
-        with self._lock:
-            asking = self._asking.setdefault(key, threading.Lock())
-        with asking:
-            known, fresh = self._known(key)
-            if fresh:
-                return known
-            answer = ask()
-            answer = known if answer is None else answer
-            with self._lock:
-                self._answers.pop(key, None)
-                self._answers[key] = (self._clock() + self._holds, answer)
-                while len(self._answers) > self._most:
-                    self._asking.pop(next(iter(self._answers)), None)
-                    del self._answers[next(iter(self._answers))]
-            return answer
-
-    def forget(self) -> None:
-        """Ask again at the next occasion."""
-        with self._lock:
-            self._answers.clear()
-
-    def _known(self, key: str) -> tuple[T | None, bool]:
-        with self._lock:
-            until, known = self._answers.get(key, (0.0, None))
-            return known, key in self._answers and self._clock() < until
-
-
 _servers: Kept[Server] = Kept()
 _shown: Kept[Model] = Kept(most=256)
 
@@ -137,13 +82,13 @@ def model(name: str, credentials: Credentials) -> Model | None:
     if found is not None and there.kind is Kind.OLLAMA:
         listed = found
         return _shown.get(
-            f"{_key(credentials)} {listed.name}", lambda: _ollama_model(_Asker(credentials), listed)
+            f"{_key(credentials)} {listed.name}", lambda: _ollama_model(Asker(credentials), listed)
         )
     return found
 
 
 def ask_again() -> None:
-    """Forget what was found, as when a user saves the form again."""
+    """Forget what was found, as when a user saves a form: the server may just have been started."""
     _servers.forget()
     _shown.forget()
 
@@ -156,106 +101,39 @@ def _key(credentials: Credentials) -> str:
 # -- asking ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer's header and JSON; `data` is None if it was none."""
-
-    header: str
-    status: int
-    data: Any
-
-
-class _Asker:
-    """Sends the small questions; an answer that does not come is None, and then no further question is sent."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._base = credentials.base_url
-        self._root = re.sub(r"/v1$", "", credentials.base_url)
-        self._key = credentials.api_key
-        self._given_up = False
-
-    def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        """Add our key; requests would otherwise look for one in the user's .netrc."""
-        if self._key:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
-
-    def models(self) -> _Answer | None:
-        return self._send("GET", f"{self._base}/models")
-
-    def get(self, path: str) -> _Answer | None:
-        return self._send("GET", self._root + path)
-
-    def post(self, path: str, body: Mapping[str, Any]) -> _Answer | None:
-        return self._send("POST", self._root + path, body)
-
-    def _send(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> _Answer | None:
-        if self._given_up:
-            return None
-        try:
-            with requests.request(
-                method,
-                url,
-                json=body,
-                headers={"Accept": "application/json"},
-                auth=self._sign,
-                timeout=(CONNECTING, READING),
-                allow_redirects=False,
-                stream=True,
-            ) as response:
-                return _Answer(response.headers.get("Server", ""), response.status_code, _json(response))
-        except (requests.exceptions.Timeout, _TooMuch):
-            self._given_up = True
-            return None
-        except Exception:  # whatever a server or a network does, a schema must be given
-            return None
-
-
-class _TooMuch(Exception):
-    """An answer that does not end."""
-
-
-def _json(response: requests.Response) -> Any:
-    """The answer's JSON; None if it is none."""
-    text = b""
-    until = time.monotonic() + WHOLE
-    while piece := response.raw.read1(65_536, decode_content=True):
-        text += piece
-        if len(text) > LONGEST_ANSWER or time.monotonic() > until:
-            raise _TooMuch
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _ask(credentials: Credentials) -> Server | None:
-    asker = _Asker(credentials)
+    asker = Asker(credentials)
     answer = asker.models()
     if answer is None:
         # mlx_lm.server drops the connection when there is no folder of downloads to list.
         return Server(kind=Kind.MLX_LM, answered=True) if _is_mlx_lm(asker) else None
     if answer.status >= 400 and not answer.header.startswith("mlx-backend"):
         return None
-    entries = _entries(answer.data)
-    owners = {_word(entry.get("owned_by")) for entry in entries}
+    listed = entries(answer.data)
+    owners = {_word(entry.get("owned_by")) for entry in listed}
     if answer.header.startswith("mlx-backend") or "mlx-backend" in owners:
         version = answer.header.partition("/")[2].split(" ")[0]
+        if not version and (health := asker.get("/health")) is not None and isinstance(health.data, Mapping):
+            version = _word(health.data.get("version")) or ""
         return Server(
             kind=Kind.MLX_BACKEND,
             version=version,
-            models=tuple(map(_own_model, entries)),
+            models=tuple(map(_own_model, listed)),
             answered=answer.status < 400,
         )
-    models = tuple(map(_listed_model, entries))
+    models = tuple(map(_listed_model, listed))
     if "vllm" in owners:
         return Server(kind=Kind.VLLM, models=models, answered=True)
     if "llamacpp" in owners or answer.header.startswith("llama.cpp"):
         return Server(kind=Kind.LLAMA_CPP, models=models, answered=True)
-    if "organization_owner" in owners or not entries:
+    if "organization_owner" in owners or not listed:
         told = asker.get("/api/v0/models")
-        if told is not None and (listed := _entries(told.data)) and any("type" in entry for entry in listed):
-            return Server(kind=Kind.LM_STUDIO, models=tuple(map(_lm_studio_model, listed)), answered=True)
+        if (
+            told is not None
+            and (described := entries(told.data))
+            and any("type" in entry for entry in described)
+        ):
+            return Server(kind=Kind.LM_STUDIO, models=tuple(map(_lm_studio_model, described)), answered=True)
     if owners <= {None} and _is_mlx_lm(asker):
         return Server(kind=Kind.MLX_LM, models=models, answered=True)
     version_told = asker.get("/api/version")
@@ -264,7 +142,7 @@ def _ask(credentials: Credentials) -> Server | None:
     return Server(models=models, answered=isinstance(answer.data, dict))
 
 
-def _is_mlx_lm(asker: _Asker) -> bool:
+def _is_mlx_lm(asker: Asker) -> bool:
     health = asker.get("/health")
     return health is not None and health.header.startswith("BaseHTTP/") and health.data == {"status": "ok"}
 
@@ -272,7 +150,8 @@ def _is_mlx_lm(asker: _Asker) -> bool:
 # -- reading -----------------------------------------------------------------------------------------
 
 
-def _entries(data: Any) -> list[Mapping[str, Any]]:
+def entries(data: Any) -> list[Mapping[str, Any]]:
+    """The models of a list as OpenAI's protocol has it; empty if it is none."""
     listed = data.get("data") if isinstance(data, Mapping) else None
     return [
         entry
@@ -329,7 +208,7 @@ def _lm_studio_model(entry: Mapping[str, Any]) -> Model:
     )
 
 
-def _ollama_model(asker: _Asker, listed: Model) -> Model | None:
+def _ollama_model(asker: Asker, listed: Model) -> Model | None:
     answer = asker.post("/api/show", {"model": listed.name})
     if answer is None or not isinstance(answer.data, Mapping):
         return None
@@ -369,7 +248,7 @@ def _whole(name: str) -> str:
 
 
 def _last_part(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].lower()
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def _untagged(name: str) -> str:

@@ -10,8 +10,10 @@ from kind_server import KindServer, Saying, listed, llama_cpp, lm_studio, mlx_ba
 from raw_server import JSON, RawServer, status
 
 from dify_mlx_provider import discovery
+from dify_mlx_provider.asking import LONGEST_ANSWER
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.discovery import Kept, Server
+from dify_mlx_provider.discovery import Server
+from dify_mlx_provider.kept import Kept
 from dify_mlx_provider.servers import Kind
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def test_a_kind_set_in_the_form_is_believed() -> None:
 def test_our_own_server_says_everything() -> None:
     with mlx_backend(GPT_OSS, version="0.3.1") as server:
         found = discovery.server(at(server))
-        model = discovery.model("gpt-oss-20b-mxfp4-q8", at(server))
+        model = discovery.model("gpt-oss-20b-MXFP4-Q8", at(server))
     assert found.version == "0.3.1"
     assert model is not None
     assert (model.context_size, model.max_output_tokens) == (131_072, 16_384)
@@ -264,7 +266,7 @@ def test_whatever_answers_nothing_is_raised(answer: bytes) -> None:
 
 
 def test_an_endless_answer_is_left() -> None:
-    with RawServer([JSON + b'{"data": [' + b" " * (discovery.LONGEST_ANSWER + 1), None]) as server:
+    with RawServer([JSON + b'{"data": [' + b" " * (LONGEST_ANSWER + 1), None]) as server:
         found: Any = discovery.server(at(server, server_kind="vllm"))
     assert found.models == ()
     assert server.left.is_set()

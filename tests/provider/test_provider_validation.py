@@ -1,0 +1,234 @@
+"""What is said when a form is saved: which thing is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import PluginError
+from kind_server import KindServer, Saying, listed, lm_studio, mlx_backend, mlx_lm, ollama
+from raw_server import status
+
+from dify_mlx_provider.versions import complaint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from daemon import PluginProcess
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def save(plugin: PluginProcess, address: str, model: str | None = None, **form: str) -> None:
+    """Save a form in Dify: the provider's, or with a model's name that model's."""
+    form = {"endpoint_url": address, **form}
+    if model is None:
+        request = plugin.request("validate_provider_credentials", provider="mlx", credentials=form)
+    else:
+        request = plugin.request(
+            "validate_model_credentials", provider="mlx", model_type="llm", model=model, credentials=form
+        )
+    (answer,) = request
+    assert answer["result"] is True
+
+
+def refusal(plugin: PluginProcess, address: str, model: str | None = None, **form: str) -> str:
+    with pytest.raises(PluginError) as caught:
+        save(plugin, address, model, **form)
+    assert caught.value.kind == "CredentialsValidateFailedError"
+    assert "Traceback" not in caught.value.message
+    return caught.value.message
+
+
+# -- the server --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [lambda: mlx_backend({"id": "m"}), mlx_lm, lm_studio, ollama])
+def test_a_server_of_any_make_is_accepted(plugin: PluginProcess, start: Any) -> None:
+    with start() as server:
+        save(plugin, server.address)
+
+
+def test_no_server_is_told_with_how_to_start_one(plugin: PluginProcess) -> None:
+    words = refusal(plugin, NOBODY)
+    assert words.startswith("No server at http://127.0.0.1:9/v1: start it with `mlx-backend`.")
+    assert "host.docker.internal" in words
+    assert "127.0.0.1 is the container itself" in words
+
+
+def test_a_web_page_at_the_port_is_told_by_its_title(plugin: PluginProcess) -> None:
+    page = b"<!doctype html><html><head><title>Open WebUI &amp; more</title></head></html>"
+    with Saying(status("200 OK", page, "Content-Type: text/html")) as server:
+        words = refusal(plugin, server.address)
+    assert "is not an OpenAI-compatible server but a web page, 'Open WebUI & more'" in words
+    assert "Check the port" in words
+
+
+def test_another_service_at_the_port_is_told_by_its_name(plugin: PluginProcess) -> None:
+    with Saying(status("404 Not Found", b"", "Server: nginx/1.27.1")) as server:
+        assert "another service (nginx/1.27.1)" in refusal(plugin, server.address)
+
+
+@pytest.mark.parametrize(("typed", "there"), [("/mlx", "/mlx/v1"), ("/v1", "/api/v1"), ("/v2", "/v1")])
+def test_a_wrong_path_is_told_with_the_right_one(plugin: PluginProcess, typed: str, there: str) -> None:
+    with KindServer({f"{there}/models": listed({"id": "m"})}) as server:
+        words = refusal(plugin, server.address + typed)
+        assert words.endswith(f"but at {server.address}{there}. Enter {server.address}{there}")
+        save(plugin, server.address + there)
+
+
+def test_https_for_a_server_without_a_certificate_is_told(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": "m"}) as server:
+        address = server.address.replace("http://", "https://")
+        words = refusal(plugin, address, api_key="secret")
+        assert f"speaks http, not https. Enter {server.address}/v1" in words
+        assert server.keys == [None]  # what was to be encrypted is not sent in the clear
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> Iterator[str]:
+    """A server with a certificate that nobody signed, as `host:port`."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*made, "-keyout", "key", "-out", "cert"], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+
+    class Server(ThreadingHTTPServer):
+        def finish_request(self, request: Any, address: Any) -> None:
+            with context.wrap_socket(request, server_side=True) as wrapped:
+                super().finish_request(wrapped, address)
+
+        def handle_error(self, request: Any, address: Any) -> None:
+            pass
+
+    with Server(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_http_for_a_server_with_a_certificate_is_told(plugin: PluginProcess, encrypted: str) -> None:
+    words = refusal(plugin, f"http://{encrypted}")
+    assert f"speaks https, not http. Enter https://{encrypted}/v1" in words
+
+
+def test_a_certificate_that_nobody_signed_is_told(plugin: PluginProcess, encrypted: str) -> None:
+    assert "certificate is not trusted" in refusal(plugin, f"https://{encrypted}")
+
+
+def test_a_redirect_is_told_with_where_it_leads(plugin: PluginProcess) -> None:
+    with Saying(status("302 Found", b"", "Location: https://mac.example/login")) as server:
+        assert "https://mac.example/login" in refusal(plugin, server.address)
+
+
+def test_a_wrong_key_is_told_and_not_repeated(plugin: PluginProcess, real_server: str) -> None:
+    words = refusal(plugin, real_server, api_key="wrong-secret")
+    assert "refused the API key" in words
+    assert "wrong-secret" not in words
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"error": {"message": "Loading model", "code": 503}}', b'{"error": {"message": "40 % loaded"}}'],
+)
+def test_a_server_that_is_still_loading_is_accepted(plugin: PluginProcess, body: bytes) -> None:
+    with Saying(status("503 Service Unavailable", body)) as server:
+        save(plugin, server.address)
+        save(plugin, server.address, "m")
+
+
+def test_a_server_that_fails_for_another_reason_is_not(plugin: PluginProcess) -> None:
+    with Saying(status("500 Internal Server Error", b'{"error": {"message": "out of disk"}}')) as server:
+        assert refusal(plugin, server.address) == "Out of disk"
+
+
+def test_the_form_is_looked_at_anew_each_time(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": "old"}) as server:
+        assert "It serves: old" in refusal(plugin, server.address, "new")
+        server.answers["/v1/models"] = listed({"id": "new", "owned_by": "mlx-backend"})
+        save(plugin, server.address, "new")
+
+
+# -- the model ---------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": "mlx-community/gpt-oss-20b-MXFP4-Q8"}, {"id": "b"}) as server:
+        words = refusal(plugin, server.address, "mlx-community/gpt-oss-20b-MXFP4-Q4")
+    assert "does not serve 'mlx-community/gpt-oss-20b-MXFP4-Q4'" in words
+    assert "Did you mean 'mlx-community/gpt-oss-20b-MXFP4-Q8'?" in words
+    assert "It serves: mlx-community/gpt-oss-20b-MXFP4-Q8, b." in words
+
+
+def test_a_long_list_of_models_is_cut(plugin: PluginProcess) -> None:
+    with mlx_backend(*({"id": f"model-{number}"} for number in range(40))) as server:
+        words = refusal(plugin, server.address, "gpt-4o")
+    assert "model-11 …" in words
+    assert "model-12" not in words
+
+
+@pytest.mark.parametrize(
+    "name", ["org/model", "model", "default", " org/model "], ids=["whole", "last part", "default", "blanks"]
+)
+def test_a_model_is_found_by_its_name_or_the_last_part_of_it(plugin: PluginProcess, name: str) -> None:
+    with mlx_backend({"id": "org/model"}) as server:
+        save(plugin, server.address, name)
+
+
+def test_a_model_that_is_not_in_memory_yet_is_accepted(plugin: PluginProcess) -> None:
+    for state in ("loading", "unloaded", "failed"):
+        with mlx_backend({"id": "m", "state": state, "type": "llm"}) as server:
+            save(plugin, server.address, "m")
+
+
+def test_a_model_of_another_type_is_told_where_it_belongs(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": "bge-m3", "type": "embedding"}) as server:
+        words = refusal(plugin, server.address, "bge-m3")
+    assert words == "'bge-m3' does not chat. Add it as a model of the type Text Embedding."
+
+
+def test_mlx_lm_server_may_have_more_than_it_lists(plugin: PluginProcess) -> None:
+    with mlx_lm() as server:
+        save(plugin, server.address, "mlx-community/not-listed")
+
+
+# -- versions ----------------------------------------------------------------------------------------
+
+
+def test_a_server_of_another_age_is_told_with_what_to_update(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": "m"}, version="7.0.0") as server:
+        words = refusal(plugin, server.address)
+    assert words.startswith("The server is mlx-backend 7.0.0, newer than this plugin")
+    assert words.endswith("Update the plugin in Dify.")
+
+
+@pytest.mark.parametrize(
+    ("server", "plugin_version", "oldest", "words"),
+    [
+        ("0.1.0", "0.1.0", (0, 1), None),
+        ("0.9.0", "0.1.0", (0, 1), None),  # it only learnt more
+        ("0.1.9", "0.3.0", (0, 2), "Update the server"),
+        ("0.2.0", "0.3.0", (0, 2), None),
+        ("1.0.0", "0.9.0", (0, 2), "Update the plugin"),
+        ("1.0.0", "2.0.0", (1, 0), None),
+        ("1.5.2", "2.0.0", (2, 0), "Update the server"),
+        ("", "0.1.0", (0, 1), None),
+        ("from the sources", "0.1.0", (0, 1), None),
+    ],
+)
+def test_the_rule_on_versions(
+    server: str, plugin_version: str, oldest: tuple[int, int], words: str | None
+) -> None:
+    said = complaint(server, plugin=plugin_version, oldest=oldest)
+    assert (said is None) if words is None else (said is not None and words in said)
