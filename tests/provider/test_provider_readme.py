@@ -1,0 +1,164 @@
+"""The page a Dify user reads, in three languages: the forms it draws are the forms there are, and every error it
+explains is one that really comes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from conftest import ROOT
+from daemon import PluginError
+from dify_view import user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Stub
+    from daemon import PluginProcess
+
+PAGES = {"en_US": "README.md", "ja_JP": "README_ja_JP.md", "zh_Hans": "README_zh_Hans.md"}
+QUESTION = [user("What is the capital of France?")]
+
+
+def page(language: str) -> str:
+    return (ROOT / "readme" / PAGES[language]).read_text(encoding="utf-8")
+
+
+def drawings(language: str) -> str:
+    return "\n".join(re.findall(r"^```text\n(.*?)^```", page(language), re.M | re.S))
+
+
+def explained(language: str) -> list[str]:
+    """The errors quoted in the first column of the last table."""
+    _, _, table = page(language).rpartition("|---|---|\n")
+    return [
+        quoted
+        for row in table.splitlines()
+        if row.startswith("| ")
+        for quoted in re.findall(r"`([^`]+)`", row.split("|")[1])
+    ]
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_the_forms_are_drawn_with_their_own_labels_and_defaults(language: str) -> None:
+    provider = yaml.safe_load((ROOT / "provider_assets/mlx.yaml").read_text(encoding="utf-8"))
+    drawn = drawings(language)
+    for field in provider["provider_credential_schema"]["credential_form_schemas"]:
+        (line,) = re.findall(rf"^  {re.escape(field['label'][language])}(?: \*)? .*$", drawn, re.M)
+        options = {option["value"]: option["label"][language] for option in field.get("options", [])}
+        default = field.get("default", "")
+        assert options.get(default, default) in line
+    for field in provider["model_credential_schema"]["credential_form_schemas"]:
+        assert re.split(r" ?[(（]", field["label"][language])[0] in drawn, field["variable"]
+    assert provider["model_credential_schema"]["model"]["label"][language] in drawn
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_the_panel_is_drawn_with_every_setting(language: str) -> None:
+    model = yaml.safe_load((ROOT / "provider_assets/llm/default.yaml").read_text(encoding="utf-8"))
+    drawn = drawings(language)
+    assert model["label"][language] in drawn
+    for rule in model["parameter_rules"]:
+        assert rule["label"][language] in drawn, rule["name"]
+        for option in rule.get("options", []) if rule["required"] else []:
+            assert re.search(rf"{option}", drawn)
+
+
+def test_every_language_explains_the_same_errors() -> None:
+    assert explained("en_US")
+    assert explained("ja_JP") == explained("zh_Hans") == explained("en_US")
+
+
+class Causes:
+    """Brings about what goes wrong, and returns what the user reads."""
+
+    def __init__(self, plugin: PluginProcess, stub: Stub, credentials: dict[str, str]) -> None:
+        self.plugin, self.stub, self.right = plugin, stub, credentials
+
+    def ask(
+        self, messages: Any = QUESTION, parameters: Any = None, model: str = "default", **form: str
+    ) -> str:
+        form = {**self.right, **form}
+        with pytest.raises(PluginError) as caught:
+            list(self.plugin.invoke(messages, credentials=form, parameters=parameters, model=model))
+        return caught.value.message
+
+    def ask_stub(self, *pieces: str, **script: Any) -> str:
+        self.stub.says(*pieces, **script)
+        return self.ask(**self.stub.credentials)
+
+    def ask_silence(self) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:  # who connects is never accepted
+            return self.ask(endpoint_url=f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout="0.5")
+
+    def save(self, model: str = "", **form: str) -> str:
+        action = "validate_model_credentials" if model else "validate_provider_credentials"
+        named = {"model": model, "model_type": "llm"} if model else {}
+        with pytest.raises(PluginError) as caught:
+            list(self.plugin.request(action, provider="mlx", credentials={**self.right, **form}, **named))
+        return caught.value.message
+
+
+LOADING = {"message": "The model 'm' is being loaded (40 %); try again in 900 s.", "code": "model_loading"}
+CAUSES: dict[str, list[Callable[[Causes], str]]] = {
+    "no server at …: start it with": [
+        lambda cause: cause.ask(endpoint_url="http://127.0.0.1:9/v1"),
+        lambda cause: cause.save(endpoint_url="http://127.0.0.1:9/v1"),
+    ],
+    "what answers at … is not an OpenAI-compatible server": [
+        lambda cause: cause.ask_stub("<html>It works!</html>", type="text/html"),
+    ],
+    "no secure connection to …": [
+        lambda cause: cause.ask(endpoint_url=cause.right["endpoint_url"].replace("http:", "https:")),
+    ],
+    "… leads on": [lambda cause: cause.ask_stub("", status=302)],
+    "… is not a server address": [
+        lambda cause: cause.save(endpoint_url="my server"),
+        lambda cause: cause.ask(endpoint_url="my server"),
+    ],
+    "refused the API key": [
+        lambda cause: cause.save(api_key="wrong"),
+        lambda cause: cause.ask(api_key="wrong"),
+    ],
+    "The server does not serve …": [lambda cause: cause.save("gpt-oss-20b")],
+    "is not served here": [lambda cause: cause.ask(model="gpt-oss-20b")],
+    "The model … is being loaded": [
+        lambda cause: cause.ask_stub(json.dumps({"error": LOADING}), status=503, type="application/json"),
+    ],
+    "The prompt has … tokens; the context holds …": [
+        lambda cause: cause.ask([user("What is the capital of France? " * 3000)]),
+    ],
+    "said nothing for … seconds": [lambda cause: cause.ask_silence()],
+    "broke off. Its own log says why.": [
+        lambda cause: cause.ask_stub('data: {"choices": [{"index": 0, "delta": {"content": "Pa"}}]}\n\n'),
+    ],
+    "reasoning_effort should be one of …": [
+        lambda cause: cause.ask(parameters={"reasoning_effort": "banana"}),
+    ],
+}
+
+
+def test_there_is_a_cause_for_every_error_that_is_explained() -> None:
+    assert sorted(explained("en_US")) == sorted(CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("quoted", "cause"), [(quoted, cause) for quoted, causes in CAUSES.items() for cause in causes]
+)
+def test_every_error_that_is_explained_is_said_in_these_words(
+    plugin: PluginProcess,
+    stub: Stub,
+    credentials: dict[str, str],
+    quoted: str,
+    cause: Callable[[Causes], str],
+) -> None:
+    said = cause(Causes(plugin, stub, credentials))
+    words = ".*".join(re.escape(part) for part in quoted.split("…"))
+    assert re.search(words, said, re.IGNORECASE | re.DOTALL), said
+    assert "Traceback" not in said
+    assert "secret-key" not in said
