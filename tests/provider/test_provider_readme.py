@@ -49,7 +49,7 @@ def test_the_forms_are_drawn_with_their_own_labels_and_defaults(language: str) -
     provider = yaml.safe_load((ROOT / "provider_assets/mlx.yaml").read_text(encoding="utf-8"))
     drawn = drawings(language)
     for field in provider["provider_credential_schema"]["credential_form_schemas"]:
-        (line,) = re.findall(rf"^  {re.escape(field['label'][language])}(?: \*)? .*$", drawn, re.M)
+        line = re.findall(rf"^  {re.escape(field['label'][language])}(?: \*)? .*$", drawn, re.M)[0]
         options = {option["value"]: option["label"][language] for option in field.get("options", [])}
         default = field.get("default", "")
         assert options.get(default, default) in line
@@ -66,7 +66,7 @@ def test_the_panel_is_drawn_with_every_setting(language: str) -> None:
     for rule in model["parameter_rules"]:
         assert rule["label"][language] in drawn, rule["name"]
         for option in rule.get("options", []) if rule["required"] else []:
-            assert re.search(rf"{option}", drawn)
+            assert option in re.split(r"\W+", drawn)
 
 
 def test_every_language_explains_the_same_errors() -> None:
