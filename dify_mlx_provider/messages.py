@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dify_plugin.entities.model.message import (
     AssistantPromptMessage,
-    ImagePromptMessageContent,
     PromptMessage,
     PromptMessageTool,
-    TextPromptMessageContent,
     ToolPromptMessage,
 )
 
 from mlx_backend.conversation.history import sanitise
 
+from .parts import content
 from .servers import NEVER_IN_EXTRA_BODY
 from .thinking import unguarded
 
@@ -66,7 +65,10 @@ def wants_structure(parameters: Mapping[str, Any]) -> bool:
 
 
 def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]:
-    posted: dict[str, Any] = {"role": message.role.value, "content": _content(message, credentials)}
+    posted: dict[str, Any] = {
+        "role": message.role.value,
+        "content": content(message, sees=credentials.vision is not False),
+    }
     if message.name:
         posted["name"] = message.name
     match message:
@@ -82,23 +84,6 @@ def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]
         case ToolPromptMessage() if message.tool_call_id:
             posted["tool_call_id"] = message.tool_call_id
     return posted
-
-
-def _content(message: PromptMessage, credentials: Credentials) -> str | list[dict[str, Any]]:
-    if not isinstance(message.content, list):
-        return message.content or ""
-    parts: list[dict[str, Any]] = []
-    for part in message.content:
-        if isinstance(part, TextPromptMessageContent):
-            parts.append({"type": "text", "text": part.data})
-        elif isinstance(part, ImagePromptMessageContent) and credentials.vision is not False:
-            parts.append({"type": "image_url", "image_url": {"url": part.data, "detail": part.detail.value}})
-        else:
-            raise ValueError(
-                f"this model reads text only, and the message holds a file of type {part.type.value}. Remove it, or "
-                "choose a model that can read it."
-            )
-    return parts
 
 
 def _tool(tool: PromptMessageTool) -> dict[str, Any]:
