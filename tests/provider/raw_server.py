@@ -33,9 +33,11 @@ class RawServer:
     """Answers one connection after another: each with a list of pieces, of which `None` waits for the client to leave.
 
     `requests` holds what was asked, heads and bodies as they came; `left` is set when a client left before the end.
+    With `chats_only` every GET is a 404 and takes no answer: the plugin asks servers what they are.
     """
 
-    def __init__(self, *answers: Sequence[bytes | None]) -> None:
+    def __init__(self, *answers: Sequence[bytes | None], chats_only: bool = False) -> None:
+        self._chats_only = chats_only
         self._answers = answers
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.requests: list[bytes] = []
@@ -56,19 +58,27 @@ class RawServer:
         self._socket.close()
 
     def _serve(self) -> None:
-        for pieces in self._answers:
+        answers = list(self._answers)
+        while answers:
             connection, _ = self._socket.accept()
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.requests.append(_read_request(connection))
-                try:
-                    for piece in pieces:
-                        if piece is not None:
-                            connection.sendall(piece)
-                        elif connection.recv(1) == b"":
-                            self.left.set()
-                except OSError:
+                request = _read_request(connection)
+                if self._chats_only and not request.startswith(b"POST /v1/chat"):
+                    connection.sendall(status("404 Not Found"))
+                    continue
+                self.requests.append(request)
+                self._answer(connection, answers.pop(0))
+
+    def _answer(self, connection: socket.socket, pieces: Sequence[bytes | None]) -> None:
+        try:
+            for piece in pieces:
+                if piece is not None:
+                    connection.sendall(piece)
+                elif connection.recv(1) == b"":
                     self.left.set()
+        except OSError:
+            self.left.set()
 
 
 def _read_request(connection: socket.socket) -> bytes:

@@ -155,6 +155,32 @@ def test_a_model_that_is_not_served_is_answered_with_the_one_that_is(
     assert caught.value.kind == "InvokeBadRequestError"
 
 
+def test_a_prompt_that_is_too_long_is_told_with_both_numbers(
+    plugin: PluginProcess, credentials: dict[str, str]
+) -> None:
+    with pytest.raises(PluginError, match=r"has \d+ tokens; the context holds 4096") as caught:
+        ask(plugin, credentials, user("word " * 20_000))
+    assert caught.value.kind == "InvokeBadRequestError"
+
+
+def test_a_picture_is_refused_by_the_server_that_knows_its_model(
+    plugin: PluginProcess, credentials: dict[str, str]
+) -> None:
+    image = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
+    with pytest.raises(PluginError, match="this model reads text only") as caught:
+        ask(plugin, credentials, {"role": "user", "content": [{"type": "text", "data": "look"}, image]})
+    assert caught.value.kind == "InvokeBadRequestError"
+
+
+def test_a_document_of_plain_text_is_read(plugin: PluginProcess, credentials: dict[str, str]) -> None:
+    question = {"type": "document", "format": "txt", "mime_type": "text/plain", "base64_data": "V2hhdD8="}
+    billed = [
+        ask(plugin, credentials, {"role": "user", "content": parts})[-1]["delta"]["usage"]["prompt_tokens"]
+        for parts in ([{"type": "text", "data": "Hi"}], [{"type": "text", "data": "Hi"}, question])
+    ]
+    assert billed[0] < billed[1]
+
+
 # -- credential forms --------------------------------------------------------------------------------
 
 

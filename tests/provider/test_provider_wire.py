@@ -275,6 +275,58 @@ def test_an_answered_tool_loop_loses_its_thinking_whatever_ids_dify_invents(
     assert "think" not in json.dumps(sent(plugin, stub, history)["messages"])
 
 
+def test_each_round_of_an_agent_keeps_its_own_thinking_until_there_is_an_answer(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    first, second = ({**CALL, "id": identifier} for identifier in ("9f1e-1", "9f1e-2"))
+    history = [
+        user("an earlier question"),
+        assistant("<think>\nold\n</think>\n\nan earlier answer"),
+        user("q"),
+        assistant("<think>\none\n</think>\n\nLet me see.", [first]),
+        result(first, "12:00"),
+        assistant("<think>\ntwo\n</think>", [second]),
+        result(second, "12:01"),
+    ]
+    turns = sent(plugin, stub, history, tools=[CLOCK])["messages"]
+    assert [turn.get("reasoning_content") for turn in turns if turn["role"] == "assistant"] == [
+        None,
+        "one",
+        "two",
+    ]
+    assert [turn["tool_call_id"] for turn in turns if turn["role"] == "tool"] == ["9f1e-1", "9f1e-2"]
+    assert turns[3]["content"] == "Let me see."
+
+
+@pytest.mark.parametrize(
+    ("echoed", "answer"),
+    [
+        ("<think>\nwhy\n</think>\n\nThe tag <\u200bthink> opens it.", "The tag <think> opens it."),
+        ("<think>\nan | row\n- | -\n\n\u200b\n</think>\n\na", "a"),
+        ("<think>\nstopped by the us", ""),
+        ("<THINK>why</THINK>a", "a"),
+        ("one <think>\nb\n</think>\n\ntwo", "one \n\ntwo"),
+        ("Thought: I need it\nAction: {}", "Thought: I need it\nAction: {}"),
+    ],
+)
+def test_an_answer_goes_back_as_the_model_gave_it(
+    plugin: PluginProcess, stub: Stub, echoed: str, answer: str
+) -> None:
+    turns = sent(plugin, stub, [user("q"), assistant(echoed), user("q2")])["messages"]
+    said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+    assert [" ".join(text.split()) for text in said] == ([" ".join(answer.split())] if answer else [])
+
+
+def test_what_newer_daemons_send_beside_a_request_does_no_harm(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"content": "Hi"})
+    request = plugin.request(
+        "invoke_llm", provider="mlx", model="default", model_type="llm", credentials=stub.credentials,
+        model_parameters={}, prompt_messages=[user("hi")], tools=None, stop=None, stream=True,
+        tool_choice="required", json_schema={"type": "object"},
+    )  # fmt: skip
+    assert text_of(list(request)) == "Hi"
+
+
 def test_two_turns_within_one_second_leave_an_empty_answer_that_is_dropped(
     plugin: PluginProcess, stub: Stub
 ) -> None:

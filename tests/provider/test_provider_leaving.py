@@ -1,0 +1,122 @@
+"""A run that is stopped: what makes the plugin leave the server, which then stops generating.
+
+Dify's SDK (0.10.2) has no message for it: when a user presses Stop, Dify's daemon drops what the plugin still sends,
+and the plugin is not told. What can be known is seen here: nobody takes the answer any more, or the plugin ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from daemon import PluginProcess
+from dify_view import user
+from raw_server import STREAM, RawServer, event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HI = event({"reasoning_content": "Hi"})
+
+
+@pytest.fixture
+def server() -> Iterator[RawServer]:
+    """A server in the middle of an answer, which waits for its client to leave."""
+    with RawServer([STREAM, HI, None], chats_only=True) as server:
+        yield server
+
+
+STOP_IN_MID_ANSWER = """
+import sys
+import dify_plugin
+from dify_plugin.entities.model.llm import LLMUsage
+from dify_plugin.entities.model.message import UserPromptMessage
+from dify_mlx_provider.invocation import invoke
+
+answer = invoke(
+    "default", {"endpoint_url": sys.argv[1]}, [UserPromptMessage(content="hi")], {}, tools=None, stop=None, stream=True,
+    usage_of=lambda *_: LLMUsage.empty_usage(),
+)
+print(next(answer).delta.message.content.strip(), flush=True)
+sys.stdin.readline()
+answer.close()
+sys.stdin.readline()
+"""
+
+
+def test_closing_the_answer_leaves_the_server(server: RawServer, plugin_root: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOP_IN_MID_ANSWER, server.address],
+        cwd=plugin_root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "<think>\n"
+        assert not server.left.is_set()
+        process.stdin.write("close it\n")
+        process.stdin.flush()
+        assert server.left.wait(30)
+        process.stdin.close()
+
+
+def test_a_plugin_that_ends_leaves_the_server(server: RawServer, plugin_root: Path) -> None:
+    with PluginProcess(plugin_root) as plugin:
+        answer = plugin.invoke([user("hi")], credentials={"endpoint_url": server.address})
+        assert next(answer)["delta"]["message"]["content"] == "<think>\n"
+        assert not server.left.is_set()
+    assert server.left.wait(30)
+
+
+def test_a_daemon_that_takes_nothing_any_more_makes_the_plugin_leave_the_server(plugin_root: Path) -> None:
+    request = {
+        "session_id": "1",
+        "event": "request",
+        "data": {
+            "user_id": "1",
+            "type": "model",
+            "action": "invoke_llm",
+            "provider": "mlx",
+            "model": "default",
+            "model_type": "llm",
+            "model_parameters": {},
+            "prompt_messages": [user("hi")],
+            "tools": [],
+            "stop": [],
+            "stream": True,
+        },
+    }
+    command = [sys.executable, "-m", "dify_mlx_provider"]
+    environment = {"INSTALL_METHOD": "local", "PATH": os.environ.get("PATH", "")}
+    with (
+        RawServer([STREAM, *[HI] * 50_000, None], chats_only=True) as server,
+        subprocess.Popen(
+            command,
+            cwd=plugin_root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as plugin,
+    ):
+        try:
+            assert plugin.stdin is not None
+            assert plugin.stdout is not None
+            request["data"]["credentials"] = {"endpoint_url": server.address}  # type: ignore[index]
+            assert any("heartbeat" in line for line in plugin.stdout)
+            plugin.stdin.write(json.dumps(request) + "\n")
+            plugin.stdin.flush()
+            assert any('"stream"' in line for line in plugin.stdout)
+            plugin.stdout.close()
+            assert server.left.wait(30)
+            assert plugin.poll() is None
+        finally:
+            plugin.kill()
