@@ -22,6 +22,7 @@ from dify_plugin.entities.model import (
 from mlx_backend.conversation.effort import Effort
 
 from . import discovery
+from .leniency import nearest
 from .parameters import LEVELS, SWITCH, Settings, rules
 from .servers import WAYS
 
@@ -132,11 +133,7 @@ def _default(wished: str | None, of_server: str | None, efforts: Sequence[str]) 
     """The effort the select starts with: the wished one, or what comes nearest to it."""
     if not efforts:
         return ""
-    effort = wished or of_server or Effort.MEDIUM.value
-    place = _ORDER.index(effort) if effort in _ORDER else _ORDER.index(Effort.MEDIUM.value)
-    # A wish to reason is not answered with none, nor the wish for none with much.
-    reasoning = [word for word in efforts if word != Effort.NONE] if effort != Effort.NONE else list(efforts)
-    return min(reasoning or efforts, key=lambda word: abs(_ORDER.index(word) - place))
+    return nearest(wished or of_server or Effort.MEDIUM.value, efforts)
 
 
 def _features(traits: Traits) -> list[ModelFeature]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import discovery
 from .client import Client, ServerError
+from .kept import Kept
 from .servers import Kind
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ PER_MESSAGE = 4
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef]")
 _NOT_COUNTED = ("stream", "stream_options", "max_tokens")
 
-_counts: discovery.Kept[int] = discovery.Kept(60.0, most=512)
+_counts: Kept[int] = Kept(60.0, most=512)
 
 
 def estimated_tokens(text: str) -> int:

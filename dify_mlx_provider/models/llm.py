@@ -9,6 +9,7 @@ from dify_plugin import LargeLanguageModel
 from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.errors import KINDS, for_dify
 from dify_mlx_provider.invocation import fold, invoke, prompt_tokens
+from dify_mlx_provider.leniency import lenient
 from dify_mlx_provider.model_schema import customizable_model
 from dify_mlx_provider.validation import validate
 
@@ -31,9 +32,8 @@ class MLXLargeLanguageModel(LargeLanguageModel):
     ) -> dict[str, Any]:
         """Note what Dify has set before the SDK fills in the defaults. There is a new object for every call."""
         self._chosen = frozenset(name for name, value in model_parameters.items() if value is not None)
-        filled: dict[str, Any] = super()._validate_and_filter_model_parameters(
-            model, model_parameters, credentials
-        )
+        meant = lenient(model_parameters, self.get_parameter_rules(model, credentials))
+        filled: dict[str, Any] = super()._validate_and_filter_model_parameters(model, meant, credentials)
         return filled
 
     def _efforts(self, model: str, credentials: dict[str, Any]) -> list[str]:

@@ -1,0 +1,92 @@
+"""Settings of a workflow that was written for another model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import PluginError
+from kind_server import mlx_backend
+
+from dify_mlx_provider.leniency import lenient
+
+if TYPE_CHECKING:
+    from daemon import PluginProcess
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    options: tuple[str, ...] = ()
+    max: float | None = None
+    precision: int | None = None
+
+
+LEVELS, SWITCH = ("low", "medium", "high"), ("none", "medium")
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "taken"),
+    [
+        ("high", LEVELS, "high"),
+        ("HIGH", LEVELS, "high"),
+        ("高", LEVELS, "high"),
+        ("middle", LEVELS, "medium"),
+        ("xhigh", LEVELS, "high"),
+        ("minimal", LEVELS, "low"),
+        ("none", LEVELS, "low"),
+        ("high", SWITCH, "medium"),
+        ("minimal", SWITCH, "medium"),  # a little reasoning is not none
+        ("off", SWITCH, "none"),
+        (True, SWITCH, "medium"),
+        (False, SWITCH, "none"),
+        ("banana", LEVELS, "banana"),
+    ],
+)
+def test_an_effort_becomes_the_option_that_comes_nearest(
+    given: Any, options: tuple[str, ...], taken: str
+) -> None:
+    rules = [Rule("reasoning_effort", options)]
+    assert lenient({"reasoning_effort": given}, rules) == {"reasoning_effort": taken}
+
+
+@pytest.mark.parametrize(
+    ("rule", "given", "taken"),
+    [
+        (Rule("max_tokens", max=4096), 32_768, 4096),
+        (Rule("max_tokens", max=4096), 100, 100),
+        (Rule("temperature", max=2.0, precision=2), 0.33333, 0.33),
+        (Rule("temperature", max=2.0, precision=2), 3.0, 3.0),  # too hot is the SDK's to refuse
+        (Rule("top_k", max=200), 20.0, 20),
+        (Rule("top_k", max=200), True, True),
+        (Rule("response_format", options=("text", "json_object")), "JSON_Object", "json_object"),
+        (Rule("response_format", options=("text", "json_object")), "yaml", "yaml"),
+    ],
+)
+def test_what_is_nearly_right_is_made_right(rule: Rule, given: Any, taken: Any) -> None:
+    result = lenient({rule.name: given, "unknown": 1, "empty": None}, [rule, Rule("empty")])
+    assert result == {rule.name: taken, "unknown": 1, "empty": None}
+    assert type(result[rule.name]) is type(taken)
+
+
+def test_a_workflow_written_for_gpt_oss_runs_with_a_model_that_has_a_switch(plugin: PluginProcess) -> None:
+    qwen = {
+        "id": "qwen",
+        "context_length": 4096,
+        "capabilities": ["completion", "thinking"],
+        "reasoning": {"efforts": ["none", "medium"], "default": "medium"},
+    }
+    settings = {"reasoning_effort": "high", "max_tokens": 32_768, "temperature": 0.12345}
+    with mlx_backend(qwen) as server:
+        form = {"endpoint_url": server.address}
+        question = {"role": "user", "content": "hi"}
+        list(plugin.invoke([question], credentials=form, model="qwen", parameters=settings))
+        (body,) = server.bodies
+        assert (body["reasoning_effort"], body["max_tokens"], body["temperature"]) == ("medium", 4096, 0.12)
+        with pytest.raises(PluginError, match=r"should be one of \['none', 'medium'\]"):
+            list(
+                plugin.invoke(
+                    [question], credentials=form, model="qwen", parameters={"reasoning_effort": "banana"}
+                )
+            )
