@@ -91,14 +91,31 @@ def test_an_agent_calls_difys_own_tool_and_answers_with_its_result(
     assert split_reasoning(text_of(third))[0] == "The capital of France is Paris."
 
 
-def test_the_title_request_is_answered_in_one_piece(
-    plugin: PluginProcess, credentials: dict[str, str]
+TITLE = "You are asked to generate a concise chat title … Return only JSON: What is the capital of France?"
+
+
+@pytest.mark.parametrize("limit", [500, 24])
+def test_the_title_request_is_answered_in_one_piece_within_its_room(
+    plugin: PluginProcess, credentials: dict[str, str], limit: int
 ) -> None:
     (whole,) = ask(
-        plugin, credentials, user(QUESTION), stream=False, parameters={"temperature": 1, "max_tokens": 500}
+        plugin, credentials, user(TITLE), stream=False, parameters={"temperature": 1, "max_tokens": limit}
     )
-    assert whole["delta"]["message"]["content"]
-    assert whole["delta"]["usage"]["completion_tokens"] <= 500
+    text = whole["delta"]["message"]["content"]
+    assert text.strip()
+    assert "think" not in text
+    assert whole["delta"]["usage"]["completion_tokens"] <= limit
+
+
+def test_an_aside_does_not_think_away_the_room_that_a_user_asking_the_same_would_give_it(
+    plugin: PluginProcess, credentials: dict[str, str]
+) -> None:
+    settings = {"max_tokens": 16}
+    (aside,) = ask(plugin, credentials, user(QUESTION), stream=False, parameters=settings)
+    chosen = {**settings, "reasoning_effort": "high"}
+    (turn,) = ask(plugin, credentials, user(QUESTION), stream=False, parameters=chosen)
+    assert split_reasoning(aside["delta"]["message"]["content"])[0].startswith("The capital of France")
+    assert split_reasoning(turn["delta"]["message"]["content"])[0] == ""
 
 
 def test_an_answer_cut_by_the_limit_is_closed_and_says_so(
