@@ -129,6 +129,19 @@ def test_parameters_are_taken_from_the_function_call_after_the_thinking(bridge: 
     assert [tool["name"] for tool in asked["tools"]] == ["extract_parameters"]
 
 
+def test_a_node_that_hides_the_thinking_gives_an_extractor_nothing_to_mistake_for_the_answer(
+    bridge: Bridge,
+) -> None:
+    with scripted(
+        bridge,
+        '<|channel|>analysis<|message|>Is it {"city": "Rome", "days": 1}? They said Oslo.<|end|>'
+        '<|start|>assistant<|channel|>final<|message|>{"city": "Oslo", "days": 3}<|return|>',
+    ) as dify:
+        run = dify.play("extractor_prompt", "The weather in Oslo for three days, please.")
+    outputs = run.outputs("extractor")
+    assert (outputs["city"], outputs["days"]) == ("Oslo", 3)
+
+
 def test_a_server_that_is_down_is_a_sentence_to_act_on(dify: Dify) -> None:
     run = dify.play("tagged", QUESTION, endpoint_url="http://127.0.0.1:9/v1")
     assert "[MLX] no server at http://127.0.0.1:9/v1: start it with" in run.error
