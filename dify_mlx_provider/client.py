@@ -10,7 +10,8 @@ nobody listens any more.
     ├── Overloaded       it asks us to wait (429, or its queue is full)
     ├── KeyRefused       it does not take our key (401, 403)
     └── Refused          it does not take the request (other 4xx), or does not speak OpenAI's protocol
-        └── ModelNotFound
+        ├── ModelNotFound
+        └── NoSuchAddress    there is nothing at all at the path
 
 A server that says when to come again (`Retry-After`: it is loading the model, or its queue is full) is asked again,
 for as long as a silent one would be waited for.
@@ -31,6 +32,7 @@ from . import body as bodies
 from .faults import (
     KeyRefused,
     ModelNotFound,
+    NoSuchAddress,
     Overloaded,
     Refused,
     ServerError,
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
     from .credentials import Credentials
 
 __all__ = [
-    "Client", "KeyRefused", "ModelNotFound", "Overloaded", "Refused", "ServerError", "Unavailable", "Unreachable",
+    "Client", "KeyRefused", "ModelNotFound", "NoSuchAddress", "Overloaded", "Refused", "ServerError",
+    "Unavailable", "Unreachable",
 ]  # fmt: skip
 
 LONGEST_WAIT = 300.0
@@ -96,7 +99,14 @@ class Client:
         connect_timeout: float | None = None,
     ) -> Any:
         """Send a request whose answer is one JSON value; return the value."""
-        with self._send(method, path, body, (connect_timeout, timeout)) as response:
+        return self._read(self._send(method, path, body, (connect_timeout, timeout)))
+
+    def compute(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Send a request whose answer is one JSON value, which may take its time; return the value."""
+        return self._read(self.patiently("POST", path, body))
+
+    def _read(self, response: requests.Response) -> Any:
+        with response:
             try:
                 return bodies.whole(_arriving(response))
             except bodies.Malformed as error:
@@ -281,7 +291,7 @@ class Client:
             address=self._credentials.base_url,
             location=response.headers.get("Location"),
         )
-        error = error or self._not_openai()
+        error = error or NoSuchAddress(str(self._not_openai()))
         error.retry_after = _seconds(response.headers.get("Retry-After"))
         return error
 

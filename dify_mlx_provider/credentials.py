@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 type Reasoning = Literal["effort", "switch", "none"]
 
 AUTO = "auto"
+MAX_CHUNKS = 32
+"""Texts of a request for vectors: enough to keep a server busy, and never long without an answer."""
+
 EXAMPLE = "http://host.docker.internal:8080/v1"
 # What people copy from a manual or a browser instead of the address itself; the longest first.
 _ENDPOINTS = (
@@ -52,6 +55,9 @@ class Credentials:
     structured_output: bool | None = None
     reasoning: Reasoning | None = None
     effort: str | None = None
+    max_chunks: int = MAX_CHUNKS
+    query_prefix: str = ""
+    document_prefix: str = ""
 
     @classmethod
     def read(cls, form: Mapping[str, Any]) -> Credentials:
@@ -60,6 +66,7 @@ class Credentials:
             key: text for key, value in form.items() if value is not None and (text := str(value).strip())
         }
         context_size = _number(given, "context_size", "Context size", whole=True)
+        max_chunks = _number(given, "max_chunks", "Texts per request", whole=True)
         max_output = _number(given, "max_output_tokens", "Maximum output tokens", whole=True)
         return cls(
             base_url=base_url(given.get("endpoint_url", "")),
@@ -75,6 +82,9 @@ class Credentials:
             structured_output=_supported(given, "structured_output", "Structured output"),
             reasoning=_reasoning(given.get("reasoning", AUTO)),
             effort=_effort(given.get("effort", AUTO)),
+            max_chunks=int(max_chunks or MAX_CHUNKS),
+            query_prefix=_prefix(form.get("query_prefix")),
+            document_prefix=_prefix(form.get("document_prefix")),
         )
 
 
@@ -156,6 +166,12 @@ def _number(given: Mapping[str, str], field: str, label: str, *, whole: bool = F
     if not 0 < number < 1e9 or (whole and number < 1):
         raise CredentialsError(f"{label} must be a positive number, not {text!r}.")
     return number
+
+
+def _prefix(value: Any) -> str:
+    """What stands before a text. Forms lose the blank that most prefixes end with."""
+    text = str(value or "").strip().replace("\\n", "\n")
+    return f"{text} " if text.endswith(":") else text
 
 
 def _supported(given: Mapping[str, str], field: str, label: str) -> bool | None:

@@ -51,17 +51,26 @@ class Server:
     models: tuple[Model, ...] = ()
     answered: bool = False
 
-    def model(self, name: str) -> Model | None:
-        """The model of that name; also by its last part, as servers understand it. `default` is the first one."""
-        chat = [model for model in self.models if model.type in (None, "llm")]
+    def model(self, name: str, kind: str = "llm") -> Model | None:
+        """The model of that name; also by its last part, as servers understand it.
+
+        `default` is the first one of a kind; what does not say of which kind it is comes after those that do.
+        """
         if name == "default":
-            ready = [model for model in chat if model.state in (None, "ready", "loaded")]
-            return next(iter(ready or chat), None)
+            fit = self.of_kind(kind)
+            ready = [model for model in fit if model.state in (None, "ready", "loaded")]
+            return next(iter(ready or fit), None)
         for same in (_whole, _last_part, _untagged):
             for model in self.models:
                 if same(model.name) == same(name):
                     return model
         return None
+
+    def of_kind(self, kind: str) -> list[Model]:
+        """The models of a kind; where none says of which kind it is, all that do not say."""
+        return [model for model in self.models if model.type == kind] or [
+            model for model in self.models if model.type is None
+        ]
 
 
 _servers: Kept[Server] = Kept()
@@ -75,10 +84,10 @@ def server(credentials: Credentials) -> Server:
     return found if kind is None else replace(found, kind=kind)
 
 
-def model(name: str, credentials: Credentials) -> Model | None:
+def model(name: str, credentials: Credentials, kind: str = "llm") -> Model | None:
     """Return what the server says of a model, None if it says nothing; never raises."""
     there = server(credentials)
-    found = there.model(name)
+    found = there.model(name, kind)
     if found is not None and there.kind is Kind.OLLAMA:
         listed = found
         return _shown.get(

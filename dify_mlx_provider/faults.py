@@ -59,6 +59,10 @@ class ModelNotFound(Refused):
         return ModelNotFound(f"{words}. The server at this address serves: {', '.join(served)}.")
 
 
+class NoSuchAddress(Refused):
+    """Something answers, and knows nothing of the path."""
+
+
 def from_status(status: int, body: Any, *, address: str, location: str | None = None) -> ServerError | None:
     """Return what a reply with an error status means; None if no OpenAI-compatible server answered."""
     words, code = _words_and_code(body)

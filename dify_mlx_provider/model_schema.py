@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 UNKNOWN_CONTEXT = 32_768
 """Tokens, where nobody says: what nearly every model can do. More would be promised to Dify than may be there."""
 
+UNKNOWN_LENGTH = 512
+"""Tokens of a text to be embedded, where nobody says: what the smallest of the usual models read."""
+
 _ORDER = [effort.value for effort in Effort]
 
 
@@ -79,6 +82,40 @@ def customizable_model(name: str, credentials: Credentials) -> AIModelEntity:
             ModelPropertyKey.CONTEXT_SIZE: traits.context_size,
         },
         parameter_rules=[ParameterRule(**rule) for rule in rules(settings)],
+    )
+
+
+def embedding_model(name: str, credentials: Credentials) -> AIModelEntity:
+    """Return the schema of a model that makes vectors."""
+    properties = {
+        ModelPropertyKey.CONTEXT_SIZE: _length(name, credentials, "embedding") or UNKNOWN_LENGTH,
+        ModelPropertyKey.MAX_CHUNKS: credentials.max_chunks,
+    }
+    return _reader(name, credentials, ModelType.TEXT_EMBEDDING, properties)
+
+
+def rerank_model(name: str, credentials: Credentials) -> AIModelEntity:
+    """Return the schema of a model that ranks."""
+    length = _length(name, credentials, "rerank")
+    properties = {} if length is None else {ModelPropertyKey.CONTEXT_SIZE: length}
+    return _reader(name, credentials, ModelType.RERANK, properties)
+
+
+def _length(name: str, credentials: Credentials, kind: str) -> int | None:
+    told = discovery.model(name, credentials, kind)
+    return credentials.context_size or (told.context_size if told else None)
+
+
+def _reader(
+    name: str, credentials: Credentials, kind: ModelType, properties: dict[ModelPropertyKey, int]
+) -> AIModelEntity:
+    return AIModelEntity(
+        model=name,
+        label=I18nObject(en_US=credentials.display_name or name),
+        model_type=kind,
+        fetch_from=FetchFrom.CUSTOMIZABLE_MODEL,
+        model_properties=properties,
+        parameter_rules=[],
     )
 
 

@@ -22,7 +22,7 @@ from .credentials import Credentials, CredentialsError
 from .servers import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .asking import Answer
     from .discovery import Server
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MOST_NAMES = 12
 PATIENCE = 30.0
 """Seconds a server may take for its list of models; a page of Dify's waits for it."""
+
+LONGEST_TRIAL = 120.0
+"""Seconds a model may take for a word, loading included."""
 
 _PATHS = ("/v1", "/api/v1", "/openai/v1", "")
 _LOADING = re.compile(r"\bload(?:s|ed|ing)?\b", re.IGNORECASE)
@@ -52,6 +55,24 @@ def validate(form: Mapping[str, Any], model: str | None = None) -> None:
         raise _failure(complaint)
     if model is not None and model.strip() != "default":
         _look_up(model.strip(), served, server)
+
+
+def validate_by_use(form: Mapping[str, Any], use: Callable[[Credentials], object]) -> None:
+    """Do with the credentials what they are for; if that fails, say why as `validate` does.
+
+    For models that answer at once: embedding a word is the only proof that a model makes vectors. Raises
+    CredentialsValidateFailedError.
+    """
+    discovery.ask_again()
+    try:
+        credentials = Credentials.read(form)
+        use(replace(credentials, timeout=min(credentials.timeout, LONGEST_TRIAL)))
+    except CredentialsError as error:
+        raise _failure(str(error)) from error
+    except ServerError as error:
+        if isinstance(error, Unreachable | Refused) and not discovery.server(credentials).answered:
+            validate(form)  # it is the address
+        raise _failure(str(error)) from error
 
 
 def _served(credentials: Credentials) -> list[str]:

@@ -28,7 +28,8 @@ def said(text: str) -> bytes:
 class KindServer:
     """Answers each path with what it is given: an object as JSON, bytes as they are, a number as a status.
 
-    `header` is what it calls itself. `chat` is called with a chat request's body and gives a status and an answer.
+    `header` is what it calls itself. `chat` is called with a chat request's body and gives a status and an answer;
+    `posts` are the same for other paths below /v1, by their names.
     `gate`, while it is not set, keeps everybody waiting. `asked` and `bodies` hold what came in.
     """
 
@@ -38,7 +39,9 @@ class KindServer:
         *,
         header: str = "",
         chat: Callable[[dict[str, Any]], tuple[int, Any]] = lambda _: (200, said("ok")),
+        **posts: Callable[[dict[str, Any]], tuple[int, Any]],
     ) -> None:
+        called = {CHAT: chat} | {f"/v1/{name}": answer for name, answer in posts.items()}
         self.answers = dict(answers or {})
         self.asked: list[str] = []
         self.keys: list[str | None] = []
@@ -63,9 +66,9 @@ class KindServer:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 owner.asked.append(self.path)
-                if self.path == CHAT:
+                if self.path in called:
                     owner.bodies.append(body)
-                    self._send(*chat(body))
+                    self._send(*called[self.path](body))
                 else:
                     answer = owner.answers.get(self.path, 404)
                     self._send(
@@ -147,14 +150,14 @@ def vllm(**more: Any) -> KindServer:
     return KindServer({"/v1/models": listed(model)}, header="uvicorn", **more)
 
 
-def llama_cpp() -> KindServer:
+def llama_cpp(**more: Any) -> KindServer:
     """llama-server with one model, 8192 tokens a slot."""
     meta = {"n_ctx": 8_192, "n_ctx_train": 131_072, "n_params": 1}
     model = {"id": "gpt-oss-20b.gguf", "owned_by": "llamacpp", "meta": meta}
-    return KindServer({"/v1/models": listed(model)}, header="llama.cpp")
+    return KindServer({"/v1/models": listed(model)}, header="llama.cpp", **more)
 
 
-def lm_studio() -> KindServer:
+def lm_studio(**more: Any) -> KindServer:
     """LM Studio with an embedding model, one that sees, and one that calls tools."""
     names = ("text-embedding-nomic", "qwen-vl", "openai/gpt-oss-20b")
     described = listed(
@@ -176,7 +179,7 @@ def lm_studio() -> KindServer:
         },
     )
     plain = listed(*({"id": name, "owned_by": "organization_owner"} for name in names))
-    return KindServer({"/v1/models": plain, "/api/v0/models": described}, header="Express")
+    return KindServer({"/v1/models": plain, "/api/v0/models": described}, header="Express", **more)
 
 
 def ollama(**more: Any) -> KindServer:

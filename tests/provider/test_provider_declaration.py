@@ -124,7 +124,7 @@ def test_the_marketplaces_rule_on_authors_is_kept(manifest: dict[str, Any]) -> N
 
 def test_the_sdk_takes_the_provider_and_finds_every_model(provider: dict[str, Any]) -> None:
     assert provider["provider"] == "mlx"
-    assert provider["supported_model_types"] == ["llm"]
+    assert provider["supported_model_types"] == ["llm", "text-embedding", "rerank"]
     assert sorted(provider["configurate_methods"]) == ["customizable-model", "predefined-model"]
     assert len(provider["models"]) == len(MODELS)
 

@@ -1,0 +1,58 @@
+"""The rerank model as Dify's SDK loads it. The SDK runs this file more than once: it holds no state and no logic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dify_plugin import RerankModel
+from dify_plugin.entities.model.rerank import RerankDocument, RerankResult
+
+from dify_mlx_provider.credentials import Credentials
+from dify_mlx_provider.errors import KINDS, for_dify
+from dify_mlx_provider.model_schema import rerank_model
+from dify_mlx_provider.ranking import rank
+from dify_mlx_provider.validation import validate_by_use
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dify_plugin.entities.model import AIModelEntity
+    from dify_plugin.errors.model import InvokeError
+
+
+class MLXRerankModel(RerankModel):
+    """Rerank models behind an MLX server, or another one with Jina's or Cohere's protocol."""
+
+    def _invoke(
+        self,
+        model: str,
+        credentials: dict[str, Any],
+        query: str,
+        docs: list[str],
+        score_threshold: float | None = None,
+        top_n: int | None = None,
+        user: str | None = None,
+    ) -> RerankResult:
+        """Put documents in the order of their worth for a question."""
+        form = Credentials.read(credentials)
+        ranked = rank(model, form, query, docs, threshold=score_threshold, top_n=top_n)
+        found = [RerankDocument(index=each.index, text=docs[each.index], score=each.score) for each in ranked]
+        return RerankResult(model=model, docs=found)
+
+    def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
+        """Rank two documents."""
+        documents = ["Paris is the capital of France.", "Rice is a grain."]
+        validate_by_use(
+            credentials, lambda form: rank(model, form, "What is the capital of France?", documents)
+        )
+
+    def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
+        """Describe a model from its form and from what its server says."""
+        return rerank_model(model, Credentials.read(credentials))
+
+    @property
+    def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:
+        return KINDS
+
+    def _transform_invoke_error(self, error: Exception) -> InvokeError:
+        return for_dify(error)

@@ -1,0 +1,74 @@
+"""The embedding model as Dify's SDK loads it. The SDK runs this file more than once: it holds no state and no logic."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from dify_plugin import TextEmbeddingModel
+from dify_plugin.entities.model import EmbeddingInputType, PriceType
+from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbeddingResult
+
+from dify_mlx_provider.credentials import Credentials
+from dify_mlx_provider.errors import KINDS, for_dify
+from dify_mlx_provider.model_schema import embedding_model
+from dify_mlx_provider.validation import validate_by_use
+from dify_mlx_provider.vectors import embed, tokens_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dify_plugin.entities.model import AIModelEntity
+    from dify_plugin.errors.model import InvokeError
+
+
+class MLXTextEmbeddingModel(TextEmbeddingModel):
+    """Embedding models behind an MLX server, or another OpenAI-compatible one."""
+
+    def _invoke(
+        self,
+        model: str,
+        credentials: dict[str, Any],
+        texts: list[str],
+        user: str | None = None,
+        input_type: EmbeddingInputType = EmbeddingInputType.DOCUMENT,
+    ) -> TextEmbeddingResult:
+        """Make a vector of each text."""
+        form = Credentials.read(credentials)
+        found = embed(model, form, texts, query=input_type == EmbeddingInputType.QUERY)
+        return TextEmbeddingResult(
+            model=model, embeddings=found.vectors, usage=self._usage(model, credentials, found.tokens)
+        )
+
+    def _usage(self, model: str, credentials: dict[str, Any], tokens: int) -> EmbeddingUsage:
+        price = self.get_price(
+            model=model, credentials=credentials, price_type=PriceType.INPUT, tokens=tokens
+        )
+        return EmbeddingUsage(
+            tokens=tokens,
+            total_tokens=tokens,
+            unit_price=price.unit_price,
+            price_unit=price.unit,
+            total_price=price.total_amount,
+            currency=price.currency,
+            latency=time.perf_counter() - self.started_at,
+        )
+
+    def get_num_tokens(self, model: str, credentials: dict[str, Any], texts: list[str]) -> list[int]:
+        """Count each text's tokens."""
+        return tokens_of(model, Credentials.read(credentials), texts)
+
+    def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
+        """Make the vector of one word."""
+        validate_by_use(credentials, lambda form: embed(model, form, ["hello"], query=True))
+
+    def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
+        """Describe a model from its form and from what its server says."""
+        return embedding_model(model, Credentials.read(credentials))
+
+    @property
+    def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:
+        return KINDS
+
+    def _transform_invoke_error(self, error: Exception) -> InvokeError:
+        return for_dify(error)

@@ -1,0 +1,78 @@
+"""One call of Dify for a ranking: a question and documents out, their scores back, best first.
+
+Dify compares scores with a threshold from 0 to 1. mlx-backend, vLLM and Jina send such scores; a server that sends the
+model's own numbers (llama.cpp) is understood too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .client import Refused
+from .reading import compute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .credentials import Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document's place in what was sent, and its worth from 0 to 1."""
+
+    index: int
+    score: float
+
+
+def rank(
+    model: str,
+    credentials: Credentials,
+    query: str,
+    documents: Sequence[str],
+    *,
+    threshold: float | None = None,
+    top_n: int | None = None,
+) -> list[Ranked]:
+    """Rank documents, best first; leave out those below the threshold. Raises a ServerError."""
+    if not documents:
+        return []
+    body: dict[str, Any] = {"query": query, "documents": list(documents)}
+    answer = compute(credentials, model, "/rerank", body, "rerank")
+    scores = _scores(answer, len(documents))
+    if scores is None:
+        raise Refused(
+            f"the server at {credentials.base_url} answered with something other than {len(documents)} scores. "
+            f"Is {model!r} a rerank model?"
+        )
+    if any(not 0 <= score <= 1 for score in scores.values()):
+        scores = {at: _sigmoid(score) for at, score in scores.items()}
+    ranked = sorted((Ranked(at, score) for at, score in scores.items()), key=lambda each: -each.score)
+    kept = [each for each in ranked if threshold is None or each.score >= threshold]
+    return kept[:top_n] if top_n is not None and top_n > 0 else kept
+
+
+def _scores(answer: Any, count: int) -> dict[int, float] | None:
+    """Read the scores of an answer by the documents' places; None if they are not all there."""
+    listed = answer.get("results", answer.get("data"))
+    if not isinstance(listed, list):
+        return None
+    scores: dict[int, float] = {}
+    for entry in listed:
+        index = entry.get("index") if isinstance(entry, dict) else None
+        score = entry.get("relevance_score", entry.get("score")) if isinstance(entry, dict) else None
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+            return None
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            return None
+        scores[index] = float(score)
+    return scores if len(scores) == count else None
+
+
+def _sigmoid(number: float) -> float:
+    if number >= 0:
+        return 1 / (1 + math.exp(-number))
+    grown = math.exp(number)
+    return grown / (1 + grown)
