@@ -7,7 +7,6 @@ A `Reply` is an iterator of events that cancels its generation when it is closed
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -54,7 +53,7 @@ type ReplyEvent = Event | ContentLogprobs
 
 @dataclass(slots=True)
 class Usage:
-    """What a reply has cost so far. Seconds are the engine's when it finished by itself, else ours."""
+    """What a reply has cost so far. Seconds are the engine's, and there at the end, whatever that was."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -147,8 +146,6 @@ class Reply:
         self._call_parts: dict[int, tuple[str, list[str]]] = {}
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text has not been shown yet
         self._unclaimed = 0  # tokens since the last event or marker: part of whatever comes next
-        self._born = time.perf_counter()
-        self._first: float | None = None
 
     def call_id(self, index: int) -> str:
         """Return the id of the tool call with this index; the same id every time."""
@@ -181,11 +178,11 @@ class Reply:
                         yield from self._end(self._parser.close(item.reason))
             self._tell()
         finally:
+            if self.finish is None:  # left, or failed: what it has cost is to be told all the same
+                self._take_times()
             self._generation.close()
 
     def _read(self, item: TokenDelta) -> list[ReplyEvent]:
-        if self._first is None:
-            self._first = time.perf_counter()
         self.usage.completion_tokens += 1
         events = self._parser.feed(item.text, item.token)
         self._count_reasoning(item, events)
@@ -198,10 +195,7 @@ class Reply:
 
     def _cut(self) -> list[ReplyEvent]:
         """End the turn here, though the engine would go on."""
-        now = time.perf_counter()
-        first = self._first or now
-        self.usage.prefill_seconds = first - self._born
-        self.usage.decode_seconds = now - first
+        self._take_times()
         return self._end(self._parser.close("stop"))
 
     def _count_reasoning(self, item: TokenDelta, events: list[Event]) -> None:
@@ -293,6 +287,12 @@ class Reply:
         if calls:
             answer |= {"tool_calls": calls, "reasoning_content": "".join(self._reasoning)}
         self._told(answer)
+
+    def _take_times(self) -> None:
+        times = self._generation.times()
+        self.usage.queue_seconds = times.queue
+        self.usage.prefill_seconds = times.prefill
+        self.usage.decode_seconds = times.decode
 
     def _measure(self, finished: Finished) -> None:
         self.usage.cached_tokens = finished.cached_tokens

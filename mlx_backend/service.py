@@ -8,6 +8,7 @@ Knows no HTTP and no MLX: it takes frozen requests, raises meaning, and answers 
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,15 +42,24 @@ EXPECTED_TOKENS = 2048  # of a reply whose length nobody has limited
 
 
 class RequestError(ValueError):
-    """This server does not do what a request asks for; the text is for people, `param` names the field."""
+    """This server does not do what a request asks for; the text is for people, `param` names the field.
+
+    `numbers` are those of the text that a program may want to reckon with.
+    """
 
     def __init__(
-        self, message: str, param: str | None = None, code: str | None = None, status: int = 400
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        numbers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
         self.status = status
+        self.numbers = numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +151,25 @@ class Service:
         self._grammars = Grammars(tokenizer, DIALECTS[self._dialect])
         self._budgets = Budgets(tokenizer, DIALECTS[self._dialect])
         self._thoughts = ReasoningStore()
+
+    def prepare(self) -> None:
+        """Make in the background what the first reply that is held to a schema would have to wait for."""
+        if "structured_output" in self.description().capabilities:
+            # No daemon: the interpreter is to wait for it, not to end in the middle of foreign code.
+            threading.Thread(target=self._prepare, name="grammars").start()
+
+    @property
+    def prepared(self) -> bool:
+        """Whether that is there."""
+        return self._grammars.prepared
+
+    def _prepare(self) -> None:
+        try:
+            self._grammars.prepare()
+        except GrammarError as error:  # said again to whoever asks for it
+            log.info("Replies of %s cannot be held: %s", self.engine.model_id, error)
+        except Exception:
+            log.exception("What replies are held with could not be made ready.")
 
     def description(self) -> ModelDescription:
         """What this model can do."""
@@ -367,6 +396,7 @@ class Service:
                 f"The prompt has {length} tokens; the context holds {holds}, and the reply needs room too.",
                 "prompt" if isinstance(request, CompletionRequest) else "messages",
                 "context_length_exceeded",
+                numbers={"prompt_tokens": length, "max_model_len": holds},
             )
         return min(request.max_tokens or self._max_tokens or holds, holds - length)
 

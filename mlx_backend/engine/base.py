@@ -138,7 +138,14 @@ class EngineError(Exception):
 
 
 class EngineRefused(EngineError):
-    """This request cannot be run (bad token id, too long …); others are not touched."""
+    """This request cannot be run (bad token id, too long …); others are not touched.
+
+    `field` is what of the `GenerationRequest` is wrong, if it is one field.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class EngineBusy(EngineError):
@@ -171,6 +178,15 @@ class EngineStatus:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long a request has waited for its turn, been read, and been answered, in seconds, up to now or its end."""
+
+    queue: float
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
 class Generation(Protocol):
     """One running request. Iterate it in one thread; `close()` may be called from any, more than once."""
 
@@ -180,6 +196,10 @@ class Generation(Protocol):
 
     def next(self, timeout: float | None = None) -> EngineItem | None:
         """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""
+        ...
+
+    def times(self) -> Times:
+        """Return what it has taken so far; from any thread."""
         ...
 
     def close(self) -> None:

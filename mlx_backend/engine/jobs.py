@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
-from .base import EngineError, EngineStopped, Finished
+from .base import EngineError, EngineStopped, Finished, Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +39,7 @@ class Job:
         "born",
         "cached",
         "deadline",
+        "ended",
         "first",
         "key",
         "left",
@@ -58,6 +59,7 @@ class Job:
         self.deadline = None if request.patience is None else monotonic() + request.patience
         self.admitted = 0.0
         self.first = 0.0
+        self.ended = 0.0
         self.cached = 0
         self.tokens = 0
 
@@ -68,17 +70,23 @@ class Job:
 
     def finished(self, reason: Literal["stop", "length"]) -> Finished:
         """Say that it is over and what it cost."""
-        now = perf_counter()
-        first = self.first or now
+        times = self.times()
         return Finished(
             reason=reason,
             prompt_tokens=len(self.request.prompt),
             completion_tokens=self.tokens,
             cached_tokens=self.cached,
-            queue_seconds=self.admitted - self.born,
-            prefill_seconds=first - self.admitted,
-            decode_seconds=now - first,
+            queue_seconds=times.queue,
+            prefill_seconds=times.prefill,
+            decode_seconds=times.decode,
         )
+
+    def times(self) -> Times:
+        """Say what it has taken up to now, or to its end."""
+        now = self.ended or perf_counter()
+        admitted = self.admitted or now
+        first = self.first or now
+        return Times(admitted - self.born, first - admitted, now - first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +137,10 @@ class ScheduledGeneration:
                 yield item
         finally:
             self.close()
+
+    def times(self) -> Times:
+        """Return what it has taken so far."""
+        return self._job.times()
 
     def close(self) -> None:
         """Stop generating within one step. Idempotent; a finished generation ignores it."""

@@ -128,8 +128,9 @@ class Scheduler:
         with self._door:
             here = self._arrived - self._departed
             if here >= self._max_running + self._max_waiting:
-                text = f"The server is busy: {here} requests are running or waiting already."
-                raise EngineBusy(text, self._retry_after())
+                later = self._retry_after()
+                text = f"The server is busy: {here} requests are running or waiting already"
+                raise EngineBusy(f"{text}; try again in {later} s.", later)
             self._arrived += 1
             job = Job(next(self._keys), request)
             self._inbox.put(job)
@@ -307,8 +308,9 @@ class Scheduler:
                 soonest = left if soonest is None else min(soonest, left)
                 continue
             self._waiting.remove(job)
-            text = f"The request waited {job.request.patience:g} seconds for its turn and did not get it."
-            self._depart(job, EngineBusy(text, self._retry_after()))
+            later = self._retry_after()
+            text = f"The request waited {job.request.patience:g} seconds for its turn and did not get it"
+            self._depart(job, EngineBusy(f"{text}; try again in {later} s.", later))
         return soonest
 
     def _admit(self) -> None:
@@ -364,6 +366,7 @@ class Scheduler:
     def _depart(self, job: Job, last: Finished | EngineError | None) -> None:
         """Let a job go. Its place is free before anybody can hear that it has ended."""
         job.over = True
+        job.ended = perf_counter()
         self._departed += 1
         job.outbox.put(last)
 

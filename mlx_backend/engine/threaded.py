@@ -114,7 +114,9 @@ class ThreadedEngine:
             raise EngineRefused(f"A priority is at most {MOST_PRIORITY} from 0, not {request.priority}.")
         if request.adapter is not None and request.adapter not in self._facts.adapters:
             there = ", ".join(map(repr, self._facts.adapters)) or "none"
-            raise EngineRefused(f"There is no adapter {request.adapter!r} here; there are: {there}.")
+            raise EngineRefused(
+                f"There is no adapter {request.adapter!r} here; there are: {there}.", "adapter"
+            )
         self._check_ids("The prompt", request.prompt)
         self._check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
         _check_sampling(request.sampling)

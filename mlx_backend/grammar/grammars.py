@@ -82,6 +82,11 @@ class Grammars:
         """Make what every held reply needs, if it is not there yet. Takes about 2 s for 200,000 tokens."""
         self._vocabulary.build()
 
+    @property
+    def prepared(self) -> bool:
+        """Whether that is there."""
+        return self._vocabulary.built
+
     def json_object(self) -> Spec:
         """Hold the answer to any JSON object."""
         return self._answer(schema_rule(_ANY_OBJECT, strict=False))

@@ -41,6 +41,11 @@ class Vocabulary:
         with self._lock:
             _ = self.tokens, self._text, self.breaks, self.grammar_tokenizer
 
+    @property
+    def built(self) -> bool:
+        """Whether that was made."""
+        return "grammar_tokenizer" in vars(self)
+
     def encode(self, text: str) -> list[int]:
         """Tokenise text in which markers are the dialect's own."""
         return self.tokenizer.encode(text, control_tokens=True)

@@ -223,7 +223,7 @@ class SeveralModels:
         options = replace(options, allow_download=self._catalogue.may_download(spec))
         settings = self._settings
         engine = self._load_engine(spec, options, report)
-        return Service(
+        service = Service(
             engine,
             defaults=self._defaults(spec),
             effort=settings.reasoning_effort,
@@ -232,6 +232,8 @@ class SeveralModels:
             queue_seconds=settings.queue_seconds,
             prewarm=settings.prewarm,
         )
+        service.prepare()
+        return service
 
     def _defaults(self, spec: ModelSpec) -> ModelDefaults:
         """The model's own, and the server's where it has none."""

@@ -19,11 +19,12 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 
 from mlx_backend import __version__
+from mlx_backend.engine.base import EngineStopped
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.errors import ModelError
 from mlx_backend.server import auth, tokenizing, wire
-from mlx_backend.server.errors import ApiError, as_api_error
-from mlx_backend.server.listing import model_object, model_objects
+from mlx_backend.server.errors import ApiError, as_api_error, shutting_down
+from mlx_backend.server.listing import OWNER, model_object, model_objects
 from mlx_backend.server.logprobs import ChatLogprobs, TextLogprobs
 from mlx_backend.server.replies import CLIENT_LEFT, RunningReply, json_response, names
 from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
@@ -94,7 +95,7 @@ class App:
         try:
             response = self._dispatch(request, origin)
         except Exception as error:
-            response = self._refusal(as_api_error(error))
+            response = self._refusal(self._explained(error))
         if origin is not None:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = _OWN_HEADERS
@@ -149,7 +150,8 @@ class App:
             first = self._models.states()[:1]
             troubled = [state for state in first if state.state not in ("ready", "unloaded")]
             status = troubled[0].state if troubled else "ok"
-        return json_response({"status": status, "models": told}, 200 if status == "ok" else 503)
+        health = {"status": status, "server": OWNER, "version": __version__, "models": told}
+        return json_response(health, 200 if status == "ok" else 503)
 
     def on_models(self, _request: Request) -> Response:
         """List the models that can be served."""
@@ -288,7 +290,8 @@ class App:
     ) -> Response:
         model = visit.service.engine.model_id
         envelope = wire.Envelope(model, self._fingerprint, chat=chat, logprobs=logprobs)
-        run = RunningReply(reply, writer, envelope, body, self._settings.keepalive_seconds, _watch(request))
+        keepalive = self._settings.keepalive_seconds
+        run = RunningReply(reply, writer, envelope, body, keepalive, _watch(request), explain=self._explained)
         response = run.stream() if body.stream else run.whole()
         response.call_on_close(visit.end)
         response.headers["x-request-id"] = envelope.id
@@ -352,6 +355,15 @@ class App:
             response.headers["Access-Control-Max-Age"] = "600"
         return response
 
+    def _explained(self, error: Exception) -> ApiError:
+        """Say what an error means to a client; an engine that is stopped with the server is no fault."""
+        if isinstance(error, EngineStopped) and self.visits.closed:
+            words = (
+                "The server is shutting down, and did not finish this reply. Send the request again later."
+            )
+            return shutting_down(words)
+        return as_api_error(error)
+
     def _refusal(self, error: ApiError) -> Response:
         log.info("refused %d %s%s", error.status, error.message, f" [{error.code}]" if error.code else "")
         response = json_response(error.body, error.status)
@@ -377,8 +389,7 @@ class Visits:
         """Count somebody in; raise the 503 of a server that is being stopped."""
         with self._change:
             if self.closed:
-                retry = (("Retry-After", "10"),)
-                raise ApiError(503, "The server is being stopped.", code="shutting_down", headers=retry)
+                raise shutting_down("The server is shutting down, and takes no new requests.")
             self._inside += 1
 
     def leave(self) -> None:

@@ -14,7 +14,7 @@ ApiError                     status, message, param, code: an OpenAI error objec
     ├── EngineRefused              400  what the engine cannot run
     ├── EngineBusy                 503  with Retry-After
     ├── EngineFailed               503  with Retry-After: it broke and is being restarted
-    ├── EngineStopped              503
+    ├── EngineStopped              503  with Retry-After if the whole server is being stopped
     ├── EngineError                500  in the engine's own words
     └── anything else              500  with an id; the cause is in the log under the same id, and only there
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
@@ -40,6 +40,9 @@ from mlx_backend.models.errors import (
 )
 from mlx_backend.service import RequestError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 log = logging.getLogger(__name__)
 
 
@@ -54,26 +57,46 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
+        numbers: Mapping[str, int] | None = None,
     ) -> None:
+        """`numbers` are those of the message, for programs: they stand beside it."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
         self.headers = headers
+        self.numbers = dict(numbers or {})
 
     @property
     def body(self) -> dict[str, Any]:
         """The envelope every OpenAI client knows."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {
-            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code},
-        }
+        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": told | self.numbers}
+
+
+def later(seconds: int | None, message: str, code: str, param: str | None = None, **numbers: int) -> ApiError:
+    """Make the 503 that says when to come back, if that would help."""
+    if seconds is None:
+        return ApiError(503, message, param=param, code=code, numbers=numbers)
+    retry = (("Retry-After", str(seconds)),)
+    told = {**numbers, "retry_after": seconds}
+    return ApiError(503, message, param=param, code=code, headers=retry, numbers=told)
+
+
+def shutting_down(message: str) -> ApiError:
+    """Make the 503 of a server that is being stopped: another one may soon be in its place."""
+    return later(10, message, "shutting_down")
 
 
 def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Make the 400 that names a field."""
     return ApiError(400, message, param=param, code=code)
+
+
+# What requests call what the engine calls otherwise.
+_FIELDS: Mapping[str | None, str] = {"adapter": "adapters"}
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -82,7 +105,9 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case RequestError():
-            return ApiError(error.status, str(error), param=error.param, code=error.code)
+            return ApiError(
+                error.status, str(error), param=error.param, code=error.code, numbers=error.numbers
+            )
         case HistoryError() | EffortError():
             return refuse(str(error), error.param)
         case UnknownModel():
@@ -93,19 +118,16 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(409, str(error), param="model", code="model_pinned")
         case ModelNotAllowed():
             return ApiError(403, str(error), param="model", code="model_not_allowed")
-        case ModelLoading() | NoRoom():
-            code = "model_loading" if isinstance(error, ModelLoading) else "no_room"
-            seconds = error.retry_after
-            wait = () if seconds is None else (("Retry-After", str(seconds)),)
-            return ApiError(503, str(error), param="model", code=code, headers=wait)
+        case ModelLoading():
+            return later(error.retry_after, str(error), "model_loading", "model", percent=error.percent)
+        case NoRoom():
+            return later(error.retry_after, str(error), "no_room", "model")
         case EngineRefused():
-            return refuse(str(error))
+            return refuse(str(error), _FIELDS.get(error.field, error.field))
         case EngineBusy():
-            retry = (("Retry-After", str(error.retry_after)),)
-            return ApiError(503, str(error), code="queue_full", headers=retry)
+            return later(error.retry_after, str(error), "queue_full")
         case EngineFailed():
-            retry = (("Retry-After", str(error.retry_after)),)
-            return ApiError(503, str(error), code="engine_failed", headers=retry)
+            return later(error.retry_after, str(error), "engine_failed")
         case EngineStopped():
             return ApiError(503, str(error), code="engine_stopped")
         case EngineError():

@@ -18,7 +18,7 @@ from werkzeug import Response
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import EngineStopped, Progress
 from mlx_backend.server import wire
-from mlx_backend.server.errors import as_api_error
+from mlx_backend.server.errors import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,7 @@ class RunningReply:
         body: ChatBody | CompletionBody,
         keepalive: float,
         watch: Watch,
+        explain: Callable[[Exception], ApiError] = as_api_error,
     ) -> None:
         self._model = envelope.model
         self._reply = reply
@@ -54,6 +55,7 @@ class RunningReply:
         self._body = body
         self._keepalive = keepalive
         self._watch = watch
+        self._explain = explain
         self._left = False
         self._outcome = "cancelled"
         self._born = time.perf_counter()
@@ -88,7 +90,7 @@ class RunningReply:
                 yield b"".join(map(sse, step)) if isinstance(step, list) else wire.comment(step)
         except Exception as error:
             self._outcome = "error"
-            yield wire.error(as_api_error(error).body)
+            yield wire.error(self._explain(error).body)
         else:
             yield wire.DONE
         finally:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from cheroot import wsgi
 from cheroot.server import HTTPConnection, HTTPRequest
 
+from mlx_backend import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -131,6 +133,7 @@ class _Request(HTTPRequest):
         payload = json.dumps({"error": body}).encode()
         head = (
             f"{self.server.protocol} {code} {reason}\r\nContent-Type: application/json\r\n"
+            f"Server: {self.server.server_name}\r\n"
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
         )
         with suppress(OSError):
@@ -147,6 +150,7 @@ class _Gateway(wsgi.Gateway_10):
     def get_environ(self) -> Any:
         environ = super().get_environ()  # type: ignore[no-untyped-call]
         watch, connection = self.req.server.hangups, self.req.conn.socket
+        environ["SERVER_NAME"] = str(self.req.server.bind_addr[0])  # not what the header calls it
         environ[WATCH] = lambda left: watch.watching(connection, left)
         return environ
 
@@ -164,7 +168,7 @@ class Server(wsgi.Server):
             (host, port),
             app,
             numthreads=requests + SPARE_THREADS,
-            server_name="mlx-backend",
+            server_name=f"mlx-backend/{__version__}",
             request_queue_size=BACKLOG,
             timeout=IDLE_SECONDS,
             shutdown_timeout=shutdown_seconds,

@@ -1,5 +1,6 @@
 """Several models over HTTP: listed, loaded when asked for, unloaded, and the truth about them in /health."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 from running_server import RunningServer, running, served
 
+from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine, EngineError
+from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.models import configuration
@@ -175,6 +178,9 @@ def test_who_has_no_time_to_wait_for_a_load_is_told_when_to_come_back(
         status, told = server.call("/v1/chat/completions", {"model": "large", "messages": [USER]})
         assert (status, told["error"]["code"]) == (503, "model_loading")
         assert "'large' is being loaded" in told["error"]["message"]
+        assert told["error"]["percent"] in (0, 50)
+        assert f"({told['error']['percent']} %)" in told["error"]["message"]
+        assert f"again in {told['error']['retry_after']} s" in told["error"]["message"]
 
 
 USER = {"role": "user", "content": "hello"}
@@ -240,8 +246,52 @@ def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(worksho
         assert not server.app.visits.wait(0)
         status, told = server.call("/v1/chat/completions", {"messages": [USER]})
         assert (status, told["error"]["code"]) == (503, "shutting_down")
+        assert told["error"]["retry_after"] == 10
         status, health = server.call("/health")
         assert (status, health["status"]) == (503, "draining")
         engine.advance(20)
         assert "[DONE]" in stream.read().decode()
         assert server.app.visits.wait(SOON)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_reply_that_is_cut_by_the_servers_end_is_told_so(stream: bool) -> None:
+    with (
+        ScriptedEngine(lambda _: "<|channel|>final<|message|>All of it.<|return|>", gated=True) as engine,
+        running(engine) as server,
+        server.send({"messages": [USER], "stream": stream}) as connection,
+    ):
+        while not engine.requests:
+            pass
+        said = b""
+        if stream:
+            engine.advance(4)
+            while b'"role"' not in said:
+                said += connection.recv(4096)
+        server.app.visits.close()
+        engine.stop()
+        while b"}}" not in said[said.find(b'{"error"') :]:
+            said += connection.recv(4096) or pytest.fail(f"It ended with {said!r}")
+        told = said[said.index(b'{"error"') :]
+        error = json.loads(told[: told.index(b"}}") + 2])["error"]
+    assert (error["code"], error["type"], error["retry_after"]) == ("shutting_down", "server_error", 10)
+    assert error["message"].startswith("The server is shutting down")
+    assert stream or said.startswith(b"HTTP/1.1 503 ")
+
+
+def test_what_schemas_need_is_made_after_loading_and_not_by_the_first_reply() -> None:
+    spec = ModelSpec(name="demo", source=str(MODEL_PATH), pinned=True)
+
+    def load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
+        return load_engine(spec.source, options, model_id=spec.name, report=report)
+
+    models = SeveralModels(Catalogue([spec]), load, EngineOptions(), Settings(), default_name="demo")
+    try:
+        models.preload()
+        for thread in threading.enumerate():
+            if thread.name == "grammars":
+                thread.join(SOON)
+        with models.acquire("demo", 0) as hold:
+            assert hold.service.prepared
+    finally:
+        models.stop()

@@ -35,7 +35,10 @@ def refused(client: Client, path: str, body: Any, status: int = 400) -> dict[str
     told = response.get_json()
     assert told.keys() == {"error"}
     error: dict[str, Any] = told["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
+    numbers = {key: value for key, value in error.items() if key not in {"message", "type", "param", "code"}}
+    assert error.keys() - numbers.keys() == {"message", "type", "param", "code"}
+    # For programs, and only where the text has it too.
+    assert all(type(value) is int and str(value) in error["message"] for value in numbers.values())
     assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     return error
 
@@ -71,7 +74,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logprobs": 3}, "logprobs", "valid boolean"),
     ({"top_logprobs": 3}, "top_logprobs", "without logprobs = true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20; got 21"),
-    ({"adapters": "pirate"}, None, "There is no adapter 'pirate'"),
+    ({"adapters": "pirate"}, "adapters", "There is no adapter 'pirate'"),
     ({"xtc_probability": 2}, "xtc_probability", "less than or equal to 1; got 2"),
     ({"modalities": ["text", "audio"]}, "modalities", "text only"),
     ({"audio": {"voice": "alloy"}}, "audio", "text only"),
@@ -189,6 +192,17 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: C
     assert error["code"] == "context_length_exceeded"
     assert error["param"] == "messages"
     assert "4096" in error["message"]
+    assert error["max_model_len"] == 4096
+    assert f"{error['prompt_tokens']} tokens" in error["message"]
+    assert error["prompt_tokens"] > 4096
+
+
+def test_an_adapter_that_is_not_there_is_named_by_the_requests_own_field(client: Client) -> None:
+    error = refused(client, CHAT, {"messages": [USER], "adapters": "poet"})
+    assert (error["param"], error["message"]) == (
+        "adapters",
+        "There is no adapter 'poet' here; there are: none.",
+    )
 
 
 @pytest.mark.parametrize(

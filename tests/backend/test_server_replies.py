@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from werkzeug.test import Client
 
+from mlx_backend import __version__
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.one import OneModel
@@ -303,6 +304,8 @@ def test_the_model_is_listed(client: Client, path: str) -> None:
 def test_health_and_home(client: Client) -> None:
     assert client.get("/health").get_json() == {
         "status": "ok",
+        "server": "mlx-backend",
+        "version": __version__,
         "models": [{"model": "scripted", "state": "ready", "running": 0, "waiting": 0}],
     }
     assert client.get("/").get_json()["name"] == "mlx-backend"

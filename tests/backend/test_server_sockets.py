@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
+import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -12,14 +14,17 @@ from typing import TYPE_CHECKING
 import pytest
 from running_server import HELLO, running
 
+from mlx_backend import __version__
+from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.engine.base import EngineItem, Generation, GenerationRequest
+    from mlx_backend.engine.base import EngineItem, Generation, GenerationRequest, Times
 
 LONG = "<|channel|>final<|message|>" + "word " * 2000 + "<|return|>"
+USER_BODY = {"messages": HELLO}
 ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
 
 
@@ -87,6 +92,9 @@ class Watched:
     def next(self, timeout: float | None = None) -> EngineItem | None:
         return self._generation.next(timeout)
 
+    def times(self) -> Times:
+        return self._generation.times()
+
     def close(self) -> None:
         self._generation.close()
         self.closed.set()
@@ -127,6 +135,7 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back() -> None:
         status, body = server.call("/v1/chat/completions", {"messages": HELLO})
         assert status == 503
         assert body["error"]["code"] == "queue_full"
+        assert f"try again in {body['error']['retry_after']} s." in body["error"]["message"]
         # Full or not, these are answered.
         assert server.call("/health")[0] == 200
         assert server.call("/v1/models")[0] == 200
@@ -211,8 +220,78 @@ def test_broken_requests_get_an_error_object(request_bytes: bytes, status: bytes
             connection.sendall(request_bytes)
             head, _, body = read_until(connection, b"}}").partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 " + status)
+        assert f"\r\nServer: mlx-backend/{__version__}".encode() in head
         assert json.loads(body)["error"]["message"]
         assert server.call("/health")[0] == 200
+
+
+def test_every_reply_says_which_server_it_is_from_and_which_version() -> None:
+    with ScriptedEngine([ANSWER]) as engine, running(engine) as server:
+        for path, body in (("/health", None), ("/v1/models", None), ("/v1/chat/completions", USER_BODY)):
+            with server.open(path, body) as response:
+                assert response.headers.get_all("Server") == [f"mlx-backend/{__version__}"], path
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            server.open("/nowhere")
+        assert raised.value.headers["Server"] == f"mlx-backend/{__version__}"
+        raised.value.close()
+
+
+def test_a_client_that_names_no_host_is_served() -> None:
+    with (
+        ScriptedEngine([]) as engine,
+        running(engine) as server,
+        socket.create_connection(server.address, timeout=10) as connection,
+    ):
+        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert b" 200 OK" in read_until(connection, b"}]}")
+
+
+@pytest.mark.parametrize("how", ["left", "failed", "cut"])
+def test_the_log_says_what_a_reply_cost_that_did_not_end_by_itself(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    failure = EngineError("The model lost its thread.") if how == "failed" else None
+    script = Transcript(text="<|channel|>final<|message|>" + "word " * 3, failure=failure)
+    caplog.set_level("INFO", "mlx_backend.requests")
+    with ScriptedEngine([script], gated=True) as engine, running(engine) as server:
+        stop = {"stop": ["d w"]} if how == "cut" else {}
+        connection = server.send({"messages": HELLO, "stream": True, **stop})
+        engine.advance(7)
+        read_until(connection, b'"content":"')
+        if how == "left":
+            connection.close()
+            assert engine.requests[0].cancelled.wait(10)
+        else:
+            engine.advance(99)
+            read_until(connection, b"[DONE]" if how == "cut" else b"thread.")
+            connection.close()
+    [line] = [each for each in caplog.messages if "finish=" in each]
+    found = re.search(r"completion=(\d+) .*? ([\d.]+) tok/s queue=([\d.]+)s", line)
+    assert found, line
+    assert int(found[1]) > 3
+    assert float(found[2]) > 0
+    assert line.endswith({"left": "client left", "failed": "error", "cut": "stop"}[how])
+
+
+def test_the_log_says_how_long_somebody_waited_who_left_the_queue(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mlx_backend.requests")
+    with (
+        ScriptedEngine([LONG], gated=True, max_concurrent=1) as engine,
+        running(engine, keepalive_seconds=0.05) as server,
+    ):
+        first = server.send({"messages": HELLO, "stream": True})
+        engine.advance(4)
+        read_until(first, b'"role"')
+        waiting = server.send({"messages": HELLO, "stream": True})
+        read_until(waiting, b": keepalive")
+        waiting.close()
+        while not [each for each in caplog.messages if "client left" in each]:
+            pass
+        first.close()
+    line = next(each for each in caplog.messages if "client left" in each)
+    found = re.search(r"completion=0 .* queue=([\d.]+)s", line)
+    assert found, line
+    assert float(found[1]) >= 0.05
 
 
 def test_a_chunked_body_is_read() -> None:
