@@ -1,0 +1,145 @@
+"""What the server leaves of the bare loop's speed on a model of real size: gpt-oss-20b's shapes, random weights.
+
+    python tests/benchmarks/bench_gpu.py [--streams 1 8 32] [--rounds 3] [--prompt 64] [--tokens 192]
+
+For a Mac's GPU or an NVIDIA one; needs no network, 13 GB of disk, and the model's 12 GB once for each system, since
+all stay loaded and rounds alternate between them. `--layers 2 --width 256` shows anywhere that the script works.
+The bare loop is mlx-lm's `BatchGenerator` in this process; the servers are processes of their own, reached over HTTP.
+Times are those of whole rounds, prompts included: from the first request sent to the last token read. Every prompt is
+a new one, so that no cache helps anybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm.generate import BatchGenerator
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.bench_server import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OURS: Final = [sys.executable, "-m", "mlx_backend", "--port", "{port}", "--log-level", "warning"]
+PEER: Final = [sys.executable, "-m", "mlx_lm", "server", "--port", "{port}", "--log-level", "ERROR"]
+
+
+def main() -> None:
+    """Write the model, start the servers, print the table."""
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
+    arguments.add_argument("--tokens", type=int, default=192, help="tokens of each reply")
+    arguments.add_argument("--layers", type=int, default=24, help="layers of the model")
+    arguments.add_argument("--width", type=int, default=2880, help="the model's hidden size")
+    arguments.add_argument("--model", type=Path, help="where the model is kept, or is to be")
+    arguments.add_argument("--no-peer", action="store_true", help="leave mlx_lm.server out")
+    chosen = arguments.parse_args()
+    with ExitStack() as stack:
+        folder = chosen.model or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gpt-oss-20b"
+        if not (folder / "config.json").exists():
+            # In a process of its own: what it takes to make the weights must not stay in this one.
+            script = Path(__file__).with_name("big_model.py")
+            shape = ["--layers", str(chosen.layers), "--width", str(chosen.width)]
+            subprocess.run([sys.executable, script, folder, *shape], check=True)
+        port = stack.enter_context(serving([*OURS, "--model", str(folder)]))
+        ways: list[tuple[str, int, bool]] = [("mlx-backend, JSON", port, False), ("mlx-backend, SSE", port, True)]
+        if not chosen.no_peer:
+            peer = stack.enter_context(serving([*PEER, "--model", str(folder)]))
+            ways.append(("mlx_lm.server, SSE", peer, True))
+        compare(folder, ways, chosen)
+
+
+def compare(folder: Path, ways: list[tuple[str, int, bool]], chosen: argparse.Namespace) -> None:
+    """Alternate between the bare loop and the servers; print medians and ratios."""
+    model, tokenizer = mlx_lm.load(str(folder))
+    chance = random.Random(1)
+
+    def prompts(streams: int) -> list[str]:
+        return ["".join(chance.choices(string.ascii_lowercase, k=chosen.prompt)) for _ in range(streams)]
+
+    def bare(texts: list[str], tokens: int) -> None:
+        generator = BatchGenerator(model)
+        generator.insert(
+            [tokenizer.encode(text, add_special_tokens=False) for text in texts],
+            max_tokens=[tokens] * len(texts),
+        )
+        left = len(texts) * tokens
+        while left:
+            left -= len(generator.next()[1])
+        generator.close()
+        mx.clear_cache()
+
+    def over_http(port: int, stream: bool) -> Callable[[list[str], int], None]:
+        def run(texts: list[str], tokens: int) -> None:
+            with ThreadPoolExecutor(len(texts)) as pool:
+                told = list(pool.map(lambda text: complete(port, text, tokens, stream), texts))
+            assert told == [(chosen.prompt, tokens)] * len(texts), told
+
+        return run
+
+    runs = {"bare loop": bare} | {name: over_http(port, stream) for name, port, stream in ways}
+    print(f"{mx.default_device()}, prompts of {chosen.prompt} tokens, replies of {chosen.tokens}, ", end="")
+    print(f"{chosen.rounds} rounds; {chosen.layers} layers, width {chosen.width}", flush=True)
+    for streams in chosen.streams:
+        for run in runs.values():
+            run(prompts(streams), 8)
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(chosen.rounds):
+            for name, run in runs.items():
+                texts = prompts(streams)
+                begin = time.perf_counter()
+                try:
+                    run(texts, chosen.tokens)
+                except (OSError, http.client.HTTPException) as problem:
+                    print(f"({name}, {streams} streams: {type(problem).__name__})", flush=True)
+                    continue
+                seconds[name].append(time.perf_counter() - begin)
+        print(f"\n{streams} stream{'s' * (streams > 1)}")
+        for name, times in seconds.items():
+            if not times:
+                print(f"  {name:20} no answer")
+                continue
+            rates = [streams * chosen.tokens / taken for taken in times]
+            ratio = statistics.median(b / a for a, b in zip(times, seconds["bare loop"], strict=False))
+            print(
+                f"  {name:20} {statistics.median(rates):7.1f} tokens/s ({min(rates):.1f}-{max(rates):.1f}), "
+                f"{ratio:.3f} of the bare loop",
+                flush=True,
+            )
+
+
+def complete(port: int, text: str, tokens: int, stream: bool) -> tuple[int, int]:
+    """Continue a text; return the tokens the server counted in it and in the reply."""
+    body: dict[str, Any] = {"prompt": text, "max_tokens": tokens, "temperature": 0, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    reply = connection.getresponse().read()
+    connection.close()
+    if stream:
+        reply = next(line for line in reversed(reply.split(b"\n")) if b'"completion_tokens"' in line)[6:]
+    usage = json.loads(reply)["usage"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
+if __name__ == "__main__":
+    main()
