@@ -12,6 +12,7 @@ a new one, so that no cache helps anybody.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -60,7 +61,10 @@ def main() -> None:
             shape = ["--layers", str(chosen.layers), "--width", str(chosen.width)]
             subprocess.run([sys.executable, script, folder, *shape], check=True)
         port = stack.enter_context(serving([*OURS, "--model", str(folder)]))
-        ways: list[tuple[str, int, bool]] = [("mlx-backend, JSON", port, False), ("mlx-backend, SSE", port, True)]
+        ways: list[tuple[str, int, bool]] = [
+            ("mlx-backend, JSON", port, False),
+            ("mlx-backend, SSE", port, True),
+        ]
         if not chosen.no_peer:
             peer = stack.enter_context(serving([*PEER, "--model", str(folder)]))
             ways.append(("mlx_lm.server, SSE", peer, True))
@@ -100,7 +104,8 @@ def compare(folder: Path, ways: list[tuple[str, int, bool]], chosen: argparse.Na
     print(f"{chosen.rounds} rounds; {chosen.layers} layers, width {chosen.width}", flush=True)
     for streams in chosen.streams:
         for run in runs.values():
-            run(prompts(streams), 8)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                run(prompts(streams), 8)
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(chosen.rounds):
             for name, run in runs.items():

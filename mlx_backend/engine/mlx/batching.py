@@ -3,7 +3,7 @@
 Runs on the engine thread only (see scheduler.py), where the model is loaded too: MLX's streams belong to
 threads. Requests arrive here checked; nothing of them may raise inside a step.
 
-A step says one token for every reply and then reads one chunk of prompts, so a running stream never waits for
+A step reads one chunk of prompts and then says one token for every reply, so a running stream never waits for
 more than that chunk. Each prompt is read by itself: its text does not depend on who is read beside it, and a
 mistake in it is its own.
 """
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 DEVICE = Turns()  # one for all engines of the process
 EXPECTED_TOKENS = 2048  # set aside for a reply whose length nobody knows
 OVERTAKEN = 32  # requests that a prompt of the next better priority may come later and still be read first
+SOON_READ = 256  # tokens that another's first word may wait for
 WORTH_KEEPING = 64  # tokens of a prompt that was given up half-way
 STEPS_BETWEEN_CLEANINGS = 512
 
@@ -156,17 +157,21 @@ class MLXBatch:
         return True
 
     def step(self) -> Iterator[tuple[int, Outcome]]:
-        """Say one token for everybody, then read one chunk of the prompts that wait."""
+        """Read one chunk of the prompts that wait, then say one token for everybody.
+
+        In this order, because newcomers are let in between two steps: their first token does not wait for one
+        more of the others'.
+        """
         with DEVICE:
             self.steps += 1
             if self.steps % STEPS_BETWEEN_CLEANINGS == 0:
                 mx.clear_cache()
-            for space in list(self._decoders):
-                for decoder in self._decoders[space]:
-                    yield from self._decode(space, decoder)
             self._bring_back()
             if self._readings:
                 yield from self._read()
+            for space in list(self._decoders):
+                for decoder in self._decoders.get(space, ()):
+                    yield from self._decode(space, decoder)
             self._ledger.keeps(self._prefixes.nbytes)
 
     def remove(self, key: int) -> None:
@@ -277,9 +282,9 @@ class MLXBatch:
         self._tidy(space)
 
     def _tidy(self, space: str) -> None:
-        self._decoders[space] = [decoder for decoder in self._decoders[space] if decoder.rows]
-        if not self._decoders[space]:
-            del self._decoders[space]
+        running = [decoder for decoder in self._decoders.pop(space, ()) if decoder.rows]
+        if running:
+            self._decoders[space] = running
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -289,10 +294,14 @@ class MLXBatch:
         warmup = self._readings[0].row.request.max_tokens == 0
         left = self._pace.chunk(others=bool(self._decoders) or len(self._readings) > 1 or warmup)
         dealt = shares(list(self._readings), left, to_read=self._to_read, at_most=self._at_most)
+        started, read = perf_counter(), 0
+        chosen: tuple[Reading, mx.array] | None = None  # a first token that is being computed
         for reading, share in dealt:
             row = reading.row
-            started = perf_counter()
             before = reading.done
+            if chosen is not None and share > SOON_READ:
+                yield from self._start_decoding(*chosen)
+                chosen = None
             try:
                 logits = self._read_some(reading, share)
             except Exception as error:
@@ -303,19 +312,24 @@ class MLXBatch:
                 self._forget(row)
                 yield row.key, EngineError(f"The prompt could not be read: {error}")
                 continue
-            self._pace.measured(reading.done - max(before, row.cached), perf_counter() - started)
+            read += reading.done - max(before, row.cached)
+            token = None if logits is None else self._decoder(row).first(row, logits)
+            if chosen is not None:  # said only now that the device has the next prompt to do
+                yield from self._start_decoding(*chosen)
+                chosen = None
             if not row.said:
                 yield row.key, Progress(reading.done, len(row.tokens), row.cached)
             if reading.left:
                 continue
             self._readings.remove(reading)
-            assert reading.layers is not None
-            if row.request.max_tokens == 0:
+            if token is not None:
+                chosen = reading, token
+            else:
                 self._forget(row)
                 yield row.key, Ended("length")
-            else:
-                assert logits is not None
-                yield from self._start_decoding(row, reading.layers, logits)
+        if chosen is not None:
+            yield from self._start_decoding(*chosen)
+        self._pace.measured(read, perf_counter() - started)
 
     def _to_read(self, reading: Reading) -> int:
         if reading.layers is None:
@@ -372,16 +386,25 @@ class MLXBatch:
         mx.clear_cache()
         return None
 
-    def _start_decoding(self, row: Row, layers: Layers, logits: mx.array) -> Iterator[tuple[int, Outcome]]:
-        """Say a reply's first token, now; the rest is decoded with the others'."""
+    def _decoder(self, row: Row) -> Decoder:
+        """Return who decodes the row: those of its network who run, or a new one."""
         assert self._machine is not None
         space = self._space(row.request)
-        decoders = self._decoders.setdefault(space, [])
-        if not decoders or not self._machine.together:
-            drafts = self._options.draft_tokens if row.drafter is not None else 0
-            agree = self._ranks.agree if self._ranks is not None else None
-            decoders.append(Decoder(self._networks[space], drafts=drafts, agree=agree))
-        said = decoders[-1].join(row, layers, logits)
+        decoders = self._decoders.get(space)
+        if decoders and self._machine.together:
+            return decoders[-1]
+        drafts = self._options.draft_tokens if row.drafter is not None else 0
+        agree = self._ranks.agree if self._ranks is not None else None
+        return Decoder(self._networks[space], drafts=drafts, agree=agree)
+
+    def _start_decoding(self, reading: Reading, token: mx.array) -> Iterator[tuple[int, Outcome]]:
+        """Say a reply's first token, now; the rest is decoded with the others'."""
+        assert reading.layers is not None
+        row, space = reading.row, self._space(reading.row.request)
+        decoder = self._decoder(row)
+        said = decoder.join(row, reading.layers, token)
+        if decoder.rows and decoder not in self._decoders.setdefault(space, []):
+            self._decoders[space].append(decoder)
         if row.choice.error is not None:
             yield row.key, _failure(row)
         else:

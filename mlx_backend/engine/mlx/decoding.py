@@ -113,13 +113,17 @@ class Decoder:
         self._layers: Layers = []
         self._next: mx.array | None = None  # the tokens chosen last, one for each row, being computed
 
-    def join(self, row: Row, layers: Layers, logits: mx.array) -> Said:
-        """Begin to decode behind a prompt: its caches, and the logits ([1, vocabulary]) of its last token.
-
-        Says the first token; if that is the last as well, the row does not join.
-        """
+    def first(self, row: Row, logits: mx.array) -> mx.array:
+        """Choose a reply's first token behind its prompt's logits ([1, vocabulary]); it is being computed then."""
         token = self._choose(logits, [row], [row.place()])
         self._compute([row], token)
+        return token
+
+    def join(self, row: Row, layers: Layers, token: mx.array) -> Said:
+        """Begin to decode behind a prompt: its caches, and the token that was chosen `first`.
+
+        Says that token; if it is the last as well, the row does not join.
+        """
         said = row.say(_listed(token)[0], row.report)
         if said.reason is not None or row.choice.error is not None:
             return said
