@@ -17,7 +17,8 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.12 or newer is needed: install it, or name it with make PYTHON=/path/to/python"; exit 1; }
 	@echo "Setting up $(VENV) (once; a minute or two) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock || { \
+		echo "What the project needs could not be installed: pip says why above. Can the package index be reached?"; exit 1; }
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -33,8 +34,12 @@ test-dify: setup .venv-dify/.ready ## chatflows on Dify's own workflow engine (i
 
 # The engine has an environment of its own: it pins what the server pins otherwise. It wants Python 3.12 or 3.13.
 .venv-dify/.ready: tests/graphon/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 14))' || { \
+		echo "Dify's workflow engine needs Python 3.12 or 3.13: make test-dify PYTHON=/path/to/python3.13"; exit 1; }
+	@echo "Installing Dify's workflow engine into .venv-dify (once; half a minute) …"
 	@$(PYTHON) -m venv .venv-dify
-	@.venv-dify/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
+	@.venv-dify/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< || { \
+		echo "Dify's workflow engine could not be installed: pip says why above. Nothing was tested on it."; exit 1; }
 	@touch $@
 
 check: setup ## ruff, types, lock, versions

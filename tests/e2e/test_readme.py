@@ -27,6 +27,14 @@ COMMANDS = commands(README)
 MAKE = [command.line for command in COMMANDS if command.line.startswith("make ")]
 
 
+PAGES = [
+    README,
+    *sorted((ROOT / "readme").glob("*.md")),
+    ROOT / "tests/e2e/README.md",
+    ROOT / "CONTRIBUTING.md",
+]
+
+
 def run(line: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "KEY": "secret"}
     return subprocess.run(
@@ -103,3 +111,26 @@ def test_the_debugging_commands_print_what_the_page_says(start: str) -> None:
     done = run(command.line)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(command.output)
+
+
+@pytest.fixture(scope="module")
+def options() -> set[str]:
+    """Every option of `mlx-backend serve`."""
+    return set(re.findall(r"--[a-z][a-z-]+", run(".venv/bin/mlx-backend serve --help").stdout))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_names_only_options_and_make_commands_that_there_are(page: Path, options: set[str]) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^[$ ]*(?:\.venv/bin/)?mlx-backend (.*)", text, re.M)
+    named = {option for command in commands for option in re.findall(r"(?<!\S)--[a-z][a-z-]+", command)}
+    named |= set(re.findall(r"`(--[a-z][a-z-]+)(?: [A-Z]+| [\d.]+)?`", text))
+    assert named - options == set()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert set(re.findall(r"(?:^\$ |`|^)make ([a-z-]+)", text, re.M)) - targets == set()
+
+
+def test_the_steps_for_a_real_dify_play_every_flow_there_is() -> None:
+    page = (ROOT / "tests/e2e/README.md").read_text(encoding="utf-8")
+    flows = {path.name for path in (ROOT / "tests/graphon/flows").glob("*.yaml")}
+    assert set(re.findall(r"`(\w+\.yaml)`", page)) == flows

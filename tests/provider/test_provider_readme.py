@@ -14,6 +14,7 @@ import yaml
 from conftest import ROOT
 from daemon import PluginError
 from dify_view import user
+from kind_server import mlx_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +70,15 @@ def test_the_panel_is_drawn_with_every_setting(language: str) -> None:
             assert option in re.split(r"\W+", drawn)
 
 
+def test_the_first_page_draws_parts_of_the_same_forms() -> None:
+    first = (ROOT / "README.md").read_text(encoding="utf-8")
+    drawn = "".join(re.findall(r"^   ```text\n(.*?)^   ```", first, re.M | re.S)).splitlines()
+    assert len(drawn) > 12
+    whole = drawings("en_US").splitlines()
+    for line in (line.removeprefix("   ") for line in drawn):
+        assert line.strip() == "…" or any(other.startswith(line) for other in whole), line
+
+
 def test_every_language_explains_the_same_errors() -> None:
     assert explained("en_US")
     assert explained("ja_JP") == explained("zh_Hans") == explained("en_US")
@@ -96,6 +106,10 @@ class Causes:
         with socket.create_server(("127.0.0.1", 0)) as nobody:  # who connects is never accepted
             return self.ask(endpoint_url=f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout="0.5")
 
+    def save_beside(self, version: str) -> str:
+        with mlx_backend({"id": "m"}, version=version) as server:
+            return self.save(endpoint_url=server.address)
+
     def save(self, model: str = "", **form: str) -> str:
         action = "validate_model_credentials" if model else "validate_provider_credentials"
         named = {"model": model, "model_type": "llm"} if model else {}
@@ -105,6 +119,7 @@ class Causes:
 
 
 LOADING = {"message": "The model 'm' is being loaded (40 %); try again in 900 s.", "code": "model_loading"}
+BUSY = {"message": "The server is busy: 272 requests are running or waiting already.", "code": "queue_full"}
 CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     "no server at …: start it with": [
         lambda cause: cause.ask(endpoint_url="http://127.0.0.1:9/v1"),
@@ -125,10 +140,17 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
         lambda cause: cause.save(api_key="wrong"),
         lambda cause: cause.ask(api_key="wrong"),
     ],
+    "The server is mlx-backend …": [
+        lambda cause: cause.save_beside("0.0.9"),
+        lambda cause: cause.save_beside("7.0.0"),
+    ],
     "The server does not serve …": [lambda cause: cause.save("gpt-oss-20b")],
     "is not served here": [lambda cause: cause.ask(model="gpt-oss-20b")],
     "The model … is being loaded": [
         lambda cause: cause.ask_stub(json.dumps({"error": LOADING}), status=503, type="application/json"),
+    ],
+    "The server is busy: …": [
+        lambda cause: cause.ask_stub(json.dumps({"error": BUSY}), status=503, type="application/json"),
     ],
     "The prompt has … tokens; the context holds …": [
         lambda cause: cause.ask([user("What is the capital of France? " * 3000)]),
