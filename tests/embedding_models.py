@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from engine_models import WORDS, write_qwen, write_tokenizer
+from engine_models import WORDS, write_qwen, write_random, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 if TYPE_CHECKING:
@@ -263,3 +263,26 @@ def write_modules(folder: Path, pooling: str) -> None:
     modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in names}
     said = {"word_embedding_dimension": 32, **modes, "include_prompt": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(said))
+
+
+def write_gemma(folder: Path, *, pooling: str = "mean", **changes: Any) -> Path:
+    """Write a Gemma 3 that looks in both directions, as of EmbeddingGemma."""
+    config = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 8,
+        "sliding_window_pattern": 3,
+        "use_bidirectional_attention": True,
+    }
+    write_random(folder, config | changes, seed=8)
+    write_modules(folder, pooling)
+    return folder

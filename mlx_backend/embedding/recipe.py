@@ -1,7 +1,7 @@
 """How a model's vectors are made: which tokens are pooled, what stands before a text, what may be cut off.
 
     the person's own settings   win
-    the model's own files       modules.json, 1_Pooling/, config_sentence_transformers.json, sentence_bert_config.json
+    the model's own files       modules.json, 1_Pooling/, config_sentence_transformers.json, sentence_*_config.json
     the family, by its name     what conversions lose: pooling and prefixes of the models people use
 
 Knows files and names; no MLX.
@@ -74,6 +74,7 @@ def _family(name: str, pooling: Pooling, query: str = "", document: str = "", **
 
 _SEARCH = "Given a web search query, retrieve relevant passages that answer the query"
 _FAMILIES = (
+    _family(r"e5-mistral", "last", f"Instruct: {_SEARCH}\nQuery: "),
     _family(r"e5-.*instruct", "mean", f"Instruct: {_SEARCH}\nQuery: "),
     _family(r"(^|[-_])e5($|[-_])", "mean", "query: ", "passage: "),
     _family(r"ruri.*v3", "mean", "検索クエリ: ", "検索文書: "),
@@ -102,7 +103,9 @@ def recipe_of(folder: Path, name: str, options: EmbeddingOptions, *, causal: boo
     if family is not None:
         recipe = replace(
             recipe,
-            pooling=family.pooling,
+            pooling="last"
+            if causal and family.pooling == "cls"
+            else family.pooling,  # the first has read nothing
             query_prefix=family.query,
             document_prefix=family.document,
             matryoshka=family.matryoshka,
@@ -168,9 +171,10 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> Recipe:
             query_prefix=_prompt(prompts, "query", "search_query", "retrieval.query", "Retrieval-query"),
             document_prefix=_prompt(prompts, "document", "passage", "search_document", "retrieval.passage"),
         )
-    longest = read_json(folder / "sentence_bert_config.json").get("max_seq_length")
-    if isinstance(longest, int) and longest > 0:
-        recipe = replace(recipe, max_tokens=longest)
+    for file in sorted(folder.glob("sentence_*_config.json")):  # named for the network, bert as a rule
+        longest = read_json(file).get("max_seq_length")
+        if isinstance(longest, int) and longest > 0:
+            recipe = replace(recipe, max_tokens=longest)
     return replace(recipe, dense=tuple(modules.dense))
 
 

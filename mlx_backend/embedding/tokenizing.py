@@ -84,11 +84,13 @@ class TextEncoder:
         return found[0], found[1]
 
     def _question(self, query: str, document: str, instruction: str, most: int) -> tuple[Row, bool]:
-        asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+        asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>:"
         begin, end = self._control(_ASKING), self._control(_ANSWERING)
-        one, other = self._encode(asked, special=False).ids, self._encode(document, special=False).ids
-        room = self._room(most - len(begin) - len(one) - len(end), len(one), len(other), most)
-        return Row([*begin, *one, *other[:room], *end]), len(other) > room
+        # In one piece, as it was taught: the blank before a document belongs to the document's first token.
+        both = self._encode(f"{asked} {document}", special=False).ids
+        one = len(self._encode(asked, special=False).ids)
+        room = self._room(most - len(begin) - one - len(end), one, len(both) - one, most)
+        return Row([*begin, *both[: one + room], *end]), len(both) > one + room
 
     @staticmethod
     def _room(room: int, query: int, document: int, most: int) -> int:

@@ -82,8 +82,8 @@ class Bidirectional:
     def begin(self, tokens: mx.array, _types: mx.array) -> mx.array:
         """Return the hidden states that the first layer reads."""
         hidden = self._model.embed_tokens(tokens)
-        scale = mx.array(self._model.args.hidden_size**0.5, mx.bfloat16)
-        return hidden * scale.astype(hidden.dtype)
+        # In the weights' own precision, as the model's makers have it; mlx-lm always rounds it to bfloat16.
+        return hidden * mx.array(self._model.args.hidden_size**0.5, hidden.dtype)
 
     def finish(self, hidden: mx.array) -> mx.array:
         """Return what comes out of the last layer, as it is pooled."""

@@ -56,7 +56,8 @@ class Loaded:
     context_length: int
     vocabulary_size: int
     dtype: mx.Dtype
-    bytes_per_token: int  # that a run takes for a while
+    bytes_per_token: int  # that a step takes for a while
+    kept_per_token: int  # that a causal model keeps of what it has read, from one step to the next
 
 
 def load_network(
@@ -91,8 +92,8 @@ def load_network(
         context_length=_context_length(folder, name, config, recipe, options),
         vocabulary_size=int(config["vocab_size"]),
         dtype=dtype,
-        bytes_per_token=dtype.size * (8 * config["hidden_size"] + 3 * config["intermediate_size"])
-        + _cache_bytes(config, dtype),
+        bytes_per_token=dtype.size * (8 * config["hidden_size"] + 3 * config["intermediate_size"]),
+        kept_per_token=_cache_bytes(config, dtype) if isinstance(network, Causal) else 0,
     )
 
 
@@ -122,6 +123,16 @@ def _refuse_unknown(folder: Path, name: str, config: Mapping[str, Any], *, ranks
         raise EngineError(
             f"The model {name!r} is a {kind!r} with a head of its own, which is not known here; choose the original, "
             "which answers yes or no."
+        )
+    if ranks and kind not in _NETWORKS and not kind.startswith("qwen3"):
+        raise EngineError(
+            f"The model {name!r} is a {kind!r}. How it was taught to rank is not known here; of the causal models "
+            "Qwen3-Reranker's way is."
+        )
+    both_ways = config.get("is_causal") is False or config.get("use_bidirectional_attention")
+    if kind not in _NETWORKS and both_ways and not _both_ways(config):
+        raise EngineError(
+            f"The model {name!r} is a {kind!r} that looks in both directions, which is not known here."
         )
 
 
@@ -218,8 +229,6 @@ def _context_length(
 
 def _cache_bytes(config: Mapping[str, Any], dtype: mx.Dtype) -> int:
     """Return what a causal model keeps of a token while it reads on."""
-    if config["model_type"] in ENCODERS:
-        return 0
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return int(2 * config["num_hidden_layers"] * heads * head * dtype.size)

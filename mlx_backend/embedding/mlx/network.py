@@ -95,7 +95,7 @@ class MLXNetwork:
         tokens = mx.array([[*row.tokens, *[0] * (count - len(row.tokens))] for row in rows])
         lengths = mx.array([len(row.tokens) for row in rows])
         try:
-            self._holding.works(len(rows) * count * self._model.bytes_per_token)
+            self._holding.works(self._bytes(len(rows), count, most))
             if isinstance(self._model.network, Causal):
                 found = yield from self._read(tokens, lengths, most)
             else:
@@ -118,6 +118,14 @@ class MLXNetwork:
         """Leave MLX's streams of this thread in order; a thread that does not aborts the process in the end."""
         mx.synchronize()
         mx.clear_streams()
+
+    def _bytes(self, rows: int, count: int, most: int) -> int:
+        """Return what a run takes: an encoder sees all tokens at once, a causal model a chunk of them."""
+        assert self._model is not None
+        step = rows * count
+        if isinstance(self._model.network, Causal):
+            step = min(step, max(most, rows))
+        return step * self._model.bytes_per_token + rows * count * self._model.kept_per_token
 
     # -- running ---------------------------------------------------------------------------------------------
 
