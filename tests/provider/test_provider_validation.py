@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conftest import listening
 from daemon import PluginError
 from kind_server import KindServer, Saying, listed, lm_studio, mlx_backend, mlx_lm, ollama
 from raw_server import status
@@ -211,6 +213,20 @@ def test_a_server_of_another_age_is_told_with_what_to_update(plugin: PluginProce
         words = refusal(plugin, server.address)
     assert words.startswith("The server is mlx-backend 7.0.0, newer than this plugin")
     assert words.endswith("Update the plugin in Dify.")
+
+
+@pytest.mark.parametrize(
+    ("version", "advice"), [("0.0.9", "Update the server."), ("7.0.0", "Update the plugin in Dify.")]
+)
+def test_our_own_server_says_its_version_where_the_plugin_looks_for_it(
+    plugin: PluginProcess, version: str, advice: str
+) -> None:
+    start = f"import sys, mlx_backend; mlx_backend.__version__ = {version!r}\n"
+    start += "from mlx_backend.cli import main; sys.exit(main(['--port', '0']))"
+    with listening([sys.executable, "-c", start]) as address:
+        words = refusal(plugin, address)
+    assert words.startswith(f"The server is mlx-backend {version}")
+    assert words.endswith(advice)
 
 
 @pytest.mark.parametrize(
