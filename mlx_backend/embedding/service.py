@@ -137,6 +137,7 @@ class Embedder:
                 "texts, or truncate = true to have only their beginnings read.",
                 "input",
                 "context_length_exceeded",
+                numbers={"prompt_tokens": length, "max_model_len": facts.context_length},
             )
         if not length:
             raise RequestError(f"input[{at}] is empty.", "input")

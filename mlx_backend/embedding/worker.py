@@ -19,7 +19,7 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mlx_backend.engine.base import EngineBusy, EngineError, EngineFailed, EngineStatus, EngineStopped
+from mlx_backend.engine.base import EngineBusy, EngineError, EngineStatus, EngineStopped
 
 if TYPE_CHECKING:
     from array import array
@@ -34,6 +34,7 @@ STAGE_SECONDS = 0.1  # how long others wait for the device
 LEAST_TOKENS, MOST_TOKENS = 64, 16_384  # of a stage
 PIECE_TOKENS = 512  # that are worth running together however slow the machine is
 MOST_ROWS = 256  # in a piece
+MOST_PADDED = 1.5  # times what its rows hold
 
 
 class Job:
@@ -45,7 +46,7 @@ class Job:
         self.closed = False
         self.vectors: list[array[float] | None] = [None] * len(rows)
         self.error: EngineError | None = None
-        self._order = sorted(range(len(rows)), key=lambda at: len(rows[at].tokens))
+        self._order = deque(sorted(range(len(rows)), key=lambda at: len(rows[at].tokens)))
         self._over = threading.Event()
 
     def wait(self) -> list[array[float]] | None:
@@ -68,11 +69,14 @@ class Job:
     def next_piece(self, most: int) -> list[int]:
         """Take rows of like length that come to `most` tokens, padding included; one row in any case."""
         piece: list[int] = []
+        tokens = 0
         while self._order and len(piece) < MOST_ROWS:
             length = len(self.rows[self._order[0]].tokens)
-            if piece and length * (len(piece) + 1) > most:
+            tokens += length
+            padded = length * (len(piece) + 1)
+            if piece and (padded > most or padded > max(PIECE_TOKENS, MOST_PADDED * tokens)):
                 break
-            piece.append(self._order.pop(0))
+            piece.append(self._order.popleft())
         return piece
 
     @property
@@ -208,7 +212,7 @@ class Worker:
             log.exception("A piece of %d texts could not be run.", len(piece))
             text = str(error).strip().splitlines()
             reason = text[0] if text else type(error).__name__
-            job.end(error if isinstance(error, EngineError) else EngineFailed(f"The model failed: {reason}."))
+            job.end(error if isinstance(error, EngineError) else EngineError(f"The model failed: {reason}."))
             return
         if not done:
             if self._stopping:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.base import EngineError, EngineFailed
+from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.mlx.loading import network_bytes
 from mlx_backend.engine.mlx.memory import Holding, device_limit
 
@@ -193,7 +193,7 @@ class MLXNetwork:
         found = mx.contiguous(found.astype(mx.float32))
         mx.eval(found)
         if not mx.all(mx.isfinite(found)).item():
-            raise EngineFailed(
+            raise EngineError(
                 "The model computed something that is no number; its weights may need more than half precision."
             )
         told = []
