@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPECTED_TOKENS = 2048  # of a reply whose length nobody has limited
+UNLIMITED = -1  # a thinking budget that is none, whatever the model's or the server's is
 
 
 class RequestError(ValueError):
@@ -105,7 +106,7 @@ class ChatRequest:
     continue_last: bool = True
     add_generation_prompt: bool = True
     raw: bool = False
-    thinking_budget: int | None = None  # most tokens of reasoning
+    thinking_budget: int | None = None  # most tokens of reasoning, or UNLIMITED
     answer_reserve: int | None = None  # tokens of the reply that are kept for the answer
 
 
@@ -202,10 +203,11 @@ class Service:
                 special_tokens=self.engine.tokenizer.special_tokens,
             )
         constraint = self._start(request, grammar, prompt, messages) if grammar is not None else None
+        most = self._budget_of(request, resolution.effort)
         budget = self._budgets.begin(
             prompt,
             room=self._room(prompt, request),
-            tokens=self._budget_of(request, resolution.effort),
+            tokens=None if most == UNLIMITED else most,
             reserve=request.answer_reserve,
             tools=names,
         )
@@ -308,7 +310,10 @@ class Service:
         """Have the engine read this answer as the next turn will see it, once it has nothing else to do."""
         last = request.messages[-1]
         continued = isinstance(last, dict) and last.get("role") == "assistant"
-        if self._prewarm and not request.raw and not continued:
+        aside = (
+            request.priority > 0
+        )  # nobody goes on with a title; and the user's own next turn is to be read
+        if self._prewarm and not (request.raw or continued or aside):
             self.engine.prewarm(lambda: self._next_prompt(request, answer))
 
     def _next_prompt(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 _FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "parsed": "separate"}
 
 
+def whole(value: Any) -> Any:
+    """Read a number that some languages cannot write without a point: 7.0 is 7."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def limit(value: Any) -> Any:
+    """Read the longest reply; -1 is what several clients send for none."""
+    value = whole(value)
+    return None if type(value) is int and value == -1 else value
+
+
 def stop_strings(value: Any) -> Any:
     """Read one stop string or several; empty ones stop nothing."""
     texts = [value] if isinstance(value, str) else value

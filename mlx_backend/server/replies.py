@@ -32,6 +32,7 @@ type Watch = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 log = logging.getLogger("mlx_backend.requests")
 
+_LEFT = "client left"
 CLIENT_LEFT = 499  # nobody reads it; it is for the log of whatever stands in between
 
 
@@ -57,7 +58,9 @@ class RunningReply:
         self._watch = watch
         self._explain = explain
         self._left = False
-        self._outcome = "cancelled"
+        self._outcome = (
+            _LEFT  # whoever is gone is noticed by the watch, or when nothing can be written any more
+        )
         self._born = time.perf_counter()
         self._first: float | None = None
 
@@ -68,6 +71,10 @@ class RunningReply:
             for step in self._steps(None, include_usage=True):
                 if isinstance(step, list):
                     chunks += step
+        except Exception:
+            self._outcome = "error"
+            raise
+        else:
             if self._left:
                 return Response(status=CLIENT_LEFT)
             return json_response(self._envelope.whole(chunks))
@@ -129,7 +136,7 @@ class RunningReply:
 
     def _leave(self) -> None:
         self._left = True
-        self._outcome = "client left"
+        self._outcome = _LEFT
         self._reply.close()
 
     def _end(self) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
 from mlx_backend.server import fields
 from mlx_backend.server.errors import refuse
-from mlx_backend.service import AnswerFormat, ChatRequest, CompletionRequest, ToolChoice
+from mlx_backend.service import UNLIMITED, AnswerFormat, ChatRequest, CompletionRequest, ToolChoice
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
@@ -63,9 +63,14 @@ UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 class _Lenient(BaseModel):
-    """Types are not guessed ("7" is no number, true is no 1); unknown fields are kept, to be named."""
+    """Types are not guessed ("7" is no number, true is no 1, but 7.0 is 7); unknown fields are kept, to be named."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, arbitrary_types_allowed=True)
+
+
+type _Whole = Annotated[int, BeforeValidator(fields.whole)]
+type _Limit = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(fields.limit)]
+type _Budget = Annotated[_Whole, Field(ge=UNLIMITED)]
 
 
 class StreamOptions(_Lenient):
@@ -134,12 +139,12 @@ class _Body(AnyBody):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(gt=0)] | None = None
+    max_tokens: _Limit = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[_Whole, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[_Whole, Field(ge=-(2**63), lt=2**64)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -147,7 +152,7 @@ class _Body(AnyBody):
     xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
-    priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[_Whole, Field(gt=-(2**31), lt=2**31)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop_strings)] = ()
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
 
@@ -185,13 +190,14 @@ class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
     messages: list[Any]
-    max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
+    max_completion_tokens: _Limit = None
     tools: list[Tool] | None = None
     tool_choice: Annotated[str | ToolChoice | None, BeforeValidator(fields.tool_choice)] = None
     response_format: Annotated[AnswerFormat | None, BeforeValidator(fields.response_format)] = None
-    thinking_budget: Annotated[int, Field(ge=0)] | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
-    answer_reserve: Annotated[int, Field(ge=1)] | None = None
+    thinking_budget: _Budget | None = None
+    thinking_token_budget: _Budget | None = None
+    thinking_budget_tokens: _Budget | None = None
+    answer_reserve: Annotated[_Whole, Field(ge=1)] | None = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
     json_schema: dict[str, Any] | None = None
     guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
@@ -203,7 +209,7 @@ class ChatBody(_Body):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[_Whole, Field(ge=0, le=20)] | None = None
     role_mapping: dict[str, str] | None = None
 
     def _answer_format(self) -> AnswerFormat | None:
@@ -227,7 +233,7 @@ class ChatBody(_Body):
     def _wanted_budget(self) -> int | None:
         """How many tokens may be reasoning, by whichever of the fields says so."""
         said: dict[str, int] = {}
-        for name in ("thinking_budget", "thinking_token_budget"):
+        for name in ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"):
             if (value := getattr(self, name)) is not None:
                 said[name] = value
         said |= fields.nested_budgets(self.model_extra or {}, self.chat_template_kwargs)

@@ -233,6 +233,21 @@ def test_what_clients_send_out_of_habit_is_accepted_and_named(
     assert any("ignored=user, mirostat" in record.getMessage() for record in caplog.records)
 
 
+def test_a_whole_number_may_be_written_with_a_point(engine: ScriptedEngine, client: Client) -> None:
+    answered(client, max_tokens=5.0, top_k=3.0, seed=7.0, priority=1.0, thinking_budget=4.0)
+    request = engine.requests[-1].request
+    assert (request.max_tokens, request.sampling.top_k, request.sampling.seed) == (5, 3, 7)
+    assert (request.priority, request.constraint is None) == (1, False)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_minus_one_is_no_limit(engine: ScriptedEngine, client: Client, field: str) -> None:
+    answered(client)
+    answered(client, **{field: -1})
+    free, unlimited = (asked.request for asked in engine.requests[-2:])
+    assert unlimited.max_tokens == free.max_tokens
+
+
 def test_what_is_honoured_reaches_the_engine(engine: ScriptedEngine, client: Client) -> None:
     answered(
         client,

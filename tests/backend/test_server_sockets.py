@@ -9,7 +9,7 @@ import threading
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_server import HELLO, running
@@ -246,24 +246,28 @@ def test_a_client_that_names_no_host_is_served() -> None:
         assert b" 200 OK" in read_until(connection, b"}]}")
 
 
-@pytest.mark.parametrize("how", ["left", "failed", "cut"])
+@pytest.mark.parametrize(
+    ("how", "stream"), [("left", True), ("failed", True), ("failed", False), ("cut", True), ("cut", False)]
+)
 def test_the_log_says_what_a_reply_cost_that_did_not_end_by_itself(
-    how: str, caplog: pytest.LogCaptureFixture
+    how: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     failure = EngineError("The model lost its thread.") if how == "failed" else None
     script = Transcript(text="<|channel|>final<|message|>" + "word " * 3, failure=failure)
     caplog.set_level("INFO", "mlx_backend.requests")
     with ScriptedEngine([script], gated=True) as engine, running(engine) as server:
         stop = {"stop": ["d w"]} if how == "cut" else {}
-        connection = server.send({"messages": HELLO, "stream": True, **stop})
+        connection = server.send({"messages": HELLO, "stream": stream, **stop})
         engine.advance(7)
-        read_until(connection, b'"content":"')
+        if stream:
+            read_until(connection, b'"content":"')
         if how == "left":
             connection.close()
             assert engine.requests[0].cancelled.wait(10)
         else:
             engine.advance(99)
-            read_until(connection, b"[DONE]" if how == "cut" else b"thread.")
+            end = b"[DONE]" if stream else b'"finish_reason"'
+            read_until(connection, end if how == "cut" else b"thread.")
             connection.close()
     [line] = [each for each in caplog.messages if "finish=" in each]
     found = re.search(r"completion=(\d+) .*? ([\d.]+) tok/s queue=([\d.]+)s", line)
@@ -292,6 +296,31 @@ def test_the_log_says_how_long_somebody_waited_who_left_the_queue(caplog: pytest
     found = re.search(r"completion=0 .* queue=([\d.]+)s", line)
     assert found, line
     assert float(found[1]) >= 0.05
+
+
+def test_a_users_turn_is_answered_before_a_title_that_asked_earlier() -> None:
+    with (
+        ScriptedEngine(lambda _: ANSWER, gated=True, max_concurrent=1) as engine,
+        running(engine) as server,
+    ):
+
+        def waiting() -> int:
+            count: int = server.call("/health")[1]["models"][0]["waiting"]
+            return count
+
+        title = {"priority": 1, "answer_reserve": 9, "max_tokens": 50}
+        asked: list[dict[str, Any]] = [{}, title, {"stream": True}]
+        sent = []
+        for at, fields in enumerate(asked):
+            sent.append(server.send({"messages": [{"role": "user", "content": f"number {at}"}], **fields}))
+            while len(engine.requests) < 1 or waiting() < at:
+                pass
+        engine.advance(1000)
+        for connection in sent:
+            read_until(connection, b'"finish_reason":"stop"')
+            connection.close()
+        begun = [each.prompt.partition("number ")[2][:1] for each in engine.requests]
+        assert begun == ["0", "2", "1"]
 
 
 def test_a_chunked_body_is_read() -> None:

@@ -8,6 +8,7 @@ from mlx_backend.conversation.events import Event, StreamEnd
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.reply import Reply
 from mlx_backend.service import ChatRequest, Service
 
@@ -106,8 +107,6 @@ def test_results_of_a_tool_find_the_call_and_its_reasoning_read_already() -> Non
 
 
 def test_it_can_be_turned_off() -> None:
-    from mlx_backend.engine.scripted import ScriptedEngine
-
     with ScriptedEngine(lambda _: "<|channel|>final<|message|>Hi.<|return|>") as engine:
         answered(Service(engine, prewarm=False).chat(ChatRequest(messages=[user("hello")])))
         assert not engine.plans
@@ -119,9 +118,15 @@ def test_it_can_be_turned_off() -> None:
         assert engine.tokenizer.decode(plan()).endswith(expected + "<|start|>user<|message|>")
 
 
-def test_an_answer_that_was_cut_or_left_is_nobodys_history() -> None:
-    from mlx_backend.engine.scripted import ScriptedEngine
+def test_nothing_is_read_ahead_for_what_may_wait() -> None:
+    with ScriptedEngine(lambda _: "<|channel|>final<|message|>Paris.<|return|>") as engine:
+        service = Service(engine)
+        for priority, plans in ((1, 0), (0, 1), (5, 1), (-1, 2)):
+            answered(service.chat(ChatRequest(messages=[user(TURNS[1])], priority=priority)))
+            assert len(engine.plans) == plans
 
+
+def test_an_answer_that_was_cut_or_left_is_nobodys_history() -> None:
     with ScriptedEngine(lambda _: "<|channel|>final<|message|>A long answer.<|return|>") as engine:
         service = Service(engine)
         answered(service.chat(ChatRequest(messages=[user("hello")], max_tokens=4)))

@@ -12,7 +12,7 @@ from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.service import ChatRequest, Service
+from mlx_backend.service import UNLIMITED, ChatRequest, Service
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 OSLO = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -179,12 +179,14 @@ def test_the_models_own_budget_holds_where_a_request_has_none(engine: Engine) ->
     of_the_server = Service(engine, thinking_budget=9)
     assert [reasoned(service) for service in (of_the_model, of_the_server)] == [6, 9]
     assert reasoned(of_the_model, thinking_budget=12) == 12
+    assert reasoned(of_the_model, thinking_budget=UNLIMITED) == reasoned(Service(engine)) > 12
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"thinking_token_budget": 5},
+        {"thinking_budget_tokens": 5},
         {"reasoning": {"effort": "high", "max_tokens": 5}},
         {"thinking": {"type": "enabled", "budget_tokens": 5}},
         {"chat_template_kwargs": {"thinking_budget": 5}},
