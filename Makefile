@@ -57,6 +57,8 @@ plugin: setup ## write dist/*.difypkg
 
 debug: setup ## run the plugin from here in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
 	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug at the top)"; exit 1; }
+	@$(RUN) -c 'import socket, sys; socket.create_connection(sys.argv[1].rsplit(":", 1), 5)' "$(URL)" 2>/dev/null || { \
+		echo "Nothing answers at $(URL). Dify shows the address, with the key, behind the bug on its Plugins page."; exit 1; }
 	@rm -rf build/plugin && $(RUN) -m dify_mlx_provider.package --folder build/plugin
 	@cd build/plugin && INSTALL_METHOD=remote REMOTE_INSTALL_URL="$(URL)" REMOTE_INSTALL_KEY="$(KEY)" \
 		"$(CURDIR)/$(RUN)" -m dify_mlx_provider

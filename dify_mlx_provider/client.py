@@ -26,7 +26,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import requests
-from urllib3.exceptions import HTTPError, ReadTimeoutError
+from urllib3.exceptions import HTTPError, NameResolutionError, ReadTimeoutError
 
 from . import body as bodies
 from .faults import (
@@ -40,6 +40,7 @@ from .faults import (
     Unreachable,
     from_status,
     stated,
+    unknown_name,
 )
 
 if TYPE_CHECKING:
@@ -181,6 +182,9 @@ class Client:
         except requests.exceptions.SSLError as error:
             raise self._no_tls() from error
         except (requests.exceptions.ConnectionError, requests.exceptions.InvalidURL) as error:
+            reason = getattr(error.args[0], "reason", None) if error.args else None
+            if isinstance(reason, NameResolutionError):
+                raise unknown_name(self._credentials.base_url) from error
             raise self._nobody_there() from error
         except requests.exceptions.RequestException as error:
             raise Unreachable(f"{url} cannot be used: {type(error).__name__}.") from error

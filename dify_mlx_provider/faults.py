@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 LONGEST_QUOTE = 500
 """Characters of a server's own words that are passed on."""
@@ -93,6 +94,19 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
     if status in (404, 405) and words.lower() in _BARE_WORDS:
         return None
     return Refused(words or f"the server answered with status {status}.")
+
+
+def unknown_name(address: str) -> Unreachable:
+    """Return what it means that the host's name in an address cannot be looked up."""
+    host = urlsplit(address).hostname
+    if host == "host.docker.internal":
+        advice = (
+            'With Docker on Linux add extra_hosts: ["host.docker.internal:host-gateway"] to the service plugin_daemon. '
+            "Without Docker enter http://127.0.0.1:8080/v1"
+        )
+    else:
+        advice = "Check its spelling, or enter an IP address: containers do not know names such as my-mac.local."
+    return Unreachable(f"no server at {address}: the name {host} is not known where Dify runs. {advice}")
 
 
 def stated(error: Any) -> ServerError:

@@ -61,7 +61,13 @@ def chat_request(
 
 def wants_structure(parameters: Mapping[str, Any]) -> bool:
     """Whether the answer is to be JSON: then nothing but the answer may be in the text."""
-    return str(parameters.get("response_format") or "text").strip().lower() not in ("text", "xml")
+    return _wanted_format(parameters) not in ("text", "xml")
+
+
+def _wanted_format(parameters: Mapping[str, Any]) -> str:
+    """The setting Response format; who enters a schema and leaves that alone wants the schema."""
+    usual = "json_schema" if parameters.get("json_schema") else "text"
+    return str(parameters.get("response_format") or usual).strip().lower()
 
 
 def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]:
@@ -100,11 +106,16 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if (extra := fields.pop("extra_body", None)) is not None:
         fields["extra_body"] = extra_body(extra)
     schema = fields.pop("json_schema", None)
-    wanted = str(fields.pop("response_format", "text")).strip().lower()
-    match wanted:
-        case "json_schema" if schema is not None:
+    fields.pop("response_format", None)
+    match wanted := _wanted_format(parameters):
+        case "json_schema" if schema is None:
+            raise ValueError(
+                "the setting Response format is json_schema, and JSON schema is empty. Enter a schema, or choose "
+                "json_object."
+            )
+        case "json_schema":
             fields["response_format"] = {"type": "json_schema", "json_schema": _schema(schema)}
-        case "json_object" | "json" | "json_schema":
+        case "json_object" | "json":
             fields["response_format"] = {"type": "json_object"}
         case "text" | "xml":
             pass  # no server can be held to XML; Dify's SDK asks for it in the prompt

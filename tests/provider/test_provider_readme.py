@@ -125,6 +125,10 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
         lambda cause: cause.ask(endpoint_url="http://127.0.0.1:9/v1"),
         lambda cause: cause.save(endpoint_url="http://127.0.0.1:9/v1"),
     ],
+    "no server at …: the name … is not known": [
+        lambda cause: cause.ask(endpoint_url="http://my-mac.invalid:8080"),
+        lambda cause: cause.save(endpoint_url="http://my-mac.invalid:8080"),
+    ],
     "what answers at … is not an OpenAI-compatible server": [
         lambda cause: cause.ask_stub("<html>It works!</html>", type="text/html"),
     ],

@@ -16,6 +16,7 @@ from daemon import PluginError
 from kind_server import KindServer, Saying, listed, lm_studio, mlx_backend, mlx_lm, ollama
 from raw_server import status
 
+from dify_mlx_provider.faults import unknown_name
 from dify_mlx_provider.versions import complaint
 
 if TYPE_CHECKING:
@@ -62,6 +63,19 @@ def test_no_server_is_told_with_how_to_start_one(plugin: PluginProcess) -> None:
     assert words.startswith("No server at http://127.0.0.1:9/v1: start it with `mlx-backend`.")
     assert "host.docker.internal" in words
     assert "127.0.0.1 is the container itself" in words
+
+
+@pytest.mark.parametrize(
+    ("host", "advice"),
+    [
+        ("host.docker.internal", 'extra_hosts: ["host.docker.internal:host-gateway"]'),
+        ("my-mac.local", "enter an IP address"),
+    ],
+)
+def test_a_name_that_is_not_known_is_told_with_how_to_make_it_known(host: str, advice: str) -> None:
+    words = str(unknown_name(f"http://{host}:8080/v1"))
+    assert f"the name {host} is not known where Dify runs" in words
+    assert advice in words
 
 
 def test_a_web_page_at_the_port_is_told_by_its_title(plugin: PluginProcess) -> None:

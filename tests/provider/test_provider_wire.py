@@ -514,6 +514,25 @@ def test_a_structured_answer_holds_nothing_but_the_answer(plugin: PluginProcess,
     assert stub.asked()[0]["body"]["response_format"] == {"type": "json_schema", "json_schema": schema}
 
 
+def test_a_schema_alone_is_wanted_and_a_format_without_its_schema_is_refused(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    schema = {"schema": {"type": "object"}, "name": "mine"}
+    stub.streams({"reasoning_content": "why"}, {"content": "{}"})
+    form = {"structured_output": "supported"}
+    alone = plugin.invoke(
+        [user("hi")],
+        credentials={**stub.credentials, **form},
+        model="my-model",
+        parameters={"json_schema": json.dumps(schema)},
+    )
+    assert text_of(list(alone)) == "{}"
+    assert stub.asked()[0]["body"]["response_format"] == {"type": "json_schema", "json_schema": schema}
+    with pytest.raises(PluginError, match="JSON schema is empty"):
+        ask(plugin, stub, parameters={"response_format": "json_schema"})
+    assert stub.asked() == []
+
+
 def test_the_key_is_sent_and_never_told(plugin: PluginProcess, stub: Stub) -> None:
     stub.says(json.dumps({"error": {"message": "wrong key"}}), status=401, type="application/json")
     with pytest.raises(PluginError) as caught:
