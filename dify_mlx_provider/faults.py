@@ -105,7 +105,9 @@ def unknown_name(address: str) -> Unreachable:
             "Without Docker enter http://127.0.0.1:8080/v1"
         )
     else:
-        advice = "Check its spelling, or enter an IP address: containers do not know names such as my-mac.local."
+        advice = (
+            "Check its spelling, or enter an IP address: containers do not know names such as my-mac.local."
+        )
     return Unreachable(f"no server at {address}: the name {host} is not known where Dify runs. {advice}")
 
 
