@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
+import zipfile
+from collections import OrderedDict
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from engine_models import WORDS, write_qwen, write_random, write_tokenizer
@@ -248,6 +253,81 @@ def write_qwen_embedding(folder: Path, *, bare: bool = False) -> Path:
         }
         mx.save_safetensors(str(folder / "model.safetensors"), kept)
     return folder
+
+
+def as_pytorch_had_it(folder: Path, dtype: str = "float32") -> Path:
+    """Put a model's weights into a pytorch_model.bin instead, as PyTorch would write it."""
+    import mlx.core as mx
+
+    loaded: Any = mx.load(str(folder / "model.safetensors"))
+    tensors = {name: value.astype(getattr(mx, dtype)) for name, value in loaded.items()}
+    write_pickled(folder / "pytorch_model.bin", tensors)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+class _Named:
+    """Something a pickle names: PyTorch's own, which need not be there."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+
+class _Tensor:
+    def __init__(self, key: str, kind: str, count: int, place: tuple[Any, ...]) -> None:
+        self.key, self.kind, self.count, self.place = key, kind, count, place
+
+
+_Pickler: Any = vars(pickle)["_Pickler"]
+
+
+class _Writer(_Pickler):  # type: ignore[misc]  # the one written in Python: it can be told how to write what is not there
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if isinstance(obj, _Named):
+            self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
+        elif isinstance(obj, _Tensor):
+            self.save(_Named("torch._utils", "_rebuild_tensor_v2"))
+            self.write(pickle.MARK)
+            self.save(("storage", _Named("torch", obj.kind), obj.key, "cpu", obj.count))
+            self.write(pickle.BINPERSID)
+            for part in (*obj.place, False, OrderedDict()):
+                self.save(part)
+            self.write(pickle.TUPLE + pickle.REDUCE)
+        else:
+            super().save(obj, save_persistent_id)
+
+    def memoize(self, obj: Any) -> None: ...
+
+
+_STORAGES = {"float32": "FloatStorage", "float16": "HalfStorage", "bfloat16": "BFloat16Storage"}
+
+
+def write_pickled(file: Path, tensors: dict[str, Any], *, order: bytes = b"little", **changes: Any) -> Path:
+    """Write tensors as torch.save does; `changes` replace a tensor's offset, shape, strides or count."""
+    import mlx.core as mx
+
+    with zipfile.ZipFile(file, "w") as archive:
+        named: OrderedDict[str, Any] = OrderedDict()
+        for at, (name, value) in enumerate(tensors.items()):
+            if not isinstance(value, mx.array):
+                named[name] = value
+                continue
+            strides = tuple(prod(value.shape[dim + 1 :]) for dim in range(value.ndim))
+            said: dict[str, Any] = {
+                "offset": 0,
+                "shape": tuple(value.shape),
+                "strides": strides,
+                "count": value.size,
+            } | changes
+            kind = _STORAGES[str(value.dtype).removeprefix("mlx.core.")]
+            place = (said["offset"], said["shape"], said["strides"])
+            named[name] = _Tensor(str(at), kind, said["count"], place)
+            archive.writestr(f"m/data/{at}", bytes(memoryview(value.reshape(-1).view(mx.uint8))))
+        written = io.BytesIO()
+        _Writer(written, 2).dump(named)
+        archive.writestr("m/data.pkl", written.getvalue())
+        archive.writestr("m/byteorder", order)
+    return file
 
 
 def write_modules(folder: Path, pooling: str) -> None:

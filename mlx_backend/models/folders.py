@@ -11,11 +11,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlx_backend.embedding.recognising import ENCODERS, read_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _WEIGHTS = "model*.safetensors"  # what mlx-lm loads
-_INDEX = "model.safetensors.index.json"
+_PICKLED = "pytorch_model*.bin"  # what models that only read may have instead
+_WHOLE = {"model.safetensors", "pytorch_model.bin"}
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SETTLED = 2_000_000_000  # nanoseconds; a younger time stamp may stand for several changes
 
 
@@ -87,9 +91,10 @@ def holds_model(folder: Path, watch: Watch | None = None) -> bool:
         if not (folder / "config.json").is_file():
             return False
         there = {file.name for file in _weights(folder)}
-        if not there or "model.safetensors" in there or not (folder / _INDEX).is_file():
+        index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
+        if not there or there & _WHOLE or index is None:
             return bool(there)
-        return there.issuperset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+        return there.issuperset(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return False
 
@@ -104,7 +109,10 @@ def weight_sizes(folder: Path) -> list[int]:
 
 def _weights(folder: Path) -> list[Path]:
     # A link into the cache whose file has not come yet is none.
-    return [file for file in folder.glob(_WEIGHTS) if file.is_file()]
+    found = [file for file in folder.glob(_WEIGHTS) if file.is_file()]
+    if not found and read_json(folder / "config.json").get("model_type") in ENCODERS:
+        found = [file for file in folder.glob(_PICKLED) if file.is_file()]
+    return found
 
 
 def _folders(place: Path, watch: Watch) -> list[Path]:

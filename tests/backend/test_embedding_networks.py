@@ -10,6 +10,7 @@ import embedding_reference as reference
 import numpy as np
 import pytest
 from embedding_models import (
+    as_pytorch_had_it,
     write_bert,
     write_gemma,
     write_modernbert,
@@ -153,6 +154,39 @@ def test_layers_after_pooling_are_applied(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=2e-5)
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+def test_layers_after_pooling_are_found_where_a_conversion_has_put_them(
+    bits: int | None, tmp_path: Path
+) -> None:
+    """Among the weights, as dense.0 and dense.1, quantised perhaps; the list of modules may be lost."""
+    import mlx.core as mx
+
+    folder = write_gemma(tmp_path)
+    (folder / "modules.json").unlink()
+    loaded: Any = mx.load(str(folder / "model.safetensors"))
+    weights: dict[str, mx.array] = dict(loaded)
+    matrices = []
+    for at, shape in enumerate([(64, 32), (32, 64)]):
+        matrix = mx.random.normal(shape, key=mx.random.key(at)) * 0.3
+        if bits is None:
+            weights[f"dense.{at}.weight"] = matrix
+        else:
+            parts: Any = mx.quantize(matrix, 32, bits)
+            names = ("weight", "scales", "biases")
+            weights |= {f"dense.{at}.{name}": part for name, part in zip(names, parts, strict=True)}
+            matrix = mx.dequantize(parts[0], parts[1], parts[2], group_size=32, bits=bits)
+        matrices.append(np.array(matrix, dtype=np.float64))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    config = json.loads((folder / "config.json").read_text())
+    if bits is not None:
+        config["quantization"] = {"group_size": 32, "bits": bits}
+    (folder / "config.json").write_text(json.dumps(config))
+    vector = reference.gemma(Reference(folder), tokens(9)).mean(0)
+    expected = matrices[1] @ (matrices[0] @ vector)
+    [found] = Loaded(folder, pooling="mean").run(rows(9))
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=2e-5)
+
+
 def add_dense(folder: Path, name: str, out: int, activation: str) -> tuple[Any, Any]:
     import mlx.core as mx
 
@@ -267,11 +301,21 @@ def test_what_cannot_be_run_rightly_is_a_sentence(
         Loaded(folder, ranks=ranks)
 
 
-def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
-    folder = write_bert(tmp_path)
+def test_pytorchs_own_files_are_read_where_there_are_no_others(tmp_path: Path) -> None:
+    """As bge-m3 was published."""
+    plain = Loaded(write_roberta(tmp_path / "plain"))
+    pickled = Loaded(as_pytorch_had_it(write_roberta(tmp_path / "pickled")))
+    assert pickled.run(rows(9, 30)) == plain.run(rows(9, 30))
+
+
+def test_what_is_no_file_of_weights_is_a_sentence(tmp_path: Path) -> None:
+    folder = write_bert(tmp_path / "broken")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(EngineError, match=r"pytorch_model\.bin is not read"):
+    with pytest.raises(EngineError, match=r"pytorch_model\.bin is not a file of tensors"):
         Loaded(folder)
+    causal = as_pytorch_had_it(write_qwen_embedding(tmp_path / "causal"))
+    with pytest.raises(EngineError, match="no weights in safetensors"):
+        Loaded(causal)
 
 
 def test_numbers_that_are_none_are_an_error_and_no_vector(tmp_path: Path) -> None:

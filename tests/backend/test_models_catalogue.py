@@ -139,6 +139,18 @@ def test_a_model_in_parts_is_whole_when_the_last_part_is_there(root: Path) -> No
     assert "small" in names(Catalogue([], models_dirs=[root]))
 
 
+def test_a_model_that_only_reads_may_have_pytorchs_own_weights(root: Path) -> None:
+    """As bge-m3 was published. A language model like that could not be loaded."""
+    (root / "small" / "model.safetensors").rename(root / "small" / "pytorch_model.bin")
+    catalogue = Catalogue([], models_dirs=[root])
+    assert "small" not in names(catalogue)
+    (root / "small" / "config.json").write_text('{"model_type": "xlm-roberta"}')
+    catalogue = Catalogue([], models_dirs=[root])
+    assert "small" in names(catalogue)
+    small = catalogue.find("small")
+    assert (catalogue.type(small), catalogue.weight_bytes(small)) == ("embedding", 10)
+
+
 def test_the_cache_of_hugging_face_is_listed_if_it_is_asked_for(cache: Path) -> None:
     folder = put_snapshot("mlx-community/whole")
     parts = put_snapshot("mlx-community/parts", ["model-1.safetensors", "model.safetensors.index.json"])

@@ -26,9 +26,10 @@ from ..recognising import ENCODERS, read_json
 from .bert import ACTIVATIONS, Bert
 from .causal import Bidirectional, Causal, load_causal
 from .modernbert import ModernBert
+from .pickled import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from ..recipe import EmbeddingOptions, Recipe
@@ -41,6 +42,7 @@ _NETWORKS: Mapping[str, type[Bert | ModernBert]] = {
     "modernbert": ModernBert,
 }
 _BESIDE = ("[0-9]_*/*.safetensors", "sentencepiece.bpe.model")  # what such models have in their repositories
+_PICKLED = ("pytorch_model*.bin", "[0-9]_*/pytorch_model.bin")  # where there is no safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ def load_network(
     folder, name = find_folder(source, allow_download=options.allow_download, beside=_BESIDE)
     config = read_config(folder, name)
     kind = config["model_type"]
+    if kind in _NETWORKS and not any(folder.glob("model*.safetensors")):
+        beside = (*_BESIDE, *_PICKLED)
+        folder, name = find_folder(source, allow_download=options.allow_download, beside=beside)
     _refuse_unknown(folder, name, config, ranks=ranks)
     recipe = recipe_of(folder, name, options, causal=kind not in ENCODERS and not _both_ways(config))
     network: Any
@@ -78,7 +83,7 @@ def load_network(
             network = Bidirectional(weights, config) if _both_ways(config) else Causal(weights)
         weights.eval()
         prepare(weights, name)
-        dense = tuple(_dense(folder, step, weights, at) for at, step in enumerate(recipe.dense))
+        dense = tuple(_dense_layers(folder, recipe, config))
         evaluate(weights, report)
     dtypes = [value.dtype for _, value in tree_flatten(weights.parameters())]
     dtype = next((each for each in dtypes if mx.issubdtype(each, mx.floating)), mx.float32)
@@ -105,10 +110,11 @@ def _refuse_unknown(folder: Path, name: str, config: Mapping[str, Any], *, ranks
             f"The model {name!r} is a {kind!r}, which is not known here. Known are {known}, and causal models "
             "such as Qwen3-Embedding."
         )
-    if not any(folder.glob("model*.safetensors")):
+    pickled = kind in _NETWORKS and any(folder.glob("pytorch_model*.bin"))
+    if not pickled and not any(folder.glob("model*.safetensors")):
         raise EngineError(
-            f"The model {name!r} has no weights in safetensors (model*.safetensors) in {folder}. A pickled "
-            "pytorch_model.bin is not read: choose a repository with safetensors, such as one of mlx-community's."
+            f"The model {name!r} has no weights in safetensors (model*.safetensors) in {folder}. Choose a "
+            "repository that has, such as one of mlx-community's."
         )
     labels = config.get("id2label")
     if ranks and kind in _NETWORKS and isinstance(labels, dict) and len(labels) > 1:
@@ -141,9 +147,7 @@ def _encoder(folder: Path, config: Mapping[str, Any], *, ranks: bool) -> Bert | 
         if config.get(key, "gelu") not in ACTIVATIONS:
             raise ValueError(f"its {key} {config[key]!r} is not known here")
     network = _NETWORKS[config["model_type"]](config, ranks=ranks)
-    stored: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        stored |= _stored(file)
+    stored = _stored(folder)
     weights = {_own_name(name, network.prefixes): value for name, value in stored.items()}
     quantization = config.get("quantization") or config.get("quantization_config")
     if quantization:
@@ -168,9 +172,16 @@ def _encoder(folder: Path, config: Mapping[str, Any], *, ranks: bool) -> Bert | 
     return network
 
 
-def _stored(file: Path) -> dict[str, mx.array]:
-    weights: Any = mx.load(str(file))
-    return dict(weights)
+def _stored(folder: Path) -> dict[str, mx.array]:
+    """Return the weights in a folder by name; from PyTorch's own files where there are no others."""
+    found: dict[str, mx.array] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        loaded: Any = mx.load(str(file))
+        found |= loaded
+    if not found:
+        for file in sorted(folder.glob("pytorch_model*.bin")):
+            found |= tensors(file)
+    return found
 
 
 def _own_name(name: str, prefixes: tuple[str, ...]) -> str:
@@ -184,32 +195,57 @@ def _own_name(name: str, prefixes: tuple[str, ...]) -> str:
     return name
 
 
-def _dense(folder: Path, step: str, weights: nn.Module, at: int) -> Callable[[mx.array], mx.array]:
-    """Load a layer that comes after pooling; where a conversion has put it among the weights, from there."""
-    config = read_json(folder / step / "config.json")
-    written = str(config.get("activation_function", "torch.nn.modules.linear.Identity")).rpartition(".")[2]
-    if written not in ("Identity", "Tanh"):
-        raise ValueError(f"the activation {written!r} of its {step} is not known here")
-    files = sorted((folder / step).glob("*.safetensors"))
-    stored: dict[str, mx.array] = {}
-    for file in files:
-        stored |= _stored(file)
-    if not stored:
-        for file in sorted(folder.glob("model*.safetensors")):
-            stored |= {
-                "linear." + name.removeprefix(f"dense.{at}."): value
-                for name, value in _stored(file).items()
-                if name.startswith(f"dense.{at}.")
+def _dense_layers(
+    folder: Path, recipe: Recipe, config: Mapping[str, Any]
+) -> Iterator[Callable[[mx.array], mx.array]]:
+    """Load the layers that come after pooling, from their folders or from among the weights.
+
+    Conversions put them there, as dense.0, dense.1 …, and may lose the list of them.
+    """
+    stored = [_stored(folder / step) for step in recipe.dense]
+    if not all(stored) or not stored:
+        beside = {name: value for name, value in _stored(folder).items() if name.startswith("dense.")}
+        count = len(stored) or len({name.split(".")[1] for name in beside})
+        own = [f"dense.{at}." for at in range(count)]
+        stored = [
+            {
+                f"linear.{name.removeprefix(start)}": value
+                for name, value in beside.items()
+                if name.startswith(start)
             }
-    if "linear.weight" not in stored or "linear.scales" in stored:
-        raise ValueError(f"the weights of its {step} are not there in a form that is known here")
-    matrix = stored["linear.weight"].astype(mx.float32).T
-    bias = stored.get("linear.bias", mx.zeros((1,))).astype(mx.float32)
+            for start in own
+        ]
+    for at, weights in enumerate(stored):
+        step = recipe.dense[at] if recipe.dense else ""
+        yield _dense(step, read_json(folder / step / "config.json") if step else {}, weights, config)
+
+
+def _dense(
+    step: str, own: Mapping[str, Any], weights: Mapping[str, mx.array], config: Mapping[str, Any]
+) -> Callable[[mx.array], mx.array]:
+    activation = str(own.get("activation_function", "torch.nn.modules.linear.Identity")).rpartition(".")[2]
+    if activation not in ("Identity", "Tanh"):
+        raise ValueError(f"the activation {activation!r} of its {step} is not known here")
+    if "linear.weight" not in weights:
+        raise ValueError(f"the weights of its {step} are not there")
+    matrix = weights["linear.weight"]
+    if (scales := weights.get("linear.scales")) is not None:
+        how = config["quantization"]
+        matrix = mx.dequantize(
+            matrix,
+            scales,
+            weights.get("linear.biases"),
+            group_size=how["group_size"],
+            bits=how["bits"],
+            mode=how.get("mode", "affine"),
+        )
+    matrix = matrix.astype(mx.float32).T
+    bias = weights.get("linear.bias", mx.zeros((1,))).astype(mx.float32)
     mx.eval(matrix, bias)
 
     def layer(vectors: mx.array) -> mx.array:
         made = vectors @ matrix + bias
-        return mx.tanh(made) if written == "Tanh" else made
+        return mx.tanh(made) if activation == "Tanh" else made
 
     return layer
 
