@@ -133,7 +133,10 @@ class App:
         )
 
     def on_health(self, _request: Request) -> Response:
-        """200 while requests are served; 503 while the model loads or restarts, or the server is being stopped."""
+        """200 while requests are served; 503 while they cannot be, or the server is being stopped.
+
+        That is up to the first model, if it is one that is always there. Those that come and go may fail.
+        """
         status = "draining" if self.visits.closed else ""
         told = []
         for state in self._models.states():
@@ -147,7 +150,7 @@ class App:
                 entry["detail"] = state.detail
             told.append(entry)
         if not status:
-            first = self._models.states()[:1]
+            first = [state for state in self._models.states()[:1] if state.pinned]
             troubled = [state for state in first if state.state not in ("ready", "unloaded")]
             status = troubled[0].state if troubled else "ok"
         health = {"status": status, "server": OWNER, "version": __version__, "models": told}

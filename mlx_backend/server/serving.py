@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import selectors
 import socket
 import threading
@@ -150,6 +151,8 @@ class _Gateway(wsgi.Gateway_10):
     def get_environ(self) -> Any:
         environ = super().get_environ()  # type: ignore[no-untyped-call]
         watch, connection = self.req.server.hangups, self.req.conn.socket
+        # cheroot leaves these alone; clients write the slash of a model's name so.
+        environ["PATH_INFO"] = re.sub("%2F", "/", environ["PATH_INFO"], flags=re.IGNORECASE)
         environ["SERVER_NAME"] = str(self.req.server.bind_addr[0])  # not what the header calls it
         environ[WATCH] = lambda left: watch.watching(connection, left)
         return environ

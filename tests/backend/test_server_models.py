@@ -70,12 +70,12 @@ def workshop() -> Workshop:
 
 
 @contextmanager
-def serving(workshop: Workshop, folder: Path, **chosen: Any) -> Iterator[RunningServer]:
+def serving(workshop: Workshop, folder: Path, config: str = CONFIG, **chosen: Any) -> Iterator[RunningServer]:
     for name in ("small", "large"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text("{}")
         (folder / name / "model.safetensors").write_bytes(b"")
-    read = configuration.parse(CONFIG.format(folder=folder), folder=folder)
+    read = configuration.parse(config.format(folder=folder), folder=folder)
     settings = Settings(port=0, **chosen)
     catalogue = Catalogue(read.models, others=read.others)
     models = SeveralModels(catalogue, workshop.load, EngineOptions(), settings, default_name="small")
@@ -193,6 +193,25 @@ def test_a_model_that_cannot_be_loaded_says_why(workshop: Workshop, tmp_path: Pa
         assert status == 500
         assert told["error"]["message"] == "The weights of large are missing."
         assert answer(server) == "I am small."
+
+
+def test_a_server_whose_models_come_and_go_is_well_whatever_becomes_of_one(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    workshop.broken.add("small")
+    with serving(workshop, tmp_path, CONFIG.replace("pinned = true", "")) as server:
+        assert server.call("/v1/chat/completions", {"messages": [USER]})[0] == 500
+        status, health = server.call("/health")
+        assert (status, health["status"], health["models"][0]["state"]) == (200, "ok", "failed")
+        assert health["models"][0]["detail"] == "The weights of small are missing."
+        assert answer(server, model="large").endswith("I am large.")
+
+
+def test_a_slash_in_a_models_name_may_be_written_as_clients_write_it() -> None:
+    with ScriptedEngine([], model_id="org/name") as engine, running(engine) as server:
+        told = server.call("/v1/models/org/name")
+        assert told[0] == 200
+        assert server.call("/v1/models/org%2Fname") == server.call("/v1/models/org%2fname") == told
 
 
 def test_a_model_is_unloaded_when_told_to_and_a_pinned_one_stays(workshop: Workshop, tmp_path: Path) -> None:
