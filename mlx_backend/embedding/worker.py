@@ -6,7 +6,8 @@ Knows rows, jobs and time; no text, no MLX. What it drives is a `Network`, on th
 
 A job's rows are sorted by length and cut into pieces, so that little is padding. Jobs take turns piece by piece: a
 question is not kept waiting by a whole library that is being read. Within a piece the device is held for one stage
-at a time; a chat that runs beside it waits for no more than that, and how much a stage does adapts to the machine.
+at a time; a chat that runs beside it waits for no more than that. How much a stage does adapts to the machine, and to
+whether somebody else uses the device: beside a chat, whose every token waits for a stage, stages are short.
 A job that is closed is dropped at its next stage.
 """
 
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STAGE_SECONDS = 0.1  # how long others wait for the device
+STAGE_SECONDS, SHORT_STAGE_SECONDS = (
+    0.1,
+    0.04,
+)  # how long others wait for the device: who may come, who is there
+COMPANY_SECONDS = 0.001  # of waiting for the device tell that somebody is there
 LEAST_TOKENS, MOST_TOKENS = 64, 16_384  # of a stage
 PIECE_TOKENS = 512  # that are worth running together however slow the machine is
 MOST_ROWS = 256  # in a piece
@@ -95,7 +100,10 @@ class Worker:
         *,
         max_waiting: int = 256,
         report: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
+        self._clock = clock
+        self._company = False
         self._network = network
         self._device = device
         self._max_waiting = max_waiting
@@ -204,7 +212,8 @@ class Worker:
         """Run one piece of a job; put it at the line's end if there is more of it."""
         if job.closed:
             return
-        stage = int(min(MOST_TOKENS, max(LEAST_TOKENS, self._speed * STAGE_SECONDS)))
+        seconds = SHORT_STAGE_SECONDS if self._company else STAGE_SECONDS
+        stage = int(min(MOST_TOKENS, max(LEAST_TOKENS, self._speed * seconds)))
         piece = job.next_piece(max(stage, PIECE_TOKENS))
         try:
             done = self._run_piece(job, piece, stage)
@@ -228,20 +237,23 @@ class Worker:
         """Fill in a piece's vectors; False if nobody wants them any more."""
         rows = [job.rows[at] for at in piece]
         running = self._network.run(rows, job.dimensions, stage)
-        spent = 0.0
+        spent = waited = 0.0
         while True:
             if job.closed or self._stopping:
                 running.close()
                 return False
+            asked = self._clock()
             with self._device:
-                begun = perf_counter()
+                begun = self._clock()
+                waited = max(waited, begun - asked)
                 try:
                     next(running)
                 except StopIteration as end:
                     vectors = end.value
                     break
                 finally:
-                    spent += perf_counter() - begun
+                    spent += self._clock() - begun
+        self._company = waited > COMPANY_SECONDS
         tokens = len(rows) * max(len(row.tokens) for row in rows)
         if tokens >= LEAST_TOKENS and spent > 0:
             now = tokens / spent

@@ -15,7 +15,8 @@ from mlx_backend.engine.base import EngineBusy, EngineError, EngineStopped
 from mlx_backend.engine.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from array import array
+    from collections.abc import Generator, Iterator, Sequence
 
 
 @contextmanager
@@ -92,6 +93,38 @@ def test_the_device_is_given_back_after_every_stage() -> None:
         working.submit(rows(450)).wait()
     assert len(network.stages) == 5
     assert taken == 5
+
+
+def test_stages_are_short_beside_a_chat_and_longer_alone() -> None:
+    now, chats = 0.0, False
+    sizes: list[int] = []
+
+    class Device:
+        def __enter__(self) -> None:
+            nonlocal now
+            now += 0.02 if chats else 0.0  # a token of the chat's
+
+        def __exit__(self, *_: object) -> None: ...
+
+    class Steady(Scripted):
+        """Reads ten thousand tokens a second."""
+
+        def run(
+            self, rows: Sequence[Row], dimensions: int | None, most: int
+        ) -> Generator[None, None, list[array[float]]]:
+            nonlocal now
+            sizes.append(most)
+            now += sum(len(row.tokens) for row in rows) / 10_000
+            return (yield from super().run(rows, dimensions, most))
+
+    with worker(Steady(), Device(), clock=lambda: now) as working:
+        for comes in (False, True, False):
+            chats = comes
+            for _ in range(10):
+                working.submit(rows(500)).wait()
+    assert sizes[0] < sizes[9]
+    assert sizes[19] < sizes[9] / 2
+    assert sizes[29] > 2 * sizes[19]
 
 
 def test_a_job_that_is_closed_stops_at_its_next_stage() -> None:
