@@ -77,7 +77,8 @@ class _Calling:
         size = credentials.context_size
         match self._kind:
             case Kind.MLX_BACKEND:
-                self._fields = {"truncate_prompt_tokens": size or -1}
+                # A quarter of the bytes, and numbers that need not be parsed.
+                self._fields = {"truncate_prompt_tokens": size or -1, "encoding_format": "base64"}
                 if not (credentials.query_prefix or credentials.document_prefix):
                     self._fields["input_type"] = "query" if query else "document"
             case Kind.VLLM:

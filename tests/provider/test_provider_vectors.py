@@ -55,6 +55,7 @@ def test_only_servers_that_know_a_field_are_sent_it() -> None:
         embed("e", at(server, document_prefix="passage:"), ["a"], query=False)
         first, second, third = server.bodies
     assert (first["input_type"], first["truncate_prompt_tokens"]) == ("query", -1)
+    assert first["encoding_format"] == "base64"
     assert (second["input_type"], second["truncate_prompt_tokens"]) == ("document", 99)
     assert (third["input"], "input_type" in third) == (["passage: a"], False)
     with vllm(embeddings=lengths) as server:
@@ -64,6 +65,7 @@ def test_only_servers_that_know_a_field_are_sent_it() -> None:
         with start(embeddings=lengths) as server:
             embed("e", at(server), ["a"], query=True)
             assert set(server.bodies[0]) == {"model", "input", "encoding_format"}
+            assert server.bodies[0]["encoding_format"] == "float"
 
 
 def test_texts_are_cut_here_for_servers_that_would_not() -> None:
