@@ -59,7 +59,8 @@ class FragileNetwork:
         if self._batch.broken is not None:
             error, self._batch.broken = self._batch.broken, None
             raise error
-        if inputs.shape[1] > 1 and Fragile.POISON in inputs.tolist()[0]:  # type: ignore[operator, index]
+        rows: list[list[int]] = inputs.tolist()  # type: ignore[assignment]
+        if len(rows[0]) > 1 and any(Fragile.POISON in row for row in rows):
             raise RuntimeError("[malloc] Unable to allocate 99 bytes")
         logits: mx.array = self._network(inputs, cache=cache)
         return logits

@@ -4,8 +4,7 @@ Runs on the engine thread only (see scheduler.py), where the model is loaded too
 threads. Requests arrive here checked; nothing of them may raise inside a step.
 
 A step reads one chunk of prompts and then says one token for every reply, so a running stream never waits for
-more than that chunk. Each prompt is read by itself: its text does not depend on who is read beside it, and a
-mistake in it is its own.
+more than that chunk. Short prompts are read in one run; a mistake in one of them is its own all the same.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections import deque
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,15 @@ import mlx.core as mx
 from ..base import EngineError, EngineRefused, Progress, TokenDelta
 from ..batch import Ended, ModelFacts
 from ..turns import Turns
-from .caches import PrefixCache, alias, rewound
+from .caches import PrefixCache, alias
 from .decoding import Decoder, Row
 from .machine import Machine
-from .reading import Pace, Reading, shares
+from .prefill import read_alone, read_together
+from .reading import Pace, Reading, alike, shares, waits_for
 from .sampling import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from ..base import GenerationRequest
@@ -47,6 +48,16 @@ OVERTAKEN = 32  # requests that a prompt of the next better priority may come la
 SOON_READ = 256  # tokens that another's first word may wait for
 WORTH_KEEPING = 64  # tokens of a prompt that was given up half-way
 STEPS_BETWEEN_CLEANINGS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Prompts that were read together, or one that failed; with tokens, the first ones of their replies."""
+
+    readings: list[Reading]
+    layers: Layers | None = None
+    tokens: mx.array | None = None
+    error: EngineError | None = None
 
 
 class MLXBatch:
@@ -293,48 +304,90 @@ class MLXBatch:
         # A warm-up is read in small pieces: whoever comes should not wait for it.
         warmup = self._readings[0].row.request.max_tokens == 0
         left = self._pace.chunk(others=bool(self._decoders) or len(self._readings) > 1 or warmup)
-        dealt = shares(list(self._readings), left, to_read=self._to_read, at_most=self._at_most)
+        groups = shares(
+            list(self._readings),
+            left,
+            to_read=self._to_read,
+            at_most=self._at_most,
+            together=self._together,
+            waits=self._waits,
+        )
         started, read = perf_counter(), 0
-        chosen: tuple[Reading, mx.array] | None = None  # a first token that is being computed
-        for reading, share in dealt:
-            row = reading.row
-            before = reading.done
-            if chosen is not None and share > SOON_READ:
-                yield from self._start_decoding(*chosen)
-                chosen = None
+        begun: _Run | None = None  # replies whose first tokens are being computed
+        for group in groups:
+            if begun is not None and sum(share for _, share in group) > SOON_READ:
+                yield from self._begin_replies(begun)
+                begun = None
+            read -= sum(reading.done for reading, _ in group)
+            for run in self._run(group):
+                if begun is not None:  # said only now that the device has the next prompt to do
+                    yield from self._begin_replies(begun)
+                    begun = None
+                for reading in run.readings:
+                    read += reading.done
+                    row = reading.row
+                    if run.error is None and not row.said:
+                        yield row.key, Progress(reading.done, len(row.tokens), row.cached)
+                    if run.error is None and reading.left:
+                        continue
+                    self._readings.remove(reading)
+                    if run.tokens is None:
+                        self._forget(row)
+                        yield row.key, run.error or Ended("length")
+                if run.tokens is not None:
+                    begun = run
+        if begun is not None:
+            yield from self._begin_replies(begun)
+        self._pace.measured(read, perf_counter() - started)
+
+    def _run(self, group: Sequence[tuple[Reading, int]]) -> Iterator[_Run]:
+        """Read prompts in one run of the network if there are several, or else each by itself."""
+        assert self._machine is not None
+        rewinds, most_logits = self._machine.rewinds, self._machine.most_logits
+        readings = [reading for reading, _ in group]
+        network = self._networks[self._space(readings[0].row.request)]
+        if len(group) > 1:
             try:
-                logits = self._read_some(reading, share)
-            except Exception as error:
+                layers, logits = read_together(
+                    network, readings, most_logits=most_logits, keep=self._keep_read
+                )
+            except Exception:
                 if self._ranks is not None:  # the others know nothing of it
                     raise
-                log.exception("A prompt could not be read.")
-                self._readings.remove(reading)
-                self._forget(row)
-                yield row.key, EngineError(f"The prompt could not be read: {error}")
-                continue
-            read += reading.done - max(before, row.cached)
-            token = None if logits is None else self._decoder(row).first(row, logits)
-            if chosen is not None:  # said only now that the device has the next prompt to do
-                yield from self._start_decoding(*chosen)
-                chosen = None
-            if not row.said:
-                yield row.key, Progress(reading.done, len(row.tokens), row.cached)
-            if reading.left:
-                continue
-            self._readings.remove(reading)
-            if token is not None:
-                chosen = reading, token
+                log.exception("Prompts could not be read together; each is read by itself.")
             else:
-                self._forget(row)
-                yield row.key, Ended("length")
-        if chosen is not None:
-            yield from self._start_decoding(*chosen)
-        self._pace.measured(read, perf_counter() - started)
+                yield self._chosen(readings, layers, logits)
+                return
+        for reading, share in group:
+            until = reading.done + share
+            try:
+                last = read_alone(
+                    network, reading, until, rewinds=rewinds, most_logits=most_logits, keep=self._keep_read
+                )
+            except Exception as error:
+                if self._ranks is not None:
+                    raise
+                log.exception("A prompt could not be read.")
+                yield _Run([reading], error=EngineError(f"The prompt could not be read: {error}"))
+            else:
+                assert reading.layers is not None
+                yield _Run([reading]) if last is None else self._chosen([reading], reading.layers, last)
+
+    def _chosen(self, readings: list[Reading], layers: Layers, logits: mx.array) -> _Run:
+        rows = [reading.row for reading in readings]
+        return _Run(readings, layers, self._decoder(rows[0]).first(rows, logits))
 
     def _to_read(self, reading: Reading) -> int:
         if reading.layers is None:
             self._find_prefix(reading)
         return reading.left
+
+    def _together(self, group: Sequence[Reading], other: Reading) -> bool:
+        assert self._machine is not None
+        return self._machine.together and self._machine.rewinds and alike(group, other)
+
+    def _waits(self, group: Sequence[Reading], other: Reading) -> bool:
+        return self._keeps and waits_for(group, other, len(other.row.tokens) - self._at_most(other))
 
     def _at_most(self, reading: Reading) -> int:
         if reading.layers is not None:
@@ -357,35 +410,6 @@ class MLXBatch:
         reading.layers = layers if layers is not None else self._machine.fresh_layers(space)
         reading.done = row.cached = known
 
-    def _read_some(self, reading: Reading, count: int) -> mx.array | None:
-        """Read up to `count` tokens and keep the caches at marks; return the last token's logits."""
-        assert self._machine is not None
-        assert reading.layers is not None
-        row, tokens = reading.row, reading.row.tokens
-        network = self._networks[self._space(row.request)]
-        until = min(reading.done + count, len(tokens))
-        while reading.done < until:
-            start = reading.done
-            stop = reading.next_stop(
-                until, rewinds=self._machine.rewinds, most_logits=self._machine.most_logits
-            )
-            logits = network(mx.array([tokens[start:stop]]), cache=reading.layers)
-            reading.done = stop
-            last: mx.array | None = None
-            if stop == len(tokens) and row.request.max_tokens:
-                last = logits[:, -1]
-                mx.async_eval(last)  # type: ignore[no-untyped-call]
-            else:
-                mx.eval([layer.state for layer in reading.layers])
-            for mark in reading.marks:
-                if start < mark <= stop and (mark < len(tokens) or last is None):
-                    layers = rewound(reading.layers, stop - mark) if mark < stop else reading.layers
-                    self._keep(row, tokens[:mark], layers, persist=self._outlives(row.request, mark))
-            if last is not None:
-                return last
-        mx.clear_cache()
-        return None
-
     def _decoder(self, row: Row) -> Decoder:
         """Return who decodes the row: those of its network who run, or a new one."""
         assert self._machine is not None
@@ -397,22 +421,25 @@ class MLXBatch:
         agree = self._ranks.agree if self._ranks is not None else None
         return Decoder(self._networks[space], drafts=drafts, agree=agree)
 
-    def _start_decoding(self, reading: Reading, token: mx.array) -> Iterator[tuple[int, Outcome]]:
-        """Say a reply's first token, now; the rest is decoded with the others'."""
-        assert reading.layers is not None
-        row, space = reading.row, self._space(reading.row.request)
-        decoder = self._decoder(row)
-        said = decoder.join(row, reading.layers, token)
+    def _begin_replies(self, run: _Run) -> Iterator[tuple[int, Outcome]]:
+        """Say replies' first tokens, now; the rest is decoded with the others'."""
+        assert run.layers is not None
+        assert run.tokens is not None
+        rows = [reading.row for reading in run.readings]
+        space = self._space(rows[0].request)
+        decoder = self._decoder(rows[0])
+        for said in decoder.join(rows, run.layers, run.tokens):
+            row = said.row
+            if row.choice.error is not None:
+                yield row.key, _failure(row)
+            else:
+                yield row.key, TokenDelta(said.token, row.text.push(said.token), said.logprobs)
+                if said.reason is None:
+                    continue
+                yield row.key, Ended(said.reason)
+            self._forget(row)
         if decoder.rows and decoder not in self._decoders.setdefault(space, []):
             self._decoders[space].append(decoder)
-        if row.choice.error is not None:
-            yield row.key, _failure(row)
-        else:
-            yield row.key, TokenDelta(said.token, row.text.push(said.token), said.logprobs)
-            if said.reason is None:
-                return
-            yield row.key, Ended(said.reason)
-        self._forget(row)
         self._tidy(space)
 
     # -- prefixes --------------------------------------------------------------------------------------------
@@ -429,6 +456,10 @@ class MLXBatch:
         self._shrink_prefixes()
         if persist and self._disk is not None and not space and not self._disk.has(tokens):
             self._disk.write(tokens, [alias(layer) for layer in layers])
+
+    def _keep_read(self, reading: Reading, mark: int, layers: Layers) -> None:
+        row = reading.row
+        self._keep(row, row.tokens[:mark], layers, persist=self._outlives(row.request, mark))
 
     def _outlives(self, request: GenerationRequest, position: int) -> bool:
         """Whether a checkpoint is worth a place on disk: what others begin with, and what is likely to come.

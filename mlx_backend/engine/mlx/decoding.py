@@ -113,33 +113,40 @@ class Decoder:
         self._layers: Layers = []
         self._next: mx.array | None = None  # the tokens chosen last, one for each row, being computed
 
-    def first(self, row: Row, logits: mx.array) -> mx.array:
-        """Choose a reply's first token behind its prompt's logits ([1, vocabulary]); it is being computed then."""
-        token = self._choose(logits, [row], [row.place()])
-        self._compute([row], token)
-        return token
+    def first(self, rows: Sequence[Row], logits: mx.array) -> mx.array:
+        """Choose replies' first tokens behind their prompts' logits ([rows, vocabulary]); they are being computed."""
+        tokens = self._choose(logits, rows, [row.place() for row in rows])
+        self._compute(rows, tokens)
+        return tokens
 
-    def join(self, row: Row, layers: Layers, token: mx.array) -> Said:
-        """Begin to decode behind a prompt: its caches, and the token that was chosen `first`.
+    def join(self, rows: Sequence[Row], layers: Layers, tokens: mx.array) -> list[Said]:
+        """Begin to decode behind prompts: their caches, of several as a batch's, and the tokens chosen `first`.
 
-        Says that token; if it is the last as well, the row does not join.
+        Says those tokens; a row of which that is the last as well does not join.
         """
-        said = row.say(_listed(token)[0], row.report)
-        if said.reason is not None or row.choice.error is not None:
+        said = [row.say(token, row.report) for row, token in zip(rows, _listed(tokens), strict=True)]
+        stay = [at for at, one in enumerate(said) if one.reason is None and rows[at].choice.error is None]
+        if not stay:
             return said
+        if len(stay) < len(rows):
+            layers, tokens = _only(stay, layers), tokens[mx.array(stay)]
         if not self.rows:
-            self._layers, self._next = layers, token
+            self._layers, self._next = layers, tokens
         else:
             assert self._next is not None
-            if len(self.rows) == 1:
+            if len(self.rows) == len(stay) == 1:
                 self._layers = [
-                    one.merge([one, other]) for one, other in zip(self._layers, layers, strict=True)
+                    ours.merge([ours, other]) for ours, other in zip(self._layers, layers, strict=True)
                 ]
             else:
+                if len(self.rows) == 1:
+                    self._layers = [layer.merge([layer]) for layer in self._layers]
+                if len(stay) == 1:
+                    layers = [layer.merge([layer]) for layer in layers]
                 for ours, other in zip(self._layers, layers, strict=True):
-                    ours.extend(other.merge([other]))
-            self._next = mx.concatenate([self._next, token])
-        self.rows.append(row)
+                    ours.extend(other)
+            self._next = mx.concatenate([self._next, tokens])
+        self.rows += [rows[at] for at in stay]
         return said
 
     def step(self) -> list[Said]:
@@ -175,11 +182,7 @@ class Decoder:
             indices = [at[row.key] for row in kept]
             assert self._next is not None
             self._next = self._next[mx.array(indices)]
-            if len(kept) == 1:
-                self._layers = [layer.extract(indices[0]) for layer in self._layers]
-            else:
-                for layer in self._layers:
-                    layer.filter(indices)
+            self._layers = _only(indices, self._layers)
         self.rows = kept
         return taken
 
@@ -256,6 +259,15 @@ class Decoder:
         reports = {id(row.report[0]): row.report[0] for row in rows if row.report is not None}
         memories = [(row.memory.seen, row.memory.said) for row in rows if row.memory is not None]
         mx.async_eval(chosen, [report.arrays for report in reports.values()], memories)  # type: ignore[no-untyped-call]
+
+
+def _only(rows: Sequence[int], layers: Layers) -> Layers:
+    """Keep some rows of a batch's caches; one alone gets the model's own kind."""
+    if len(rows) == 1:
+        return [layer.extract(rows[0]) for layer in layers]
+    for layer in layers:
+        layer.filter(list(rows))
+    return layers
 
 
 def _read(rows: Sequence[Row], tokens: Sequence[int]) -> None:

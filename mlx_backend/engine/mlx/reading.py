@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 TAIL = 16  # tokens at a prompt's end that may be read together with the last
 LEAST_CHUNK, MOST_CHUNK = 64, 2048  # tokens
 FIRST_CHUNK = 256
+MOST_TOGETHER = 256  # tokens of each prompt that is read in one run with others
+LAST_PIECE = (
+    2  # of their tokens, where they are read in two runs; with a single one, mlx-lm's windows would rotate
+)
 LONGEST_STALL = 0.25  # seconds that a running stream should wait for a chunk at most
 LONGEST_CHUNK_SECONDS = 1.0  # where nobody runs, but somebody may come
 
@@ -74,28 +78,71 @@ class Pace:
             self.rate = rate if self.rate is None else 0.7 * self.rate + 0.3 * rate
 
 
+def alike(group: Sequence[Reading], other: Reading) -> bool:
+    """Whether the rest of a prompt can well be read in one run with a group's: short ones, and not much padding.
+
+    A long prompt keeps the machine busy by itself. Of short ones, most of the time goes into fetching the
+    weights, which is done once for all of them.
+    """
+    together = [*group, other]
+    rests, ends = [each.left for each in together], [each.marks[-1] for each in together]
+    return (
+        max(rests) <= MOST_TOGETHER
+        and (max(rests) <= LAST_PIECE or min(rests) > LAST_PIECE)
+        and all(each.row.request.max_tokens for each in together)
+        and other.row.request.adapter == group[0].row.request.adapter
+        and len(rests) * max(rests) <= 2 * sum(rests)
+        and len(ends) * max(ends) <= 2 * sum(ends)
+    )
+
+
+def waits_for(group: Sequence[Reading], other: Reading, covered: int) -> bool:
+    """Whether a prompt, of which `covered` tokens are known, will find more when the group's have been read."""
+    tokens = other.row.tokens
+    return any(
+        covered < mark < len(tokens) and each.row.tokens[:mark] == tokens[:mark]
+        for each in group
+        if each.row.request.adapter == other.row.request.adapter
+        for mark in each.marks
+    )
+
+
 def shares(
     readings: Sequence[Reading],
     budget: int,
     *,
     to_read: Callable[[Reading], int],
     at_most: Callable[[Reading], int],
-) -> Iterator[tuple[Reading, int]]:
+    together: Callable[[Sequence[Reading], Reading], bool],
+    waits: Callable[[Sequence[Reading], Reading], bool],
+) -> Iterator[list[tuple[Reading, int]]]:
     """Deal a chunk out: all the first needs, or half of it if others could be done with the other half.
 
-    `to_read` looks a prompt up among the prefixes, and is asked when its turn comes: the one before it may just
-    have left one. `at_most` is a guess that looks nothing up for good.
+    Yields those that are read in one run, with how many tokens of each. `to_read` looks a prompt up among the
+    prefixes, and is asked when its turn comes: those before it may just have left one, for which it `waits`.
+    `at_most` is a guess that looks nothing up for good.
     """
     first, *others = readings
     needed = to_read(first)
     if needed > budget:
         others = [other for other in others if at_most(other) <= budget // 2]
         needed = budget // 2 if others else budget
-    yield first, needed
+        yield [(first, needed)]
+        group: list[tuple[Reading, int]] = []
+    else:
+        group = [(first, needed)]
     budget -= needed
     for reading in others:
+        if group and waits([each for each, _ in group], reading):
+            yield group
+            group = []
         needed = to_read(reading)
         if needed > budget:
             break
-        yield reading, needed
+        if group and not together([each for each, _ in group], reading):
+            yield group
+            group = []
+        group.append((reading, needed))
         budget -= needed
+    if group:
+        yield group
