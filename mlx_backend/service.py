@@ -134,6 +134,7 @@ class Service:
         effort: Effort | None = None,
         max_tokens: int | None = None,
         thinking_budget: int | None = None,
+        answer_reserve: int | None = None,
         queue_seconds: float | None = None,
         prewarm: bool = True,
     ) -> None:
@@ -144,6 +145,7 @@ class Service:
         self._max_tokens = self.defaults.max_tokens or max_tokens
         own_budget = self.defaults.thinking_budget
         self._thinking_budget = thinking_budget if own_budget is None else own_budget
+        self._answer_reserve = self.defaults.answer_reserve or answer_reserve
         self._queue_seconds = queue_seconds
         self._prewarm = prewarm
         self._dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())
@@ -203,12 +205,12 @@ class Service:
                 special_tokens=self.engine.tokenizer.special_tokens,
             )
         constraint = self._start(request, grammar, prompt, messages) if grammar is not None else None
-        most = self._budget_of(request, resolution.effort)
+        most, room = self._budget_of(request, resolution.effort), self._room(prompt, request)
         budget = self._budgets.begin(
             prompt,
-            room=self._room(prompt, request),
+            room=room,
             tokens=None if most == UNLIMITED else most,
-            reserve=request.answer_reserve,
+            reserve=self._reserve_of(request, room),
             tools=names,
         )
         if budget is not None:
@@ -386,6 +388,12 @@ class Service:
         if effort is Effort.NONE:
             return 0
         return self._thinking_budget if request.thinking_budget is None else request.thinking_budget
+
+    def _reserve_of(self, request: ChatRequest, room: int) -> int | None:
+        """How much of the reply is kept for the answer; unless the request says so itself, at most half of it."""
+        if request.answer_reserve is not None or self._answer_reserve is None:
+            return request.answer_reserve
+        return min(self._answer_reserve, room // 2)
 
     def _told_budget(self, request: ChatRequest, effort: Effort) -> dict[str, int]:
         """Return what a template is told of the budget, if it is one that asks (Seed-OSS)."""

@@ -44,6 +44,7 @@ class Settings:
     temperature: float | None = None  # None: what the model's makers advise, or 1
     max_tokens: int | None = None  # None: as many as the context still holds
     thinking_budget: int | None = None  # most tokens of reasoning; None: no limit but max_tokens
+    answer_reserve: int | None = None  # tokens of a reply that are kept for the answer
     max_concurrent: int = 16
     max_queue: int = 256
     queue_seconds: float = 600.0  # how long a request may wait for its turn

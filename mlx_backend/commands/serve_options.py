@@ -223,6 +223,12 @@ def _add_replies(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="most tokens of reasoning; the answer follows at once (default: no limit)",
     )
+    add(
+        "--answer-reserve",
+        type=_count,
+        metavar="N",
+        help="tokens of a reply, at most half of them, that are kept for the answer (default: none)",
+    )
     add("--max-tokens", type=_count, metavar="N", help="longest reply (default: what the context holds)")
     add(
         "--temperature",
@@ -277,6 +283,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         temperature=arguments.temperature,
         max_tokens=arguments.max_tokens,
         thinking_budget=arguments.thinking_budget,
+        answer_reserve=arguments.answer_reserve,
         max_concurrent=arguments.max_concurrent,
         max_queue=arguments.max_queue,
         max_body_bytes=arguments.max_body_mb * _MEBI,

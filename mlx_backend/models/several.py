@@ -229,6 +229,7 @@ class SeveralModels:
             effort=settings.reasoning_effort,
             max_tokens=settings.max_tokens,
             thinking_budget=settings.thinking_budget,
+            answer_reserve=settings.answer_reserve,
             queue_seconds=settings.queue_seconds,
             prewarm=settings.prewarm,
         )

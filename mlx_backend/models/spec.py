@@ -35,6 +35,7 @@ class ModelDefaults:
     reasoning_format: ReasoningFormat | None = None
     max_tokens: int | None = None
     thinking_budget: int | None = None  # most tokens of reasoning
+    answer_reserve: int | None = None  # tokens of a reply that are kept for the answer
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     # by the names of `Sampling`
@@ -56,7 +57,14 @@ class ModelDefaults:
         return {name: value for name, value in said.items() if value is not None}
 
 
-_NOT_SAMPLING = ("effort", "reasoning_format", "max_tokens", "thinking_budget", "template_kwargs")
+_NOT_SAMPLING = (
+    "effort",
+    "reasoning_format",
+    "max_tokens",
+    "thinking_budget",
+    "answer_reserve",
+    "template_kwargs",
+)
 SAMPLING = tuple(field.name for field in fields(ModelDefaults) if field.name not in _NOT_SAMPLING)
 
 

@@ -51,6 +51,7 @@ def test_a_file_with_everything_becomes_specs(folder: Path) -> None:
         context_length = 32768
         max_tokens = 8192
         thinking_budget = 2048
+        answer_reserve = 256
         temperature = 0.7
         top_k = 40
         chat_template_kwargs = { deep = true }
@@ -79,6 +80,7 @@ def test_a_file_with_everything_becomes_specs(folder: Path) -> None:
                     reasoning_format=ReasoningFormat.THINK,
                     max_tokens=8192,
                     thinking_budget=2048,
+                    answer_reserve=256,
                     temperature=0.7,
                     top_k=40,
                     template_kwargs=shared | {"deep": True},
@@ -145,6 +147,7 @@ def test_every_setting_has_the_name_of_what_it_sets() -> None:
             "thinking_budget = -1",
             "thinking_budget = -1: must be a whole number of tokens, 0 for no reasoning.",
         ),
+        ("answer_reserve = 0", "answer_reserve = 0: must be a whole number from 1 up."),
         ("ttl = -1", "ttl = -1: must be a number of seconds, or 0 for never."),
         ("ttl = 1979-05-27", 'ttl = "1979-05-27": must be a number of seconds, or 0 for never.'),
         ("kv_bits = 7", "kv_bits = 7: must be one of 2, 3, 4, 5, 6, 8."),

@@ -182,6 +182,27 @@ def test_the_models_own_budget_holds_where_a_request_has_none(engine: Engine) ->
     assert reasoned(of_the_model, thinking_budget=UNLIMITED) == reasoned(Service(engine)) > 12
 
 
+def test_a_server_may_keep_room_for_answers_that_no_client_asks_for(engine: Engine) -> None:
+    def tokens(service: Service, room: int | None, **fields: Any) -> tuple[int, int]:
+        reply = service.chat(
+            ChatRequest(messages=FRANCE, max_tokens=room, fields={"reasoning_effort": "high"}, **fields)
+        )
+        list(reply.events())
+        return reply.usage.reasoning_tokens, reply.usage.completion_tokens
+
+    asked = Service(engine)
+    of_the_server = Service(engine, answer_reserve=30)
+    of_the_model = Service(engine, defaults=ModelDefaults(answer_reserve=12), answer_reserve=30)
+    for room in (20, 60):
+        for service, reserve in ((of_the_server, 30), (of_the_model, 12)):
+            told = tokens(service, room)
+            assert told == tokens(asked, room, answer_reserve=min(reserve, room // 2))
+            assert told[0] < tokens(asked, room)[0]
+            assert tokens(service, room, answer_reserve=15) == tokens(asked, room, answer_reserve=15)
+    assert tokens(of_the_server, None) == tokens(asked, None)
+    assert tokens(of_the_server, 1)[1] == 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [
