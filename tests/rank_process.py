@@ -8,6 +8,9 @@ import logging
 import sys
 from typing import Any
 
+from mlx_backend.budget import Budgets
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import (
     Engine,
     EngineError,
@@ -18,6 +21,7 @@ from mlx_backend.engine.base import (
     TokenDelta,
 )
 from mlx_backend.engine.mlx import follow_engine, load_engine, rank
+from mlx_backend.prompt import Prompt
 
 
 def main(model: str, options: dict[str, Any]) -> int:
@@ -35,10 +39,10 @@ def main(model: str, options: dict[str, Any]) -> int:
     for line in sys.stdin:
         match json.loads(line):
             case ["say", *requests]:
-                generations = [engine.generate(read(request)) for request in requests]
+                generations = [engine.generate(read(engine, request)) for request in requests]
                 answer([rest(generation) for generation in generations])
             case ["begin", *requests]:
-                begun = [engine.generate(read(request)) for request in requests]
+                begun = [engine.generate(read(engine, request)) for request in requests]
                 for generation in begun:
                     while not isinstance(generation.next(), TokenDelta):
                         pass
@@ -55,9 +59,17 @@ def main(model: str, options: dict[str, Any]) -> int:
     return 0
 
 
-def read(request: dict[str, Any]) -> GenerationRequest:
-    """Read a request."""
-    return GenerationRequest(**{**request, "sampling": Sampling(**request.get("sampling", {}))})
+def read(engine: Engine, request: dict[str, Any]) -> GenerationRequest:
+    """Read a request. With `thinking` its reply is reasoning from its first token, and that many tokens at most."""
+    thinking = request.get("thinking")
+    asked = {key: value for key, value in request.items() if key != "thinking"}
+    constraint = None
+    if thinking is not None:
+        prompt = Prompt(tokens=tuple(asked["prompt"]), opens_in=Channel.ANALYSIS)
+        budgets = Budgets(engine.tokenizer, DIALECTS["harmony"])
+        constraint = budgets.begin(prompt, room=asked["max_tokens"], tokens=thinking)
+    sampling = Sampling(**asked.get("sampling", {}))
+    return GenerationRequest(**{**asked, "sampling": sampling, "constraint": constraint})
 
 
 def rest(generation: Generation) -> Any:

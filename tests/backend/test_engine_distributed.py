@@ -155,6 +155,18 @@ def test_two_ranks_say_the_same_to_several_at_once(pair: Group, alone: list[list
     assert said(pair.ask("say", GREEDY, SEEDED, BIASED)) == alone
 
 
+def test_a_budget_holds_the_reply_of_all_ranks(pair: Group, alone: list[list[int]]) -> None:
+    closing = [3, 2]  # <|end|>, <|start|>
+    cases = [(GREEDY, alone[0]), (SEEDED, alone[1])]
+    for request, free in cases:
+        [held] = said(pair.ask("say", {**request, "thinking": 4}))
+        assert held[:6] == [*free[:4], *closing]
+        assert len(held) == 20
+    together = said(pair.ask("say", {**GREEDY, "thinking": 4}, SEEDED, {**BIASED, "thinking": 90}))
+    assert together[0][:6] == [*alone[0][:4], *closing]
+    assert together[1:] == alone[1:]
+
+
 def test_who_leaves_in_mid_stream_leaves_on_all_ranks(pair: Group, alone: list[list[int]]) -> None:
     assert pair.ask("begin", LONG, {**LONG, "prompt": [9, 20]}) == "begun"
     assert pair.ask("leave") == "left"

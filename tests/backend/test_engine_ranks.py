@@ -313,6 +313,27 @@ def test_a_request_survives_the_way_to_another_process() -> None:
     assert from_plain(json.loads(json.dumps(as_plain(EVERYTHING)))) == EVERYTHING
 
 
+def test_a_constraint_that_never_raises_is_rank_0s_alone() -> None:
+    class Wish:
+        never_raises = True
+
+        def free_for(self) -> int:
+            """Nothing is promised."""
+            return 0
+
+        def allowed(self) -> None:
+            """Anything goes."""
+
+        def advance(self, token: int) -> None:
+            """Nothing is read."""
+
+    there = from_plain(json.loads(json.dumps(as_plain(replace(REQUEST, constraint=Wish()))))).constraint
+    assert there is not None
+    there.advance(7)
+    assert (there.allowed(), there.free_for(), there.never_raises) == (None, 0, True)
+    assert from_plain(json.loads(json.dumps(as_plain(REQUEST)))).constraint is None
+
+
 def test_what_lives_in_one_process_is_refused_and_the_others_go_on() -> None:
     class Grammar:
         never_raises = False

@@ -1,0 +1,158 @@
+"""Budgets on the real engine: decoded ahead, together, with drafts and put off, a reply under one is the same."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from engine_models import write_model
+
+from mlx_backend.budget import Budgets
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.events import Channel
+from mlx_backend.engine.base import Engine, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.options import EngineOptions
+from mlx_backend.prompt import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from mlx_backend.budget import Budget
+    from mlx_backend.engine.base import Tokenizer
+
+TO_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=3, repetition_penalty=1.2)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that talks nonsense and never stops: whatever it reasons, only a budget ends it."""
+    return write_model(tmp_path_factory.mktemp("random"), eos_token_id=[])
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    with load_engine(model, cache_bytes=0) as engine:
+        yield engine
+
+
+def thinking(
+    words: Tokenizer, text: str, tokens: int | None, *, room: int = 60, reserve: int | None = None
+) -> GenerationRequest:
+    """Ask for a reply that is reasoning from its first token."""
+    prompt = tuple(words.encode(f"{text}<|channel|>analysis<|message|>", control_tokens=True))
+    budget = Budgets(words, DIALECTS["harmony"]).begin(
+        Prompt(tokens=prompt, opens_in=Channel.ANALYSIS), room=room, tokens=tokens, reserve=reserve
+    )
+    return GenerationRequest(prompt=prompt, max_tokens=room, constraint=budget)
+
+
+def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
+    return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn"])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 20])
+def test_the_reply_is_its_own_up_to_the_budget_and_then_the_closing(
+    engine: Engine, sampling: Sampling, tokens: int
+) -> None:
+    words = engine.tokenizer
+    free = tokens_of(engine, replace(thinking(words, "fox", None), sampling=sampling))
+    held = tokens_of(engine, replace(thinking(words, "fox", tokens), sampling=sampling))
+    closing = words.encode(TO_FINAL, control_tokens=True)
+    assert held[: tokens + len(closing)] == [*free[:tokens], *closing]
+    assert len(held) == 60
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn"])
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("same", [True, False], ids=["good drafts", "bad drafts"])
+def test_drafts_are_used_up_to_the_budget_and_never_beyond(
+    engine: Engine, model: Path, tmp_path: Path, sampling: Sampling, count: int, same: bool
+) -> None:
+    other = model if same else write_model(tmp_path / "other", seed=4, eos_token_id=[])
+    limits: list[tuple[int | None, int | None]] = [(0, None), (1, None), (7, None), (30, None), (None, 15)]
+
+    def request(tokens: int | None, reserve: int | None) -> GenerationRequest:
+        return replace(thinking(engine.tokenizer, "fox", tokens, reserve=reserve), sampling=sampling)
+
+    with load_engine(model, cache_bytes=0, draft_model=str(other), draft_tokens=count) as drafting:
+        for limit in limits:
+            assert tokens_of(drafting, request(*limit)) == tokens_of(engine, request(*limit))
+
+
+def test_drafts_save_steps_under_a_budget_too(model: Path, engine: Engine) -> None:
+    batch = MLXBatch(model, EngineOptions(cache_bytes=0, draft_model=str(model), draft_tokens=4))
+
+    def steps(batch: MLXBatch) -> int:
+        batch.load(lambda _part: None)
+        batch.insert(0, thinking(engine.tokenizer, "fox", 100, room=100))
+        count, ended = 0, False
+        while not ended:
+            outcomes = list(batch.step())
+            ended = any(
+                not isinstance(outcome, TokenDelta) and "Ended" in repr(outcome) for _, outcome in outcomes
+            )
+            count += 1
+        batch.unload()
+        batch.close()
+        return count
+
+    with ThreadPoolExecutor(1) as thread:  # MLX's streams belong to threads
+        assert thread.submit(steps, batch).result() <= 30, "each step says five tokens"
+
+
+def test_together_each_is_what_it_is_alone(engine: Engine) -> None:
+    def requests() -> list[GenerationRequest]:
+        words = engine.tokenizer
+        asked = [
+            thinking(words, "fox", 5),
+            thinking(words, "the quick brown", None),
+            thinking(words, "lazy dog", 30),
+            thinking(words, "one two", None, reserve=20),
+            thinking(words, "three", 0),
+        ]
+        return [replace(each, sampling=SAMPLINGS[at % 2]) for at, each in enumerate(asked)]
+
+    alone = [tokens_of(engine, request) for request in requests()]
+    generations = [engine.generate(request) for request in requests()]
+    assert [
+        [item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations
+    ] == alone
+
+
+def test_a_reply_that_is_put_off_for_want_of_memory_keeps_its_budget(model: Path) -> None:
+    batch = MLXBatch(model, EngineOptions(cache_bytes=0))
+
+    def said(batch: MLXBatch, put_off_at: Sequence[int]) -> list[int]:
+        words = batch.load(lambda _part: None).tokenizer
+        batch.insert(0, thinking(words, "fox", 6, room=30))
+        spoken: list[int] = []
+        while len(spoken) < 30:
+            spoken += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
+            if len(spoken) in put_off_at:
+                [row] = batch._rows.values()
+                batch._put_one_off(row)
+        batch.unload()
+        batch.close()
+        return spoken
+
+    results = []
+    for put_off_at in ([], range(1, 30), [6], [7], [12]):
+        with ThreadPoolExecutor(1) as thread:
+            results.append(thread.submit(said, batch, put_off_at).result())
+    assert all(result == results[0] for result in results)
+
+
+def test_a_budget_is_for_one_reply(engine: Engine) -> None:
+    budgets = Budgets(engine.tokenizer, DIALECTS["harmony"])
+
+    def begin() -> Budget | None:
+        return budgets.begin(Prompt(tokens=(9,)), room=9, tokens=0)
+
+    assert begin() is not begin()
