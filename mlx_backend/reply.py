@@ -72,6 +72,11 @@ class Parser(Protocol):
         """Nothing after this belongs to the turn."""
         ...
 
+    @property
+    def reasons(self) -> bool:
+        """Text that came next would be reasoning."""
+        ...
+
     def feed(self, text: str, token: int | None = None) -> list[Event]:
         """Read more text."""
         ...
@@ -89,7 +94,7 @@ class RawText:
     """
 
     def __init__(self, special_tokens: Mapping[int, str] | None = None, *, keep_end: bool = False) -> None:
-        self.ended = False
+        self.ended = self.reasons = False
         self._special = {} if keep_end or special_tokens is None else special_tokens
         self._held = ""
 
@@ -146,6 +151,7 @@ class Reply:
         self._call_parts: dict[int, tuple[str, list[str]]] = {}
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text has not been shown yet
         self._unclaimed = 0  # tokens since the last event or marker: part of whatever comes next
+        self._halves = 0  # tokens of a character that is not complete
 
     def call_id(self, index: int) -> str:
         """Return the id of the tool call with this index; the same id every time."""
@@ -175,6 +181,8 @@ class Reply:
                         yield from self._read(item)
                     case Finished():
                         self._measure(item)
+                        if self._parser.reasons:
+                            self.usage.reasoning_tokens += self._halves
                         yield from self._end(self._parser.close(item.reason))
             self._tell()
         finally:
@@ -184,8 +192,9 @@ class Reply:
 
     def _read(self, item: TokenDelta) -> list[ReplyEvent]:
         self.usage.completion_tokens += 1
+        reasons = self._parser.reasons
         events = self._parser.feed(item.text, item.token)
-        self._count_reasoning(item, events)
+        self._count_reasoning(item, events, reasons=reasons)
         if item.logprobs is not None:
             self._note_logprobs(item, item.logprobs, events)
         shown = self._filtered(events)
@@ -198,14 +207,17 @@ class Reply:
         self._take_times()
         return self._end(self._parser.close("stop"))
 
-    def _count_reasoning(self, item: TokenDelta, events: list[Event]) -> None:
+    def _count_reasoning(self, item: TokenDelta, events: list[Event], *, reasons: bool) -> None:
+        """Count what was shown, and what would have been had its character not been cut; `reasons` is of before."""
         if any(isinstance(event, ReasoningDelta) for event in events):
             self.usage.reasoning_tokens += 1 + self._unclaimed
             self._unclaimed = 0
         elif events or item.token in self._special:
+            self.usage.reasoning_tokens += self._halves if reasons else 0
             self._unclaimed = 0
         else:
             self._unclaimed += 1
+        self._halves = 0 if item.text else self._halves + 1
 
     def _note_logprobs(self, item: TokenDelta, logprobs: Logprobs, events: list[Event]) -> None:
         """Hold a token's log probabilities until its text is shown; those of anything but the answer go."""

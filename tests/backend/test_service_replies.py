@@ -62,6 +62,19 @@ def test_reasoning_tokens_are_those_whose_text_was_reasoning() -> None:
             assert reply.usage.reasoning_tokens == tokens, thought
 
 
+@pytest.mark.parametrize("budget", range(1, 7))
+def test_a_character_that_a_limit_cuts_is_counted_as_what_it_would_have_been(budget: int) -> None:
+    # Each of them is two tokens: three bytes, and the one that is left with what follows.
+    script = ANSWER.replace("Hm.", "\N{GRINNING FACE}" * 9)
+    with ScriptedEngine(lambda _: script) as engine:
+        held = Service(engine).chat(ChatRequest(messages=[USER], thinking_budget=budget))
+        assert text_of(events_of(held), ContentDelta) == "Paris."
+        assert held.usage.reasoning_tokens == budget
+        cut = Service(engine).chat(ChatRequest(messages=[USER], max_tokens=5 + budget))
+        assert events_of(cut)[-1] == StreamEnd("length")
+        assert cut.usage.reasoning_tokens == budget
+
+
 def test_closing_a_reply_cancels_it() -> None:
     with ScriptedEngine([ANSWER], gated=True) as engine:
         reply = Service(engine).chat(ChatRequest(messages=[USER]))
