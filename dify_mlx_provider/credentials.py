@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit, urlunsplit
 
@@ -43,7 +43,7 @@ class Credentials:
     """Where the server is, and what the user says of the model. Sizes are tokens, times are seconds."""
 
     base_url: str
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     timeout: float = 600.0
     connect_timeout: float = 10.0
     server_kind: Kind | None = None

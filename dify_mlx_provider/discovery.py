@@ -226,7 +226,8 @@ def _ollama_model(asker: Asker, listed: Model) -> Model | None:
     size = re.search(r"^num_ctx\s+(\d+)", str(answer.data.get("parameters") or ""), re.MULTILINE)
     efforts: tuple[str, ...] | None = None
     if told is not None:
-        family = str((answer.data.get("details") or {}).get("family", ""))
+        details = answer.data.get("details")
+        family = str(details.get("family", "")) if isinstance(details, Mapping) else ""
         if "thinking" not in told:
             efforts = ()
         else:

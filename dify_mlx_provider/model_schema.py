@@ -24,7 +24,7 @@ from mlx_backend.conversation.effort import Effort
 from . import discovery
 from .leniency import nearest
 from .parameters import LEVELS, SWITCH, Settings, rules
-from .servers import WAYS
+from .servers import WAYS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,9 @@ def described(name: str, credentials: Credentials, server: Server, told: Model |
             return form
         return unknown if capabilities is None else word in capabilities
 
-    holds_formats = server.answered and WAYS[server.kind].structure != "prompt" and server.kind != "other"
+    holds_formats = (
+        server.answered and WAYS[server.kind].structure != "prompt" and server.kind is not Kind.OTHER
+    )
     return Traits(
         context_size=context,
         max_output=min(most, context),

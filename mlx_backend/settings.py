@@ -5,7 +5,7 @@ Knows nothing of argparse, HTTP or MLX; the standard library and the shared core
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8080
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     reasoning_effort: Effort | None = None
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
     reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT

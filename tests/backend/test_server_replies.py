@@ -346,6 +346,10 @@ def test_the_right_key_is_let_in(engine: ScriptedEngine, header: str) -> None:
     assert serving(engine, api_key="sésame").get("/v1/models", headers={header: value}).status_code == 200
 
 
+def test_the_key_is_not_in_what_a_log_would_show() -> None:
+    assert "sesame" not in repr(Settings(api_key="sesame"))
+
+
 PAGE = {"Origin": "http://page.test"}
 
 

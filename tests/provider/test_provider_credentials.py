@@ -142,3 +142,7 @@ def test_choices_are_read() -> None:
     read = Credentials.read({**ADDRESS, **form})
     assert (read.tool_calling, read.vision, read.effort) == (True, False, "high")
     assert read.server_kind is Kind.LM_STUDIO
+
+
+def test_a_key_is_not_in_what_a_log_would_show() -> None:
+    assert "sesame" not in repr(Credentials.read({**ADDRESS, "api_key": "sesame"}))
