@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from .credentials import Credentials
 from .errands import is_aside, is_data, quick
 from .errors import for_dify
 from .faults import Refused, Unavailable
+from .kept import Noted
 from .messages import chat_request, wants_structure
 from .sending import send
 from .servers import Kind
@@ -39,29 +39,9 @@ LARGEST_RESULT = 4 * 2**20
 
 # Models whose template opens the block of reasoning, so that many servers send the answer from inside it.
 _BEGIN_INSIDE = re.compile(r"deepseek-r1|qwq|thinking-2507", re.IGNORECASE)
-_MOST_KEPT = 256
 
-
-class _Openings:
-    """Which models' answers were seen to begin inside a block of reasoning, by address and name."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seen: dict[tuple[str, str], bool] = {}
-
-    def inside(self, where: tuple[str, str]) -> bool:
-        with self._lock:
-            return self._seen.get(where, _BEGIN_INSIDE.search(where[1]) is not None)
-
-    def note(self, where: tuple[str, str], *, inside: bool) -> None:
-        with self._lock:
-            self._seen.pop(where, None)
-            self._seen[where] = inside
-            while len(self._seen) > _MOST_KEPT:
-                del self._seen[next(iter(self._seen))]
-
-
-_openings = _Openings()
+_seen_inside: Noted[tuple[str, str], bool] = Noted()
+"""Which models' answers were seen to begin inside a block of reasoning, by address and name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +59,8 @@ class _Reading:
         return reader, ThinkingText(hidden=self.hidden, exact=self.exact)
 
     def start_as_before(self) -> tuple[Reader, ThinkingText]:
-        return self.start(inside=not self.separates and _openings.inside(self.where))
+        usual = _BEGIN_INSIDE.search(self.where[1]) is not None
+        return self.start(inside=not self.separates and _seen_inside.get(self.where, usual))
 
 
 def invoke(
@@ -132,8 +113,6 @@ def invoke(
                     shown += estimated_tokens(piece)
                     yield _chunk(model, index, piece)
                     index += 1
-        except GeneratorExit:
-            raise
         except Exception as error:
             raise for_dify(error) from error
         if outcome.calls:
@@ -154,7 +133,7 @@ def _streamed(reading: _Reading, wire: Wire) -> Generator[str, None, Outcome]:
             said = said or bool(piece.strip())
             yield piece
     if reader.begins_inside is not None:  # what this answer has shown, the next one is read by
-        _openings.note(reading.where, inside=reader.begins_inside)
+        _seen_inside.note(reading.where, reader.begins_inside)
     _check(reader.outcome, thinking, said=said)
     return reader.outcome
 
@@ -171,7 +150,7 @@ def _at_once(reading: _Reading, wire: Wire) -> Generator[str, None, Outcome]:
     reader, thinking = reading.start_as_before()
     text = "".join(texts(reader, thinking, passing()))
     if reader.begins_inside is not None:
-        _openings.note(reading.where, inside=reader.begins_inside)
+        _seen_inside.note(reading.where, reader.begins_inside)
         reader, thinking = reading.start(inside=reader.begins_inside)
         text = "".join(texts(reader, thinking, kept))
     _check(reader.outcome, thinking, said=bool(text.strip()))

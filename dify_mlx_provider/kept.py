@@ -1,4 +1,8 @@
-"""Answers that are asked for seldom: kept for a while by their key, each asked for by one caller at a time."""
+"""What the plugin remembers between calls, none of it for ever. Knows nothing of what it is.
+
+`Kept`   answers that are asked for seldom: for a while, each asked for by one caller at a time
+`Noted`  what was learnt on the way: until there is too much of it
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,8 @@ class Kept[T]:
             answer = ask()
             answer = known if answer is None else answer
             with self._lock:
+                if self._asking.get(key) is not asking:
+                    return answer  # forgotten meanwhile: whoever asks from now on is to hear something newer
                 self._answers.pop(key, None)
                 self._answers[key] = (self._clock() + self._holds, answer)
                 while len(self._answers) > self._most:
@@ -51,8 +57,31 @@ class Kept[T]:
         """Ask again at the next occasion."""
         with self._lock:
             self._answers.clear()
+            self._asking.clear()
 
     def _known(self, key: str) -> tuple[T | None, bool]:
         with self._lock:
             until, known = self._answers.get(key, (0.0, None))
             return known, key in self._answers and self._clock() < until
+
+
+class Noted[K, V]:
+    """The latest note on each thing; the oldest notes go first. Safe between threads."""
+
+    def __init__(self, *, most: int = 256) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._notes: dict[K, V] = {}
+
+    def get(self, key: K, default: V) -> V:
+        """Return what was noted."""
+        with self._lock:
+            return self._notes.get(key, default)
+
+    def note(self, key: K, value: V) -> None:
+        """Put it in the place of what was noted before."""
+        with self._lock:
+            self._notes.pop(key, None)
+            self._notes[key] = value
+            while len(self._notes) > self._most:
+                del self._notes[next(iter(self._notes))]

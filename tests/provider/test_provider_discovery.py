@@ -13,7 +13,7 @@ from dify_mlx_provider import discovery
 from dify_mlx_provider.asking import LONGEST_ANSWER
 from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.discovery import Server
-from dify_mlx_provider.kept import Kept
+from dify_mlx_provider.kept import Kept, Noted
 from dify_mlx_provider.servers import Kind
 
 if TYPE_CHECKING:
@@ -229,6 +229,24 @@ def test_a_failure_is_kept_too_and_does_not_wipe_out_what_was_known() -> None:
     assert len(tries) == 2
 
 
+def test_what_was_asked_before_it_was_forgotten_is_not_kept() -> None:
+    kept: Kept[int] = Kept(30, clock=lambda: 0.0)
+
+    def forgotten_meanwhile() -> int:
+        kept.forget()
+        return 1
+
+    assert kept.get("a", forgotten_meanwhile) == 1
+    assert kept.get("a", lambda: 2) == 2
+
+
+def test_of_notes_the_oldest_go_first() -> None:
+    notes: Noted[str, int] = Noted(most=2)
+    for number, key in enumerate("abac"):
+        notes.note(key, number)
+    assert [notes.get(key, -1) for key in "abc"] == [2, -1, 3]
+
+
 def test_only_so_many_answers_are_kept() -> None:
     kept: Kept[int] = Kept(30, most=2, clock=lambda: 0.0)
     for number, key in enumerate("abc"):
@@ -263,6 +281,16 @@ def test_whatever_answers_nothing_is_raised(answer: bytes) -> None:
         found = discovery.server(at(server))
         assert found.kind is Kind.OTHER
         assert discovery.model("m", at(server)) in (None, *found.models)
+
+
+@pytest.mark.parametrize(
+    "shown", [[], {"capabilities": ["thinking"], "details": ["gptoss"]}, {"parameters": 3}]
+)
+def test_whatever_ollama_says_of_a_model_nothing_is_raised(shown: Any) -> None:
+    with ollama() as server:
+        server.answers["/api/show"] = {"gpt-oss:20b": shown}
+        found = discovery.model("gpt-oss:20b", at(server))
+    assert found is None or found.name == "gpt-oss:20b"
 
 
 def test_an_endless_answer_is_left() -> None:
