@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import requests
 from urllib3.exceptions import ReadTimeoutError
 
+from .client import Bearer, arriving
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -36,21 +38,18 @@ class Answer:
 
 
 class Asker:
-    """Sends the small questions; an answer that does not come is None, and then no further question is sent."""
+    """Sends the small questions; an answer that does not come is None.
+
+    To a server that is silent, or goes on for ever, no further question is sent.
+    """
 
     def __init__(self, credentials: Credentials) -> None:
         self._base = credentials.base_url
         self._root = re.sub(r"/v1$", "", credentials.base_url)
-        self._key = credentials.api_key
+        self._key = Bearer(credentials.api_key)
         self._given_up = False
         self.untrusted = False
         """Whether a server showed a certificate that is not trusted."""
-
-    def _sign(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        """Add our key; requests would otherwise look for one in the user's .netrc."""
-        if self._key:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
 
     def models(self) -> Answer | None:
         """Ask for the list of models."""
@@ -74,7 +73,7 @@ class Asker:
                 url,
                 json=body,
                 headers={"Accept": "application/json"},
-                auth=self._sign,
+                auth=self._key,
                 timeout=(CONNECTING, READING),
                 allow_redirects=False,
                 stream=True,
@@ -98,7 +97,7 @@ class _TooMuch(Exception):
 def _body(response: requests.Response) -> bytes:
     text = b""
     until = time.monotonic() + WHOLE
-    while piece := response.raw.read1(65_536, decode_content=True):
+    for piece in arriving(response):
         text += piece
         if len(text) > LONGEST_ANSWER or time.monotonic() > until:
             raise _TooMuch

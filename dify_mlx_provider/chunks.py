@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
-from .calls import Call, Calls
-from .faults import Unavailable
 from .leaks import LeakyText
+from .server_errors import Unavailable
+from .tool_calls import Call, Calls
 
 if TYPE_CHECKING:
     from .thinking import ThinkingText

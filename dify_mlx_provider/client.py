@@ -1,17 +1,8 @@
 """The HTTP client: one request to an OpenAI-compatible server, its answer as wire objects, its failures as sentences.
 
-Knows neither Dify nor channels. An answer is always read as a stream of chunks; a server that answers with one
-JSON object gives a stream of one. Closing the iterator closes the connection, which is how a server learns that
-nobody listens any more.
-
-    ServerError
-    ├── Unreachable      nobody answers at the address
-    ├── Unavailable      a server answers, but cannot serve now (5xx, silent, broken off in mid-answer)
-    ├── Overloaded       it asks us to wait (429, or its queue is full)
-    ├── KeyRefused       it does not take our key (401, 403)
-    └── Refused          it does not take the request (other 4xx), or does not speak OpenAI's protocol
-        ├── ModelNotFound
-        └── NoSuchAddress    there is nothing at all at the path
+Knows neither Dify nor channels, and no kinds of servers; failures are `server_errors`. The answer to a chat is always
+read as a stream of chunks; a server that answers with one JSON object gives a stream of one. Closing the iterator
+closes the connection, which is how a server learns that nobody listens any more.
 
 A server that says when to come again (`Retry-After`: it is loading the model, or its queue is full) is asked again,
 for as long as a silent one would be waited for.
@@ -28,12 +19,9 @@ from typing import TYPE_CHECKING, Any
 import requests
 from urllib3.exceptions import HTTPError, NameResolutionError, ReadTimeoutError
 
-from . import body as bodies
-from .faults import (
-    KeyRefused,
-    ModelNotFound,
+from . import bodies
+from .server_errors import (
     NoSuchAddress,
-    Overloaded,
     Refused,
     ServerError,
     Unavailable,
@@ -48,11 +36,6 @@ if TYPE_CHECKING:
 
     from .credentials import Credentials
 
-__all__ = [
-    "Client", "KeyRefused", "ModelNotFound", "NoSuchAddress", "Overloaded", "Refused", "ServerError",
-    "Unavailable", "Unreachable",
-]  # fmt: skip
-
 LONGEST_WAIT = 300.0
 """Seconds a server that asks us to come again is asked; Dify gives a call up after 600."""
 
@@ -61,16 +44,15 @@ SHORTEST_PAUSE = 0.5
 LONGEST_ERROR = 65_536
 """Bytes of an error's body that are looked at."""
 
-_MOST_NAMES = 12
 
-
-class _Bearer(requests.auth.AuthBase):
+class Bearer(requests.auth.AuthBase):
     """Our key and no other: without an `auth` of its own, requests would take one from the user's .netrc."""
 
     def __init__(self, key: str) -> None:
         self._key = key
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Sign a request."""
         if self._key:
             request.headers["Authorization"] = f"Bearer {self._key}"
         return request
@@ -86,43 +68,28 @@ class Client:
     def models(self) -> list[str]:
         """Return the ids of the models the server serves."""
         try:
-            return [str(model["id"]) for model in self.ask("GET", "/models")["data"]]
+            return [str(model["id"]) for model in self._read(self._send("GET", "/models"))["data"]]
         except (KeyError, TypeError) as error:
             raise self._not_openai() from error
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        connect_timeout: float | None = None,
-    ) -> Any:
-        """Send a request whose answer is one JSON value; return the value."""
-        return self._read(self._send(method, path, body, (connect_timeout, timeout)))
+    def ask(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Send a request whose answer is one JSON value, and is there at once or not at all; return the value."""
+        return self._read(self._send("POST", path, body))
 
     def compute(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a request whose answer is one JSON value, which may take its time; return the value."""
-        return self._read(self.patiently("POST", path, body))
+        """Send a request whose answer is one JSON value that a model has to make; return the value."""
+        return self._read(self._patiently(path, body))
 
-    def _read(self, response: requests.Response) -> Any:
-        with response:
-            try:
-                return bodies.whole(_arriving(response))
-            except bodies.Malformed as error:
-                raise self._not_openai() from error
-            except (ReadTimeoutError, requests.exceptions.Timeout) as error:
-                raise self._silent() from error
-            except (HTTPError, requests.exceptions.RequestException, OSError) as error:
-                raise self._broken_off() from error
+    def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """Send a chat request; return its chunks. What is wrong before the first chunk is raised here, not later."""
+        return self._chunks(self._patiently("/chat/completions", body))
 
-    def patiently(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
+    def _patiently(self, path: str, body: Mapping[str, Any]) -> requests.Response:
         """Send a request; while the server asks us to come again, do so. The response's body is not read yet."""
         patience = min(self._credentials.timeout, LONGEST_WAIT)
         while True:
             try:
-                return self._send(method, path, body)
+                return self._send("POST", path, body)
             except ServerError as error:
                 wait = max(error.retry_after or 0.0, SHORTEST_PAUSE)
                 if error.retry_after is None or wait > patience:
@@ -130,36 +97,18 @@ class Client:
             patience -= wait
             self._pause(wait)
 
-    def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Send a chat request; return its chunks. What is wrong before the first chunk is raised here, not later.
+    def _read(self, response: requests.Response) -> Any:
+        with response:
+            try:
+                return bodies.whole(arriving(response))
+            except bodies.Malformed as error:
+                raise self._not_openai() from error
+            except (ReadTimeoutError, requests.exceptions.Timeout) as error:
+                raise self._silent() from error
+            except (HTTPError, requests.exceptions.RequestException, OSError) as error:
+                raise self._broken_off() from error
 
-        The model `default` means whatever the server serves: a server that does not know the word is asked for
-        its list and sent its first model.
-        """
-        try:
-            response = self.patiently("POST", "/chat/completions", body)
-        except ModelNotFound as error:
-            served = self._served()
-            if not served:
-                raise
-            if body.get("model") != "default":
-                raise error.with_list(served[:_MOST_NAMES]) from error
-            response = self.patiently("POST", "/chat/completions", {**body, "model": served[0]})
-        return self._chunks(response)
-
-    def _served(self) -> list[str]:
-        try:
-            return self.models()
-        except ServerError:
-            return []
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        timeouts: tuple[float | None, float | None] = (None, None),
-    ) -> requests.Response:
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
         url = self._credentials.base_url + path
         try:
             response = requests.request(
@@ -167,12 +116,9 @@ class Client:
                 url,
                 json=body,
                 headers={"Accept": "text/event-stream, application/json"},
-                auth=_Bearer(self._credentials.api_key),
+                auth=Bearer(self._credentials.api_key),
                 stream=True,
-                timeout=(
-                    timeouts[0] or self._credentials.connect_timeout,
-                    timeouts[1] or self._credentials.timeout,
-                ),
+                timeout=(self._credentials.connect_timeout, self._credentials.timeout),
                 allow_redirects=False,
             )
         except requests.exceptions.ConnectTimeout as error:
@@ -197,7 +143,7 @@ class Client:
 
     def _chunks(self, response: requests.Response) -> Generator[dict[str, Any], None, None]:
         with response:
-            pieces = _arriving(response)
+            pieces = arriving(response)
             try:
                 beginning = b""
                 if "text/event-stream" not in response.headers.get("Content-Type", ""):
@@ -285,7 +231,7 @@ class Client:
     def _status_error(self, response: requests.Response) -> ServerError:
         beginning = b""
         with suppress(HTTPError, requests.exceptions.RequestException, OSError):
-            for piece in _arriving(response):
+            for piece in arriving(response):
                 beginning += piece
                 if len(beginning) > LONGEST_ERROR:
                     break
@@ -300,7 +246,7 @@ class Client:
         return error
 
 
-def _arriving(response: requests.Response) -> Iterator[bytes]:
+def arriving(response: requests.Response) -> Iterator[bytes]:
     """Yield the body as it arrives, whatever its framing: requests would wait for the end of a body of known size."""
     while piece := response.raw.read1(65_536, decode_content=True):
         yield piece

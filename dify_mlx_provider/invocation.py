@@ -18,18 +18,18 @@ from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMes
 from . import discovery
 from .chunks import Outcome, Reader, texts
 from .credentials import Credentials
+from .dify_errors import for_dify
 from .errands import is_aside, is_data, quick
-from .errors import for_dify
-from .faults import Refused, Unavailable
 from .kept import Noted
 from .messages import chat_request, wants_structure
-from .sending import send
+from .sending import chat
+from .server_errors import Refused, Unavailable
 from .servers import Kind
 from .thinking import ThinkingText
 from .tokens import PER_MESSAGE, counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from .tool_calls import Call
 
 type UsageOf = Callable[[int, int], LLMUsage]
 type Wire = Generator[dict[str, Any], None, None]
@@ -87,7 +87,7 @@ def invoke(
     try:
         credentials = Credentials.read(form)
         body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
-        wire = send(credentials, body)
+        wire = chat(credentials, body)
         reading = _Reading(
             where=(credentials.base_url, model),
             tools=[tool.name for tool in tools or ()],

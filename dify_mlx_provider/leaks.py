@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.conversation.events import Event
 
-    from .calls import Call, Calls
+    from .tool_calls import Call, Calls
 
 _THINK = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
 _HARMONY = ("<|channel|>", "<|start|>", "<|message|>")

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .client import Refused
-from .reading import compute
+from .sending import compute
+from .server_errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

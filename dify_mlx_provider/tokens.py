@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import discovery
-from .client import Client, ServerError
+from .client import Client
 from .kept import Kept
+from .server_errors import ServerError
 from .servers import Kind
 
 if TYPE_CHECKING:
@@ -50,10 +52,9 @@ def counted_tokens(credentials: Credentials, request: Mapping[str, Any]) -> int 
 
 
 def _ask(credentials: Credentials, asked: Mapping[str, Any]) -> int | None:
+    hurried = replace(credentials, timeout=READING, connect_timeout=CONNECTING)
     try:
-        answer = Client(credentials).ask(
-            "POST", "/tokenize", asked, timeout=READING, connect_timeout=CONNECTING
-        )
+        answer = Client(hurried).ask("/tokenize", asked)
     except ServerError:
         return None
     count = answer.get("count") if isinstance(answer, dict) else None

@@ -17,8 +17,9 @@ from dify_plugin.errors.model import CredentialsValidateFailedError
 
 from . import discovery, versions
 from .asking import Asker
-from .client import Client, Overloaded, Refused, ServerError, Unavailable, Unreachable
+from .client import Client
 from .credentials import Credentials, CredentialsError
+from .server_errors import Overloaded, Refused, ServerError, Unavailable, Unreachable, listed
 from .servers import Kind
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .asking import Answer
     from .discovery import Server
 
-MOST_NAMES = 12
 PATIENCE = 30.0
 """Seconds a server may take for its list of models; a page of Dify's waits for it."""
 
@@ -101,11 +101,11 @@ def _look_up(model: str, served: list[str], server: Server) -> None:
         return
     if server.kind is Kind.MLX_LM:
         return  # it lists a part of what it has, and fetches what it is asked for
-    names = ", ".join(served[:MOST_NAMES]) + (" …" if len(served) > MOST_NAMES else "")
     close = get_close_matches(model, served, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise _failure(
-        f"The server does not serve {model!r}.{hint} It serves: {names}. Enter one of these names, or `default`."
+        f"The server does not serve {model!r}.{hint} It serves: {listed(served)}. Enter one of these names, "
+        "or `default`."
     )
 
 

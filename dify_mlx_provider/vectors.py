@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import discovery
-from .client import Refused, Unavailable
-from .reading import compute
+from .sending import compute
+from .server_errors import Refused, Unavailable
 from .servers import Kind
 from .tokens import counted_tokens, estimated_tokens
 

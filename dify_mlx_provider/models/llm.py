@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dify_plugin import LargeLanguageModel
 
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.errors import KINDS, for_dify
+from dify_mlx_provider.dify_errors import KINDS, for_dify
 from dify_mlx_provider.invocation import fold, invoke, prompt_tokens
 from dify_mlx_provider.leniency import lenient
 from dify_mlx_provider.model_schema import customizable_model

@@ -8,7 +8,7 @@ from dify_plugin import RerankModel
 from dify_plugin.entities.model.rerank import RerankDocument, RerankResult
 
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.errors import KINDS, for_dify
+from dify_mlx_provider.dify_errors import KINDS, for_dify
 from dify_mlx_provider.model_schema import rerank_model
 from dify_mlx_provider.ranking import rank
 from dify_mlx_provider.validation import validate_by_use

@@ -10,7 +10,7 @@ from dify_plugin.entities.model import EmbeddingInputType, PriceType
 from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbeddingResult
 
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.errors import KINDS, for_dify
+from dify_mlx_provider.dify_errors import KINDS, for_dify
 from dify_mlx_provider.model_schema import embedding_model
 from dify_mlx_provider.validation import validate_by_use
 from dify_mlx_provider.vectors import embed, tokens_of

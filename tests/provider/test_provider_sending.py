@@ -8,9 +8,9 @@ import pytest
 from kind_server import KindServer, listed, lm_studio, mlx_backend, ollama, said, vllm
 
 from dify_mlx_provider import discovery
-from dify_mlx_provider.client import Refused
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.sending import send
+from dify_mlx_provider.sending import chat
+from dify_mlx_provider.server_errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,25 +31,25 @@ def _nothing_known() -> Iterator[None]:
     discovery.ask_again()
 
 
-def answer(server: KindServer, **fields: Any) -> str:
-    credentials = Credentials.read({"endpoint_url": server.address})
-    return "".join(chunk["choices"][0]["delta"]["content"] for chunk in send(credentials, {**BODY, **fields}))
+def answer(server: KindServer, kind: str = "auto", **fields: Any) -> str:
+    credentials = Credentials.read({"endpoint_url": server.address, "server_kind": kind})
+    return "".join(chunk["choices"][0]["delta"]["content"] for chunk in chat(credentials, {**BODY, **fields}))
 
 
 def strict(*known: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:
     """A server that refuses the first field it does not know, as OpenAI's does."""
 
-    def chat(body: dict[str, Any]) -> tuple[int, Any]:
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
         unknown = next((name for name in body if name not in ("model", "messages", "stream", *known)), None)
         if unknown is None:
             return 200, said("ok")
         return 400, {"error": {"message": f"Unrecognized request argument supplied: {unknown}", "code": None}}
 
-    return chat
+    return reply
 
 
-def other(**more: Any) -> KindServer:
-    return KindServer({"/v1/models": listed({"id": "m", "owned_by": "me"})}, **more)
+def other(name: str = "m", **more: Any) -> KindServer:
+    return KindServer({"/v1/models": listed({"id": name, "owned_by": "me"})}, **more)
 
 
 def test_fields_that_are_refused_one_after_the_other_are_left_out_and_that_is_remembered() -> None:
@@ -67,12 +67,12 @@ def test_fields_that_are_refused_one_after_the_other_are_left_out_and_that_is_re
 
 
 def test_one_models_refusal_says_nothing_of_another_model() -> None:
-    def chat(body: dict[str, Any]) -> tuple[int, Any]:
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] == "gemma3" and "reasoning_effort" in body:
             return 400, {"error": {"message": '"gemma3" does not support thinking', "type": "api_error"}}
         return 200, said("ok")
 
-    with ollama(chat=chat) as server:
+    with ollama(chat=reply) as server:
         assert answer(server, model="gemma3") == "ok"
         assert answer(server, model="gpt-oss:20b") == "ok"
         assert server.bodies[-1]["reasoning_effort"] == "high"
@@ -86,10 +86,10 @@ def test_what_the_user_chose_is_never_left_out() -> None:
 
 
 def test_a_refusal_that_leaving_out_does_not_cure_is_told_and_not_remembered() -> None:
-    def chat(_: dict[str, Any]) -> tuple[int, Any]:
+    def reply(_: dict[str, Any]) -> tuple[int, Any]:
         return 400, {"error": {"message": "reasoning_effort and stream_options are bad, so is all else"}}
 
-    with vllm(chat=chat) as server:
+    with vllm(chat=reply) as server:
         for _ in range(2):
             with pytest.raises(Refused, match="bad, so is all else"):
                 answer(server)
@@ -100,6 +100,32 @@ def test_default_is_a_model_that_chats() -> None:
     with lm_studio() as server:
         assert answer(server, model="default") == "ok"
         assert server.bodies[0]["model"] == "openai/gpt-oss-20b"
+
+
+def only(*served: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:
+    """A server that takes no other models' names."""
+
+    def reply(body: dict[str, Any]) -> tuple[int, Any]:
+        if body["model"] in served:
+            return 200, said("ok")
+        return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
+
+    return reply
+
+
+def test_a_server_that_does_not_know_default_after_all_is_asked_for_its_first_model() -> None:
+    with other(chat=only("m")) as server:
+        assert answer(server, "mlx-backend", model="default") == "ok"
+        assert [body["model"] for body in server.bodies] == ["default", "m"]
+
+
+def test_an_unknown_model_is_answered_with_what_there_is() -> None:
+    with other("gemma", chat=only("gemma")) as server:
+        with pytest.raises(
+            Refused, match=r"model x does not exist\. The server at this address serves: gemma\."
+        ):
+            answer(server, model="x")
+        assert len(server.bodies) == 1
 
 
 def test_our_own_server_is_asked_for_default_by_that_name() -> None:

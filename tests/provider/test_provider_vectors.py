@@ -11,9 +11,9 @@ import pytest
 from kind_server import KindServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
 from dify_mlx_provider import discovery
-from dify_mlx_provider.client import Refused, ServerError
 from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.ranking import rank
+from dify_mlx_provider.server_errors import Refused, ServerError
 from dify_mlx_provider.vectors import embed
 
 if TYPE_CHECKING:

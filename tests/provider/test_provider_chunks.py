@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dify_mlx_provider import chunks as chunks_module
-from dify_mlx_provider.calls import Calls
 from dify_mlx_provider.chunks import Reader, texts
-from dify_mlx_provider.faults import Unavailable
+from dify_mlx_provider.server_errors import Unavailable
 from dify_mlx_provider.thinking import ThinkingText
+from dify_mlx_provider.tool_calls import Calls
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta
 from mlx_backend.conversation.parser import read
 

@@ -1,7 +1,16 @@
 """What can go wrong between us and a server, as classes, and what a server's own error means.
 
-Servers state errors in many shapes; here they become one of few kinds, with a sentence for people. Nothing of a
-request is ever in a sentence: neither the key nor the user's text.
+    ServerError
+    ├── Unreachable      nobody answers at the address
+    ├── Unavailable      a server answers, but cannot serve now (5xx, silent, broken off in mid-answer)
+    ├── Overloaded       it asks us to wait (429, or its queue is full)
+    ├── KeyRefused       it does not take our key (401, 403)
+    └── Refused          it does not take the request (other 4xx), or does not speak OpenAI's protocol
+        ├── ModelNotFound
+        └── NoSuchAddress    there is nothing at all at the path
+
+Servers state errors in many shapes; here they become one of these, with a sentence for people. We put nothing of a
+request into a sentence: neither the key nor the user's text. Knows neither HTTP's wires nor Dify (`dify_errors`).
 """
 
 from __future__ import annotations
@@ -13,6 +22,9 @@ from urllib.parse import urlsplit
 
 LONGEST_QUOTE = 500
 """Characters of a server's own words that are passed on."""
+
+MOST_NAMES = 12
+"""Models that are listed to people."""
 
 _A_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
 _BUSY_CODES = ("queue_full", "rate_limit", "overloaded")
@@ -54,10 +66,10 @@ class ModelNotFound(Refused):
     def with_list(self, served: Sequence[str]) -> ModelNotFound:
         """The same, and what there is instead, unless the server said so itself."""
         words = str(self)
-        if any(name in words for name in served):
+        if not served or any(name in words for name in served[:MOST_NAMES]):
             return self
         words = words.rstrip(".")
-        return ModelNotFound(f"{words}. The server at this address serves: {', '.join(served)}.")
+        return ModelNotFound(f"{words}. The server at this address serves: {listed(served)}.")
 
 
 class NoSuchAddress(Refused):
@@ -94,6 +106,11 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
     if status in (404, 405) and words.lower() in _BARE_WORDS:
         return None
     return Refused(words or f"the server answered with status {status}.")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write models' names into a sentence."""
+    return ", ".join(names[:MOST_NAMES]) + (" …" if len(names) > MOST_NAMES else "")
 
 
 def unknown_name(address: str) -> Unreachable:

@@ -14,7 +14,7 @@ from dify_plugin.errors.model import (
     InvokeServerUnavailableError,
 )
 
-from .client import KeyRefused, Overloaded, Refused, ServerError, Unavailable, Unreachable
+from .server_errors import KeyRefused, Overloaded, Refused, ServerError, Unavailable, Unreachable
 
 KINDS: dict[type[InvokeError], list[type[Exception]]] = {
     InvokeConnectionError: [Unreachable],
