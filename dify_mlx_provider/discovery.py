@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .asking import Asker
+from .effort_levels import LEVELS, SWITCH
 from .kept import Kept
 from .servers import Kind
 
@@ -231,7 +232,7 @@ def _ollama_model(asker: Asker, listed: Model) -> Model | None:
         if "thinking" not in told:
             efforts = ()
         else:
-            efforts = ("low", "medium", "high") if "gptoss" in family.replace("-", "") else ("none", "medium")
+            efforts = LEVELS if "gptoss" in family.replace("-", "") else SWITCH
     return replace(
         listed,
         type="embedding" if told == ("embedding",) else "llm",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.effort import Effort
+from .effort_levels import lowest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -81,8 +81,3 @@ def quick(parameters: Mapping[str, Any], efforts: Collection[str] = ()) -> dict[
     if isinstance(limit, int) and limit > 1:
         settings["answer_reserve"] = max(1, limit * 3 // 5)
     return settings
-
-
-def lowest(efforts: Collection[str]) -> str:
-    """The least of some efforts."""
-    return next((effort.value for effort in Effort if effort.value in efforts), Effort.LOW.value)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.conversation import effort as efforts
-from mlx_backend.conversation.effort import Effort
+
+from .effort_levels import in_order, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,9 +36,6 @@ class Rule(Protocol):
     @property
     def precision(self) -> int | None:
         """Digits behind the point."""
-
-
-_ORDER = [effort.value for effort in Effort]
 
 
 def lenient(settings: Mapping[str, Any], rules: Iterable[Rule]) -> dict[str, Any]:
@@ -65,15 +63,7 @@ def _effort(value: Any, options: Sequence[str]) -> Any:
         effort = efforts.parse(value)
     except efforts.EffortError:
         return value
-    return nearest(effort.value, options) if options else effort.value
-
-
-def nearest(effort: str, options: Sequence[str]) -> str:
-    """The option that comes nearest to an effort; a wish to reason is not answered with none if that can be helped."""
-    place = _ORDER.index(effort) if effort in _ORDER else _ORDER.index(Effort.MEDIUM.value)
-    known = [option for option in options if option in _ORDER]
-    reasoning = [option for option in known if option != Effort.NONE or effort == Effort.NONE]
-    return min(reasoning or known or options, key=lambda word: abs(_ORDER.index(word) - place))
+    return nearest(effort.value, options) if in_order(options) else effort.value
 
 
 def _number(value: float, rule: Rule) -> float:

@@ -19,11 +19,9 @@ from dify_plugin.entities.model import (
     ParameterRule,
 )
 
-from mlx_backend.conversation.effort import Effort
-
 from . import discovery
-from .leniency import nearest
-from .parameters import LEVELS, SWITCH, Settings, rules
+from .effort_levels import LEVELS, SWITCH, in_order, nearest
+from .parameters import Settings, rules
 from .servers import WAYS, Kind
 
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ UNKNOWN_CONTEXT = 32_768
 
 UNKNOWN_LENGTH = 512
 """Tokens of a text to be embedded, where nobody says: what the smallest of the usual models read."""
-
-_ORDER = [effort.value for effort in Effort]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,22 +153,15 @@ def _efforts(name: str, credentials: Credentials, told: Model | None) -> tuple[t
         case "effort":
             return (known if known and len(known) > 2 else LEVELS), True
     if known is not None:
-        return _sorted(known), bool(known)
+        return in_order(known), bool(known)
     if told is not None and told.type in ("embedding", "rerank"):
         return (), False
     return LEVELS, True
 
 
-def _sorted(efforts: Sequence[str]) -> tuple[str, ...]:
-    """The words that we know, from the least to the most."""
-    return tuple(effort for effort in _ORDER if effort in efforts)
-
-
 def _default(wished: str | None, of_server: str | None, efforts: Sequence[str]) -> str:
     """The effort the select starts with: the wished one, or what comes nearest to it."""
-    if not efforts:
-        return ""
-    return nearest(wished or of_server or Effort.MEDIUM.value, efforts)
+    return nearest(wished or of_server or "medium", efforts) if in_order(efforts) else ""
 
 
 def _features(traits: Traits) -> list[ModelFeature]:

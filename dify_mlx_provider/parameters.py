@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .effort_levels import LEVELS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 EFFORT = "reasoning_effort"
-LEVELS = ("low", "medium", "high")
-SWITCH = ("none", "medium")
 MOST_TOKENS = 8192
 """What `max_tokens` starts from: a long thought and a long answer, and an end for a model that finds none."""
 

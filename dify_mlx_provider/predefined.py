@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dify_mlx_provider.parameters import LEVELS, SWITCH, Settings, rules
+from dify_mlx_provider.effort_levels import LEVELS, SWITCH
+from dify_mlx_provider.parameters import Settings, rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

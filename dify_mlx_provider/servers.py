@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from .effort_levels import LEVELS, ORDER, nearest
+
 
 class Kind(StrEnum):
     """A server's make, as the form calls it."""
@@ -49,7 +51,7 @@ class Ways:
     """How a kind of server is asked."""
 
     effort: tuple[str, ...] = ("reasoning_effort",)
-    words: tuple[str, ...] = ("none", "low", "medium", "high")
+    words: tuple[str, ...] = ("none", *LEVELS)
     structure: Structure = "formats"
     reasoning_keys: tuple[str, ...] = ("reasoning_content",)
     thinking_budget: str = ""
@@ -60,16 +62,13 @@ class Ways:
     max_tokens: int | None = None
 
 
-_ALL_WORDS = ("none", "minimal", "low", "medium", "high", "xhigh")
-_LEVELS = ("low", "medium", "high")
-
 WAYS: Mapping[Kind, Ways] = {
-    Kind.MLX_BACKEND: Ways(words=_ALL_WORDS, thinking_budget="thinking_budget", own_fields=True),
+    Kind.MLX_BACKEND: Ways(words=ORDER, thinking_budget="thinking_budget", own_fields=True),
     # It passes messages to the chat template as they are: gpt-oss's reads `thinking`, the others' `reasoning_content`.
     # Without max_tokens it stops after 512, in the middle of a thought.
     Kind.MLX_LM: Ways(
         effort=("chat_template_kwargs",),
-        words=_LEVELS,
+        words=LEVELS,
         structure="prompt",
         reasoning_keys=("reasoning_content", "thinking"),
         default_model="default_model",
@@ -83,7 +82,7 @@ WAYS: Mapping[Kind, Ways] = {
     ),
     Kind.LLAMA_CPP: Ways(
         effort=("chat_template_kwargs",),
-        words=_LEVELS,
+        words=LEVELS,
         thinking_budget="thinking_budget_tokens",
         renamed={"repetition_penalty": "repeat_penalty"},
     ),
@@ -94,7 +93,7 @@ WAYS: Mapping[Kind, Ways] = {
     # `reasoning_effort` is for gpt-oss, the template's switch for the others.
     Kind.VLLM: Ways(
         effort=("reasoning_effort", "enable_thinking"),
-        words=_LEVELS,
+        words=LEVELS,
         reasoning_keys=("reasoning", "reasoning_content"),
         thinking_budget="thinking_token_budget",
     ),
@@ -182,7 +181,7 @@ def _set_effort(posted: dict[str, Any], ways: Ways) -> None:
     effort = posted.pop("reasoning_effort", None)
     if effort is None:
         return
-    word = effort if effort in ways.words else _nearest(effort, ways.words)
+    word = nearest(effort, ways.words)
     for way in ways.effort:
         match way:
             case "reasoning_effort" if not (effort == "none" and "none" not in ways.words):
@@ -198,12 +197,6 @@ def _set_effort(posted: dict[str, Any], ways: Ways) -> None:
             case "enable_thinking":
                 told = {"enable_thinking": effort != "none"}
                 posted["chat_template_kwargs"] = merged(posted.get("chat_template_kwargs") or {}, told)
-
-
-def _nearest(effort: str, words: tuple[str, ...]) -> str:
-    """The word a server knows that is nearest to one it does not; of two the one with more."""
-    place = _ALL_WORDS.index(effort) if effort in _ALL_WORDS else _ALL_WORDS.index("medium")
-    return min(words, key=lambda word: (abs(_ALL_WORDS.index(word) - place), -_ALL_WORDS.index(word)))
 
 
 def _set_budget(posted: dict[str, Any], kind: Kind, ways: Ways) -> None:

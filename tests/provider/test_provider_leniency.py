@@ -9,6 +9,7 @@ import pytest
 from daemon import PluginError
 from kind_server import mlx_backend
 
+from dify_mlx_provider.effort_levels import LEVELS, SWITCH
 from dify_mlx_provider.leniency import lenient
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ class Rule:
     options: tuple[str, ...] = ()
     max: float | None = None
     precision: int | None = None
-
-
-LEVELS, SWITCH = ("low", "medium", "high"), ("none", "medium")
 
 
 @pytest.mark.parametrize(
