@@ -45,7 +45,7 @@ class Settings:
     max_tokens: int | None = None  # None: as many as the context still holds
     thinking_budget: int | None = None  # most tokens of reasoning; None: no limit but max_tokens
     answer_reserve: int | None = None  # tokens of a reply that are kept for the answer
-    max_concurrent: int = 16
+    max_concurrent: int = 32
     max_queue: int = 256
     queue_seconds: float = 600.0  # how long a request may wait for its turn
     load_seconds: float = 300.0  # and how long for its model to be loaded

@@ -243,7 +243,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     add(
         "--max-concurrent",
         type=_count,
-        default=16,
+        default=32,
         metavar="N",
         help="requests generated at once (default: %(default)s)",
     )

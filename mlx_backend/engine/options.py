@@ -26,7 +26,7 @@ class EngineOptions:
     adapter: str | None = None  # the one for requests that name none
 
     # how many at once
-    max_concurrent: int = 16
+    max_concurrent: int = 32
     max_waiting: int = 128
     prefill_chunk: int | None = None  # tokens of prompt between two steps; None adapts it to the machine
 

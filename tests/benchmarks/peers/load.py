@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from benchmarks.peers.client import NoAnswer, ask, content_of, events, question, said
+from benchmarks.peers.client import NoAnswer, ask, content_of, events, question, said, streamed
 from benchmarks.peers.report import Figure, Line
 from benchmarks.peers.speed import STEADY
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.peers.systems import Fleet, Running
 
 LONG = 600
-CROWDS = (64, 256)
+CROWDS = ((64, False), (256, False), (256, True))  # clients, streamed
 SHORT_REQUESTS = 500
 
 
@@ -70,7 +70,10 @@ def crowd(fleet: Fleet) -> Iterator[Line]:
     questions = [f"What is {at} + {at + 3}?" for at in range(16)]
     servers = fleet.servers("crowd", "real")
     replies = {
-        server.name: [ask(server, question(text), max_tokens=100) for text in questions] for server in servers
+        server.name: [
+            ask(server, question(text), max_tokens=100, **server.system.thinking) for text in questions
+        ]
+        for server in servers
     }
     alone = {name: [content_of(reply) for reply in each] for name, each in replies.items()}
     size = Line("crowd", "tokens in an answer, on average", compared=False)
@@ -78,11 +81,12 @@ def crowd(fleet: Fleet) -> Iterator[Line]:
         mean = statistics.mean(reply["usage"]["completion_tokens"] for reply in each)
         size.add(name, Figure(f"{mean:.0f}"))
     yield size
-    for count in CROWDS:
-        right = Line("crowd", f"{count} clients at once: answered right", better="more")
-        seconds = Line("crowd", f"{count} clients at once: seconds until the last is served or refused")
+    for count, stream in CROWDS:
+        way = f"{count} clients at once, {'SSE' if stream else 'JSON'}"
+        right = Line("crowd", f"{way}: answered right", better="more")
+        seconds = Line("crowd", f"{way}: seconds until the last is served or refused")
         for server in servers:
-            answered, taken = _crowd(server, questions, alone[server.name], count)
+            answered, taken = _crowd(server, questions, alone[server.name], count, stream=stream)
             right.add(server.name, Figure(f"{answered} of {count}", answered))
             everybody = answered == count  # who refuses is done sooner: that is no lead
             seconds.add(server.name, Figure(f"{taken:.1f} s", taken if everybody else None))
@@ -90,14 +94,21 @@ def crowd(fleet: Fleet) -> Iterator[Line]:
         yield seconds
 
 
-def _crowd(server: Running, questions: list[str], alone: list[str], count: int) -> tuple[int, float]:
+def _crowd(
+    server: Running, questions: list[str], alone: list[str], count: int, *, stream: bool
+) -> tuple[int, float]:
     ready = threading.Barrier(count + 1)
 
     def one(at: int) -> bool:
         ready.wait()
+        asked = question(questions[at % len(questions)])
+        fields = {"max_tokens": 100, **server.system.thinking}
         try:
-            reply = ask(server, question(questions[at % len(questions)]), max_tokens=100)
-            return content_of(reply) == alone[at % len(questions)]
+            if stream:
+                answer = streamed(server, asked, **fields)
+            else:
+                answer = content_of(ask(server, asked, **fields))
+            return answer == alone[at % len(questions)]
         except NoAnswer:
             return False
 
@@ -116,7 +127,7 @@ def memory(fleet: Fleet) -> Iterator[Line]:
     speed = Line("memory", f"seconds for those {SHORT_REQUESTS}, 4 at a time")
 
     def short(server: Running, at: int) -> None:
-        ask(server, question(f"What is {at} + {at % 7}?"), max_tokens=8)
+        ask(server, question(f"What is {at} + {at % 7}?"), max_tokens=8, **server.system.thinking)
 
     for server in fleet.servers("memory", "real"):
         try:

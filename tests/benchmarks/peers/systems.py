@@ -42,6 +42,8 @@ class System:
     model: str = "{model}"
     variables: Mapping[str, str] = field(default_factory=dict)
     rows: frozenset[str] | None = None
+    thinking: Mapping[str, Any] = field(default_factory=dict)
+    """What a request says to get the reply that the others give unasked."""
 
     def found(self) -> bool:
         """Say whether it is installed."""
@@ -59,6 +61,7 @@ _RAPID: Final = (
     *("rapid_mlx.cli", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
     *("--served-model-name", "demo", "--tool-call-parser", "harmony", "--reasoning-parser", "gpt_oss"),
 )
+_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": "medium"}}
 SYSTEMS: Final = (
     OURS,
     System(
@@ -67,6 +70,13 @@ SYSTEMS: Final = (
         (*OURS.command, "--prompt-cache-dir", "prompts"),
         model=OURS.model,
         rows=frozenset({"reuse"}),
+    ),
+    System(
+        "mlx-backend --cache-gb 0.02",
+        None,
+        (*OURS.command, "--cache-gb", "0.02"),
+        model=OURS.model,
+        rows=frozenset({"memory"}),
     ),
     System(
         "mlx_lm.server",
@@ -82,13 +92,14 @@ SYSTEMS: Final = (
         variables={"APC_ENABLED": "1"},
         rows=frozenset({"reuse"}),
     ),
-    System("Rapid-MLX", "rapid-mlx", _RAPID, model="demo"),
+    System("Rapid-MLX", "rapid-mlx", _RAPID, model="demo", thinking=_THINKING),
     System(
         "Rapid-MLX --no-gc-control",
         "rapid-mlx",
         (*_RAPID, "--no-gc-control"),
         model="demo",
         rows=frozenset({"cost", "first", "stall", "crowd", "behind"}),
+        thinking=_THINKING,
     ),
 )
 
