@@ -25,7 +25,14 @@ LONGEST_ANSWER = 8 * 2**20
 LONGEST_PIECE = 2**18
 """Characters of one chunk for Dify, which takes no line above 5 MiB."""
 
-_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
+_REASONING_FIELDS = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "reasoning_text",
+    "thinking_blocks",
+    "reasoning_details",
+)
 _TEXT_KEYS = ("text", "thinking", "reasoning", "content", "summary")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning.text", "reasoning.summary")
 
@@ -42,14 +49,14 @@ class Outcome:
 class Reader:
     """Reads a server's chunks: `feed` gives events of text, `close` the last of them; `outcome` has the rest.
 
-    Reasoning comes as `reasoning_content`, `reasoning`, `thinking` or `reasoning_details` (some servers send several:
-    then once), or leaks into the content (see `leaks`). `watch` and `inside` are as there.
+    Reasoning comes in a field of one of several names (some servers send it in more than one: it is taken once), or leaks into the content (see `leaks`). `watch` and `inside` are as there.
     """
 
     def __init__(self, tools: Collection[str] = (), *, watch: bool = True, inside: bool = False) -> None:
         self.outcome = Outcome()
         self._calls = Calls()
-        self._reasoning = LeakyText(ReasoningDelta, self._calls, tools=tools, watch=False)
+        self._tools = tools
+        self._reasoning = self._stretch()
         self._content = LeakyText(ContentDelta, self._calls, tools=tools, watch=watch, inside=inside)
         self._said = False
 
@@ -86,6 +93,9 @@ class Reader:
             self.outcome.finish_reason = "tool_calls"
         return events
 
+    def _stretch(self) -> LeakyText:
+        return LeakyText(ReasoningDelta, self._calls, tools=self._tools, watch=False)
+
     def _delta(self, delta: Mapping[str, Any]) -> list[Event]:
         events: list[Event] = []
         for reasoning, text in _texts_of(delta):
@@ -93,9 +103,12 @@ class Reader:
                 continue
             self._said = True
             if reasoning:
-                self._content.separates()
+                events += self._content.separates()
                 events += self._reasoning.feed(text)
             else:
+                if text.strip():  # what was held of the reasoning can become no marker any more
+                    events += self._reasoning.close(cut=False)
+                    self._reasoning = self._stretch()
                 events += self._content.feed(text)
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():

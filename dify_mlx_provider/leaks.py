@@ -75,13 +75,19 @@ class LeakyText:
             self._parser = self._parser_of("think", Channel.ANALYSIS)
             self._unclosed = []
 
-    def separates(self) -> None:
-        """Take note that the server has sent reasoning in a field of its own."""
+    def separates(self) -> list[Event]:
+        """Take note that reasoning comes in a field of its own; what was held goes before it."""
         self._separates = True
-        if not self._held:
-            self._begun = True
         if self._unclosed == []:
             self._parser = self._unclosed = None
+        if not self._held.strip():
+            self._begun = True
+            return []
+        events: list[Event] = []
+        held, self._held = self._held, ""
+        self._begun = True
+        self._say(held, events)
+        return events
 
     def feed(self, text: str) -> list[Event]:
         """Read a piece."""

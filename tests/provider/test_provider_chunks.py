@@ -48,6 +48,8 @@ def cut(text: str, *places: int) -> list[dict[str, Any]]:
         {"reasoning_content": "why"},
         {"reasoning": "why"},
         {"thinking": "why"},
+        {"reasoning_text": "why"},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "why", "signature": "x"}]},
         {"reasoning": {"content": "why"}},
         {"reasoning": "why", "reasoning_details": [{"type": "reasoning.text", "text": "why"}]},
         {
@@ -113,6 +115,17 @@ def test_a_message_in_place_of_deltas_is_read_and_one_after_them_is_not() -> Non
     assert "".join(texts(Reader(), ThinkingText(), [message])) == BLOCK
     stream = [chunk(reasoning="why"), chunk(content="Hi"), message]
     assert "".join(texts(Reader(), ThinkingText(), stream)) == BLOCK
+
+
+@pytest.mark.parametrize("begun", ["a", "analysis", "<", "<|chan", "[THI", "<think>why</th"])
+def test_what_may_become_a_marker_is_not_overtaken_by_the_next_field(begun: str) -> None:
+    read = {"<think>why</th": "why</th"}.get(begun, begun)
+    text = shown({"reasoning": begun}, {"content": "Hi"})
+    assert text.replace("\u200b", "") == f"<think>\n{read}\n</think>\n\nHi"
+    first = shown({"content": begun}, {"reasoning": "why"}, {"content": "Hi"})
+    assert first.index("Hi") > first.index("why")
+    if not begun.startswith("<think>"):
+        assert first.index(begun) < first.index("why")
 
 
 def test_an_answer_without_an_end_is_stopped_and_its_block_closed(monkeypatch: pytest.MonkeyPatch) -> None:
