@@ -14,6 +14,7 @@ from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
 from .leaks import LeakyText
 from .server_errors import Unavailable
+from .surrogates import Halves
 from .tool_calls import Call, Calls
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Outcome:
 class Reader:
     """Reads a server's chunks: `feed` gives events of text, `close` the last of them; `outcome` has the rest.
 
-    Reasoning comes in a field of one of several names (some servers send it in more than one: it is taken once), or leaks into the content (see `leaks`). `watch` and `inside` are as there.
+    Reasoning comes in a field of one of several names (some servers send it in more than one: it is taken once), or
+    leaks into the content (see `leaks`). `watch` and `inside` are as there.
     """
 
     def __init__(self, tools: Collection[str] = (), *, watch: bool = True, inside: bool = False) -> None:
@@ -58,6 +60,7 @@ class Reader:
         self._tools = tools
         self._reasoning = self._stretch()
         self._content = LeakyText(ContentDelta, self._calls, tools=tools, watch=watch, inside=inside)
+        self._halves = {True: Halves(), False: Halves()}
         self._said = False
 
     @property
@@ -98,10 +101,11 @@ class Reader:
 
     def _delta(self, delta: Mapping[str, Any]) -> list[Event]:
         events: list[Event] = []
-        for reasoning, text in _texts_of(delta):
+        for reasoning, piece in _texts_of(delta):
+            self._said = self._said or bool(piece)
+            text = self._halves[reasoning].feed(piece)
             if not text:
                 continue
-            self._said = True
             if reasoning:
                 events += self._content.separates()
                 events += self._reasoning.feed(text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException, RemoteDisconnected
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +129,8 @@ class Client:
         except requests.exceptions.SSLError as error:
             raise self._no_tls() from error
         except (requests.exceptions.ConnectionError, requests.exceptions.InvalidURL) as error:
-            reason = getattr(error.args[0], "reason", None) if error.args else None
-            if isinstance(reason, NameResolutionError):
-                raise unknown_name(self._credentials.base_url) from error
-            raise self._nobody_there() from error
-        except requests.exceptions.RequestException as error:
+            raise self._not_connected(error) from error
+        except (requests.exceptions.RequestException, HTTPError, ValueError) as error:
             raise Unreachable(f"{url} cannot be used: {type(error).__name__}.") from error
         if response.status_code >= 300:
             with response:
@@ -169,8 +167,8 @@ class Client:
                     return
                 if not isinstance(chunk, dict):
                     raise self._not_openai()
-                if chunk.get("error"):
-                    raise stated(chunk["error"])
+                if error := _error_in(chunk):
+                    raise stated(error)
                 choices = chunk.get("choices")
                 finished = finished or any(
                     isinstance(choice, dict) and choice.get("finish_reason")
@@ -186,8 +184,8 @@ class Client:
 
     def _as_chunk(self, answer: Any) -> dict[str, Any]:
         """A whole completion as the one chunk of a stream."""
-        if isinstance(answer, dict) and answer.get("error"):
-            raise stated(answer["error"])
+        if isinstance(answer, dict) and (error := _error_in(answer)):
+            raise stated(error)
         if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
             raise self._not_openai()
         choices = [
@@ -196,6 +194,21 @@ class Client:
             if isinstance(choice, dict)
         ]
         return {**answer, "choices": choices}
+
+    def _not_connected(self, error: Exception) -> ServerError:
+        """What it means that there was no answer: nobody is there, or whoever is there does not answer."""
+        for cause in _causes(error):
+            match cause:
+                case NameResolutionError():
+                    return unknown_name(self._credentials.base_url)
+                case RemoteDisconnected() | ConnectionResetError() | BrokenPipeError():
+                    return Unreachable(
+                        f"no answer at {self._credentials.base_url}: the connection was closed instead. See whether "
+                        "`mlx-backend` runs there, and what its log says."
+                    )
+                case HTTPException():
+                    return self._not_openai()
+        return self._nobody_there()
 
     # -- sentences ---------------------------------------------------------------------------------
 
@@ -250,6 +263,23 @@ def arriving(response: requests.Response) -> Iterator[bytes]:
     """Yield the body as it arrives, whatever its framing: requests would wait for the end of a body of known size."""
     while piece := response.raw.read1(65_536, decode_content=True):
         yield piece
+
+
+def _error_in(chunk: Mapping[str, Any]) -> Any:
+    """The error a chunk tells of: in its field, or as the chunk itself, where an event is called one."""
+    if chunk.get("error"):
+        return chunk["error"]
+    if "choices" not in chunk and isinstance(chunk.get("message"), str):
+        return chunk
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[object]:
+    """Yield an error and what is wrapped in it."""
+    yield error
+    for inner in (*error.args, getattr(error, "reason", None)):
+        if isinstance(inner, BaseException):
+            yield from _causes(inner)
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit, urlunsplit
 
@@ -16,7 +18,7 @@ from mlx_backend.conversation import effort as efforts
 from .servers import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 type Reasoning = Literal["effort", "switch", "none"]
 
@@ -30,6 +32,7 @@ _ENDPOINTS = (
     *("/chat/completions", "/completions", "/embeddings", "/responses", "/messages", "/rerank"),
     *("/models", "/tokenize"),
 )
+_SLIPS = re.compile(r"^(https?)(?::/+|//+)", re.IGNORECASE)  # http:/host, http//host
 _ROOT_PAGES = ("/health", "/docs", "/metrics")
 _INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"))
 
@@ -62,36 +65,27 @@ class Credentials:
     @classmethod
     def read(cls, form: Mapping[str, Any]) -> Credentials:
         """Read Dify's form. Empty fields take their defaults; raises CredentialsError."""
-        given = {
-            key: text for key, value in form.items() if value is not None and (text := str(value).strip())
-        }
-        context_size = _number(given, "context_size", "Context size", whole=True)
-        max_chunks = _number(given, "max_chunks", "Texts per request", whole=True)
-        max_output = _number(given, "max_output_tokens", "Maximum output tokens", whole=True)
-        return cls(
-            base_url=base_url(given.get("endpoint_url", "")),
-            api_key=api_key(given.get("api_key", "")),
-            timeout=_number(given, "timeout", "Timeout") or 600.0,
-            connect_timeout=_number(given, "connect_timeout", "Connection timeout") or 10.0,
-            server_kind=_kind(given.get("server_kind", AUTO)),
-            display_name=given.get("display_name", ""),
-            context_size=None if context_size is None else int(context_size),
-            max_output_tokens=None if max_output is None else int(max_output),
-            tool_calling=_supported(given, "tool_calling", "Tool calling"),
-            vision=_supported(given, "vision", "Image input"),
-            structured_output=_supported(given, "structured_output", "Structured output"),
-            reasoning=_reasoning(given.get("reasoning", AUTO)),
-            effort=_effort(given.get("effort", AUTO)),
-            max_chunks=int(max_chunks or MAX_CHUNKS),
-            query_prefix=_prefix(form.get("query_prefix")),
-            document_prefix=_prefix(form.get("document_prefix")),
-        )
+        texts = {"endpoint_url": ""} | _filled(form)
+        return cls(**{_attribute(name): _READERS[name](text) for name, text in texts.items()})
+
+    @classmethod
+    def legible(cls, form: Mapping[str, Any]) -> Credentials:
+        """Read what can be read of a form: for questions that are answered whatever stands in it. Never raises.
+
+        Without an address that can be read there is nobody to ask: the address is "".
+        """
+        values: dict[str, Any] = {"base_url": ""}
+        for name, text in _filled(form).items():
+            with suppress(CredentialsError):
+                values[_attribute(name)] = _READERS[name](text)
+        return cls(**values)
 
 
 def base_url(text: str) -> str:
     """Bring a server's address to `http://host:port/v1`, however it was typed."""
     # Full-width letters come from an input method, invisible ones from a web page.
     typed = unicodedata.normalize("NFKC", text).translate(_INVISIBLE).strip().strip("\"'<>`").strip()
+    typed = _SLIPS.sub(r"\1://", typed)
     if not typed:
         raise CredentialsError(f"The server's address is missing. Example: {EXAMPLE}")
     address = _with_brackets(typed if "://" in typed else f"http://{typed.lstrip('/')}")
@@ -99,7 +93,7 @@ def base_url(text: str) -> str:
         parts = urlsplit(address)
         usable = (
             parts.scheme in ("http", "https")
-            and bool(parts.hostname)
+            and _may_be_host(parts.hostname or "")
             and (parts.port is None or parts.port > 0)
             and not re.search(r"\s", address)
         )
@@ -111,7 +105,8 @@ def base_url(text: str) -> str:
             "key in the field API key."
         )
     if not usable:
-        raise CredentialsError(f"{typed!r} is not a server address. Example: {EXAMPLE}")
+        shown = typed if len(typed) <= 200 else typed[:199] + "…"
+        raise CredentialsError(f"{shown!r} is not a server address. Example: {EXAMPLE}")
     if parts.query:
         raise CredentialsError(
             f"An address has no part behind a question mark; take '?{parts.query}' out. Example: {EXAMPLE}"
@@ -141,6 +136,11 @@ def _with_brackets(address: str) -> str:
     return f"{scheme.lower()}://{host}{slash}{path}"
 
 
+def _may_be_host(name: str) -> bool:
+    """Whether a name can be looked up at all: its parts have 1 to 63 characters."""
+    return len(name) < 254 and all(0 < len(part) < 64 for part in name.removesuffix(".").split("."))
+
+
 def _path(path: str) -> str:
     path = re.sub(r"/{2,}", "/", path).rstrip("/")
     for endpoint in _ENDPOINTS:
@@ -152,51 +152,57 @@ def _path(path: str) -> str:
     return path or "/v1"
 
 
-def _number(given: Mapping[str, str], field: str, label: str, *, whole: bool = False) -> float | None:
-    text = given.get(field)
-    if text is None or text.lower() == AUTO:
-        return None
+def _filled(form: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that say something: what is empty or `auto` is left to the defaults, or to the server."""
+    texts = {name: str(form[name]).strip() for name in _READERS if form.get(name) is not None}
+    return {name: text for name, text in texts.items() if text and (name in _FREE or text.lower() != AUTO)}
+
+
+def _attribute(name: str) -> str:
+    return "base_url" if name == "endpoint_url" else name
+
+
+def _number(label: str, text: str) -> float:
     typed = unicodedata.normalize("NFKC", text).replace(",", "").replace("_", "").strip().lower()
-    # 128k means 131072 to everybody who writes it of a context.
-    scale = 1024 if whole and typed.endswith("k") else 1
     try:
-        number = float(typed.removesuffix("k") if scale > 1 else typed) * scale
+        number = float(typed)
     except ValueError:
         number = 0.0
-    if not 0 < number < 1e9 or (whole and number < 1):
+    if not 0 < number < 1e9:
         raise CredentialsError(f"{label} must be a positive number, not {text!r}.")
     return number
 
 
-def _prefix(value: Any) -> str:
+def _count(label: str, text: str) -> int:
+    typed = unicodedata.normalize("NFKC", text).strip().lower()
+    # 128k means 131072 to everybody who writes it of a context.
+    scale = 1024 if typed.endswith("k") else 1
+    with suppress(CredentialsError):
+        count = _number(label, typed.removesuffix("k") if scale > 1 else typed) * scale
+        if 1 <= count < 1e9:
+            return int(count)
+    raise CredentialsError(f"{label} must be a positive number of less than ten digits, not {text!r}.")
+
+
+def _prefix(text: str) -> str:
     """What stands before a text. Forms lose the blank that most prefixes end with."""
-    text = str(value or "").strip().replace("\\n", "\n")
+    text = text.replace("\\n", "\n")
     return f"{text} " if text.endswith(":") else text
 
 
-def _supported(given: Mapping[str, str], field: str, label: str) -> bool | None:
-    match given.get(field, AUTO):
-        case "auto":
-            return None
-        case "supported":
-            return True
-        case "unsupported":
-            return False
-        case other:
-            raise CredentialsError(f"{label} must be auto, supported or unsupported, not {other!r}.")
+def _supported(label: str, text: str) -> bool:
+    if text not in ("supported", "unsupported"):
+        raise CredentialsError(f"{label} must be auto, supported or unsupported, not {text!r}.")
+    return text == "supported"
 
 
-def _reasoning(text: str) -> Reasoning | None:
-    if text == AUTO:
-        return None
+def _reasoning(text: str) -> Reasoning:
     if text not in ("effort", "switch", "none"):
         raise CredentialsError(f"Reasoning must be auto, effort, switch or none, not {text!r}.")
     return cast("Reasoning", text)
 
 
-def _effort(text: str) -> str | None:
-    if text == AUTO:
-        return None
+def _effort(text: str) -> str:
     try:
         return efforts.parse(text).value
     except efforts.EffortError as error:
@@ -205,11 +211,33 @@ def _effort(text: str) -> str | None:
         ) from error
 
 
-def _kind(text: str) -> Kind | None:
-    if text == AUTO:
-        return None
+def _kind(text: str) -> Kind:
     try:
         return Kind(text)
     except ValueError:
         kinds = ", ".join(Kind)
         raise CredentialsError(f"Server must be auto or one of {kinds}, not {text!r}.") from None
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "endpoint_url": base_url,
+    "api_key": api_key,
+    "timeout": partial(_number, "Timeout"),
+    "connect_timeout": partial(_number, "Connection timeout"),
+    "server_kind": _kind,
+    "display_name": str,
+    "context_size": partial(_count, "Context size"),
+    "max_output_tokens": partial(_count, "Maximum output tokens"),
+    "tool_calling": partial(_supported, "Tool calling"),
+    "vision": partial(_supported, "Image input"),
+    "structured_output": partial(_supported, "Structured output"),
+    "reasoning": _reasoning,
+    "effort": _effort,
+    "max_chunks": partial(_count, "Texts per request"),
+    "query_prefix": _prefix,
+    "document_prefix": _prefix,
+}
+"""The form's fields, and how each is read. Each raises CredentialsError."""
+
+_FREE = ("endpoint_url", "api_key", "display_name", "query_prefix", "document_prefix")
+"""Fields in which `auto` is a word like any other."""

@@ -154,7 +154,7 @@ def _at_once(reading: _Reading, wire: Wire) -> Generator[str, None, Outcome]:
         reader, thinking = reading.start(inside=reader.begins_inside)
         text = "".join(texts(reader, thinking, kept))
     _check(reader.outcome, thinking, said=bool(text.strip()))
-    if len(json.dumps(text)) > LARGEST_RESULT:
+    if len(json.dumps([text, [call.arguments for call in reader.outcome.calls]])) > LARGEST_RESULT:
         raise Unavailable(
             f"the answer has {len(text):,} characters, more than Dify takes in one piece. Lower Max tokens, or use "
             "a node that streams."
@@ -193,7 +193,7 @@ def prompt_tokens(
 ) -> int:
     """Return a prompt's tokens: the server's count, or an estimate. Never raises."""
     try:
-        credentials = Credentials.read(form)
+        credentials = Credentials.legible(form)
         count = counted_tokens(credentials, chat_request(model, credentials, messages, {}, tools=tools))
     except ValueError:
         count = None

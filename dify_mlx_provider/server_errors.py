@@ -18,7 +18,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
+
+from .surrogates import mended
 
 LONGEST_QUOTE = 500
 """Characters of a server's own words that are passed on."""
@@ -80,7 +82,7 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
     """Return what a reply with an error status means; None if no OpenAI-compatible server answered."""
     words, code = _words_and_code(body)
     if 300 <= status < 400:
-        to = f" to {location[:LONGEST_QUOTE]}" if location else ""
+        to = f" to {_without_secrets(location)}" if location else ""
         return Refused(f"{address} leads on{to}. Enter the address of the server itself.")
     if code == "model_not_found" or (status == 404 and _A_MODEL.search(words)):
         return ModelNotFound(words or "the server does not serve this model.")
@@ -111,6 +113,16 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
 def listed(names: Sequence[str]) -> str:
     """Write models' names into a sentence."""
     return ", ".join(names[:MOST_NAMES]) + (" …" if len(names) > MOST_NAMES else "")
+
+
+def _without_secrets(location: str) -> str:
+    """An address that may be shown: a redirect's may hold a password, or a token behind the question mark."""
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        return "another address"
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))[:LONGEST_QUOTE]
 
 
 def unknown_name(address: str) -> Unreachable:
@@ -160,7 +172,7 @@ def _words_and_code(body: Any) -> tuple[str, str]:
 
 def _one_line(words: Any) -> str:
     """A server's words without the lines of a traceback, cut to a length people read."""
-    text = str(words or "").split("Traceback (most recent call last)")[0].strip()
+    text = mended(str(words or "")).split("Traceback (most recent call last)")[0].strip()
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1] + "…"
 
 

@@ -14,6 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .server_errors import Unavailable
+from .surrogates import mended
+
+LONGEST_CALLS = 2**20
+"""Characters of an answer's calls: Dify takes them all in one line, of 5 MiB at most."""
+
 _LEFTOVERS = frozenset("]}) \t\r\n`;")
 
 
@@ -32,6 +38,7 @@ class Calls:
     def __init__(self) -> None:
         self._calls: list[Call] = []
         self._by_index: dict[int, Call] = {}
+        self._length = 0
 
     def begin(self, name: str) -> Call:
         """Add a call that is put together elsewhere."""
@@ -44,7 +51,7 @@ class Calls:
         self._calls = [other for other in self._calls if other is not call]
 
     def add(self, delta: Any) -> None:
-        """Add a piece as it stands in `tool_calls`; what is none is passed over."""
+        """Add a piece as it stands in `tool_calls`; what is none is passed over. Raises Unavailable for too many."""
         if not isinstance(delta, Mapping):
             return
         given = delta.get("function")
@@ -52,6 +59,12 @@ class Calls:
         piece = Call(
             _word(delta.get("id")), _word(function.get("name")), _arguments(function.get("arguments"))
         )
+        self._length += len(piece.id) + len(piece.name) + len(piece.arguments)
+        if self._length > LONGEST_CALLS:
+            raise Unavailable(
+                f"the model's tool calls have more than {LONGEST_CALLS:,} characters. The answer was stopped; a "
+                "limit of Max tokens keeps a model from repeating itself without end."
+            )
         index = delta.get("index")
         if isinstance(index, int) and not isinstance(index, bool):
             self._add_numbered(index, piece)
@@ -68,7 +81,8 @@ class Calls:
             if not call.id or call.id in taken:
                 call.id = f"call_{uuid.uuid4().hex[:24]}"
             taken.add(call.id)
-            call.arguments = _repaired(call.arguments)
+            call.id, call.name = mended(call.id), mended(call.name)
+            call.arguments = _repaired(mended(call.arguments))
         return calls
 
     def _add_numbered(self, index: int, piece: Call) -> None:

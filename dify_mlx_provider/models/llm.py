@@ -84,7 +84,7 @@ class MLXLargeLanguageModel(LargeLanguageModel):
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
-        return customizable_model(model, Credentials.read(credentials))
+        return customizable_model(model, Credentials.legible(credentials))
 
     @property
     def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:

@@ -48,7 +48,7 @@ class MLXRerankModel(RerankModel):
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
-        return rerank_model(model, Credentials.read(credentials))
+        return rerank_model(model, Credentials.legible(credentials))
 
     @property
     def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:

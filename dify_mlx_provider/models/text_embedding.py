@@ -56,7 +56,7 @@ class MLXTextEmbeddingModel(TextEmbeddingModel):
 
     def get_num_tokens(self, model: str, credentials: dict[str, Any], texts: list[str]) -> list[int]:
         """Count each text's tokens."""
-        return tokens_of(model, Credentials.read(credentials), texts)
+        return tokens_of(model, Credentials.legible(credentials), texts)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Make the vector of one word."""
@@ -64,7 +64,7 @@ class MLXTextEmbeddingModel(TextEmbeddingModel):
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
-        return embedding_model(model, Credentials.read(credentials))
+        return embedding_model(model, Credentials.legible(credentials))
 
     @property
     def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dify_mlx_provider import chunks as chunks_module
+from dify_mlx_provider import tool_calls as calls_module
 from dify_mlx_provider.chunks import Reader, texts
 from dify_mlx_provider.server_errors import Unavailable
 from dify_mlx_provider.thinking import ThinkingText
@@ -141,6 +142,25 @@ def test_a_large_piece_is_handed_on_in_chunks_that_dify_takes() -> None:
     pieces = list(texts(Reader(), ThinkingText(), [chunk("stop", content="x" * 1_000_000)]))
     assert max(map(len, pieces)) <= 2**18
     assert len("".join(pieces)) == 1_000_000
+
+
+def test_a_character_that_was_cut_in_half_is_put_together_and_half_of_one_is_shown_as_such() -> None:
+    assert shown({"content": "a\ud83d"}, {}, {"content": "\ude00b"}) == "a😀b"
+    assert shown({"reasoning": "\ud83d"}, {"reasoning": "\ude00"}, {"content": "Hi"}) == (
+        "<think>\n😀\n</think>\n\nHi"
+    )
+    assert shown({"content": "\ude00 \ud83d"}, {"content": "x\ud83d"}) == "\ufffd \ufffdx"
+    reader = Reader()
+    shown({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\ud83d'}}]},
+          {"tool_calls": [{"function": {"arguments": '\ude00\ud83d"}'}}]}, reader=reader)  # fmt: skip
+    assert [call.arguments for call in reader.outcome.calls] == ['{"a": "😀\ufffd"}']
+
+
+def test_calls_without_an_end_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "LONGEST_CALLS", 100)
+    endless = [chunk(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": "loop "}}])] * 1000
+    with pytest.raises(Unavailable, match="tool calls have more than 100 characters"):
+        list(texts(Reader(), ThinkingText(), endless))
 
 
 # -- leaks -------------------------------------------------------------------------------------------

@@ -122,6 +122,11 @@ def test_an_error_without_a_field_name_in_mid_stream_is_read() -> None:
         chat(STREAM, HI, b'{"error": {"message": "out of memory"}}\n')
 
 
+def test_an_event_that_is_an_error_is_read_as_one() -> None:
+    with pytest.raises(Unavailable, match="out of memory"):
+        chat(STREAM, HI, b'event: error\ndata: {"message": "out of memory", "code": 500}\n\n')
+
+
 def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "LONGEST_LINE", 100_000)
     with pytest.raises(Unavailable, match="broke off"):
@@ -170,6 +175,20 @@ def test_a_body_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.Mon
 def test_an_address_that_leads_on_is_told_with_the_address_it_leads_to() -> None:
     with pytest.raises(Refused, match="leads on to https://elsewhere/v1"):
         chat(status("302 Found", b"", "Location: https://elsewhere/v1"))
+
+
+def test_what_a_redirect_may_hold_of_secrets_is_not_told() -> None:
+    with pytest.raises(Refused, match=r"leads on to https://elsewhere:8/login\. Enter") as caught:
+        chat(status("302 Found", b"", "Location: https://me:hunter2@elsewhere:8/login?token=abc#x"))
+    assert "hunter2" not in str(caught.value)
+    assert "abc" not in str(caught.value)
+
+
+def test_who_closes_the_connection_is_told_apart_from_nobody_and_from_another_protocol() -> None:
+    with pytest.raises(Unreachable, match="the connection was closed instead"):
+        chat()
+    with pytest.raises(Refused, match="not an OpenAI-compatible server"):
+        chat(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
 def test_a_proxy_in_front_of_nothing_is_told_apart_from_a_server() -> None:

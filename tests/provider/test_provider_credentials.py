@@ -39,6 +39,9 @@ ADDRESS = {"endpoint_url": "http://127.0.0.1:8080"}
         ('"http://mac:8080/v1"', "http://mac:8080/v1"),
         ("<http://mac:8080/v1>", "http://mac:8080/v1"),
         ("http://mac:/v1", "http://mac/v1"),
+        ("http:/mac:8080/v1", "http://mac:8080/v1"),
+        ("https//mac:8080/v1", "https://mac:8080/v1"),
+        ("http:8080", "http://http:8080/v1"),
     ],
 )
 def test_an_address_is_understood_however_it_was_typed(typed: str, meant: str) -> None:
@@ -58,6 +61,8 @@ def test_an_address_is_understood_however_it_was_typed(typed: str, meant: str) -
         ("http://mac:99999", "is not a server address"),
         ("http://mac:0", "is not a server address"),
         ("http://[::1", "is not a server address"),
+        ("http://a..b:8080", "is not a server address"),
+        ("x" * 3000, r"x{199}…' is not a server address"),
         ("http://mac:8080/v1?api-version=1", r"take '\?api-version=1' out"),
     ],
 )
@@ -121,6 +126,7 @@ def test_a_context_size_is_understood_as_people_write_it(typed: str, tokens: int
         ("timeout", "nan", "Timeout must be a positive number"),
         ("connect_timeout", "-1", "Connection timeout must be a positive number"),
         ("context_size", "0.5", "Context size must be a positive number"),
+        ("context_size", "9999999999", "Context size must be a positive number of less than ten digits"),
         ("max_output_tokens", "1e12", "Maximum output tokens must be"),
         ("reasoning", "maybe", "Reasoning must be auto, effort, switch or none"),
         ("tool_calling", "yes", "Tool calling must be auto, supported or unsupported"),
@@ -135,6 +141,19 @@ def test_a_context_size_is_understood_as_people_write_it(typed: str, tokens: int
 def test_a_field_that_cannot_be_used_is_named_with_what_it_holds(field: str, value: str, words: str) -> None:
     with pytest.raises(CredentialsError, match=words):
         Credentials.read({**ADDRESS, field: value})
+
+
+def test_what_can_be_read_of_a_form_is_read_and_the_rest_is_as_if_it_were_empty() -> None:
+    form = {
+        **ADDRESS, "api_key": "two\nlines", "timeout": "soon", "context_size": "64k", "reasoning": "maybe"
+    }  # fmt: skip
+    assert Credentials.legible(form) == Credentials.read({**ADDRESS, "context_size": "64k"})
+    assert Credentials.legible({"endpoint_url": "my server", "vision": "supported"}) == Credentials(
+        base_url="", vision=True
+    )
+    assert Credentials.legible({}) == Credentials(base_url="")
+    right = {**ADDRESS, "api_key": "k", "timeout": "5", "effort": "high", "query_prefix": "query:"}
+    assert Credentials.legible(right) == Credentials.read(right)
 
 
 def test_choices_are_read() -> None:

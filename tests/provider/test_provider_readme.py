@@ -15,6 +15,7 @@ from conftest import ROOT
 from daemon import PluginError
 from dify_view import user
 from kind_server import mlx_backend
+from raw_server import RawServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +107,10 @@ class Causes:
         with socket.create_server(("127.0.0.1", 0)) as nobody:  # who connects is never accepted
             return self.ask(endpoint_url=f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout="0.5")
 
+    def ask_closed_door(self) -> str:
+        with RawServer([], chats_only=True) as server:
+            return self.ask(endpoint_url=server.address)
+
     def save_beside(self, version: str) -> str:
         with mlx_backend({"id": "m"}, version=version) as server:
             return self.save(endpoint_url=server.address)
@@ -128,6 +133,9 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     "no server at …: the name … is not known": [
         lambda cause: cause.ask(endpoint_url="http://my-mac.invalid:8080"),
         lambda cause: cause.save(endpoint_url="http://my-mac.invalid:8080"),
+    ],
+    "no answer at …: the connection was closed": [
+        lambda cause: cause.ask_closed_door(),
     ],
     "what answers at … is not an OpenAI-compatible server": [
         lambda cause: cause.ask_stub("<html>It works!</html>", type="text/html"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from daemon import PluginError
+from dify_view import user
 from kind_server import llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ PLAIN = {"id": "plain", "context_length": 8_192, "capabilities": ["completion", 
 NOBODY = "http://127.0.0.1:9"
 
 
-def schema(plugin: PluginProcess, server: KindServer | str, model: str, **form: str) -> dict[str, Any]:
+def schema(plugin: PluginProcess, server: KindServer | str, model: str, **form: Any) -> dict[str, Any]:
     address = server if isinstance(server, str) else server.address
     (answer,) = plugin.request(
         "get_ai_model_schemas",
@@ -177,6 +179,26 @@ def test_without_a_server_the_form_counts_and_nothing_fails(plugin: PluginProces
     )
     assert described["model_properties"]["context_size"] == 65_536
     assert {"vision", "structured-output"} <= set(described["features"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"context_size": "x"}, {"endpoint_url": "my server"}, {"endpoint_url": None}, {"api_key": "a\nb"}],
+)
+def test_a_form_that_cannot_be_used_has_a_schema_and_an_answer_that_names_the_field(
+    plugin: PluginProcess, wrong: dict[str, Any]
+) -> None:
+    described = schema(plugin, NOBODY, "m", **{"vision": "supported", **wrong})
+    assert described["model_properties"]["context_size"] == 32_768
+    assert "vision" in described["features"]
+    for kind in ("text-embedding", "rerank"):
+        (answer,) = plugin.request(
+            "get_ai_model_schemas", provider="mlx", model_type=kind, model="m", credentials=wrong
+        )
+        assert answer["model_schema"]["model"] == "m"
+    with pytest.raises(PluginError, match=r"\[MLX\] .*(Context size|address|key)") as caught:
+        list(plugin.invoke([user("hi")], model="m", credentials={"endpoint_url": NOBODY, **wrong}))
+    assert caught.value.kind == "InvokeBadRequestError"
 
 
 @pytest.mark.parametrize(
