@@ -346,11 +346,10 @@ class MLXBatch:
         rewinds, most_logits = self._machine.rewinds, self._machine.most_logits
         readings = [reading for reading, _ in group]
         network = self._networks[self._space(readings[0].row.request)]
+        keep = self._keep_read if self._keeps else None
         if len(group) > 1:
             try:
-                layers, logits = read_together(
-                    network, readings, most_logits=most_logits, keep=self._keep_read
-                )
+                layers, logits = read_together(network, readings, most_logits=most_logits, keep=keep)
             except Exception:
                 if self._ranks is not None:  # the others know nothing of it
                     raise
@@ -362,7 +361,7 @@ class MLXBatch:
             until = reading.done + share
             try:
                 last = read_alone(
-                    network, reading, until, rewinds=rewinds, most_logits=most_logits, keep=self._keep_read
+                    network, reading, until, rewinds=rewinds, most_logits=most_logits, keep=keep
                 )
             except Exception as error:
                 if self._ranks is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_alone(
-    network: Any, reading: Reading, until: int, *, rewinds: bool, most_logits: int, keep: Keep
+    network: Any, reading: Reading, until: int, *, rewinds: bool, most_logits: int, keep: Keep | None
 ) -> mx.array | None:
     """Read a prompt up to a position; at its end return the last token's logits ([1, vocabulary])."""
     assert reading.layers is not None
@@ -40,7 +40,7 @@ def read_alone(
         else:
             mx.eval([layer.state for layer in reading.layers])
         for mark in reading.marks:
-            if start < mark <= stop and (mark < len(tokens) or last is None):
+            if keep is not None and start < mark <= stop and (mark < len(tokens) or last is None):
                 keep(reading, mark, rewound(reading.layers, stop - mark) if mark < stop else reading.layers)
         if last is not None:
             return last
@@ -49,7 +49,7 @@ def read_alone(
 
 
 def read_together(
-    network: Any, readings: Sequence[Reading], *, most_logits: int, keep: Keep
+    network: Any, readings: Sequence[Reading], *, most_logits: int, keep: Keep | None
 ) -> tuple[Layers, mx.array]:
     """Read what is left of several prompts; return their caches as a batch's, and [prompts, vocabulary] logits.
 
@@ -72,6 +72,8 @@ def read_together(
         else:
             mx.async_eval([layer.state for layer in layers])  # type: ignore[no-untyped-call]
         for at, one in enumerate(readings):
+            if keep is None:
+                break
             marks = [mark for mark in one.marks if starts[at] < mark <= stops[at] and mark < ends[at]]
             own = [layer.extract(at) for layer in layers] if marks else []
             for mark in marks:
