@@ -38,3 +38,14 @@ def for_dify(error: Exception) -> InvokeError:
     if isinstance(error, ServerError):
         return InvokeServerUnavailableError(f"[MLX] {error}")
     return InvokeServerUnavailableError(f"[MLX] the plugin failed: {type(error).__name__}")
+
+
+class ErrorsForDify:
+    """What a model's class tells Dify's SDK of its errors; stands before the SDK's own class."""
+
+    @property
+    def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:
+        return KINDS
+
+    def _transform_invoke_error(self, error: Exception) -> InvokeError:
+        return for_dify(error)

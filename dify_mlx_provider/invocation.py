@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultChunkDelta, LLMUsage
@@ -76,8 +77,9 @@ def invoke(
     chosen: Collection[str] = (),
     efforts: Collection[str] = (),
 ) -> Generator[LLMResultChunk, None, None]:
-    """Send the request and return its answer's chunks. What is wrong with the request is raised here, mapped.
+    """Send the request and return its answer's chunks; closing them leaves the server.
 
+    What is wrong with the request is raised here, mapped; what goes wrong later, by the chunks.
     `chosen` are the settings that Dify sent, `efforts` those the model has.
     """
     said = [message.get_text_content() for message in messages]
@@ -98,30 +100,34 @@ def invoke(
     except Exception as error:
         raise for_dify(error) from error
     answer = _streamed(reading, wire) if stream else _at_once(reading, wire)
+    return _chunks(model, wire, answer, lambda outcome, shown: usage_of(*_counts(outcome, messages, shown)))
 
-    def chunks() -> Generator[LLMResultChunk, None, None]:
-        index = 0
-        shown = 0
-        try:
-            with closing(wire), closing(answer):
-                while True:
-                    try:
-                        piece = next(answer)
-                    except StopIteration as end:
-                        outcome: Outcome = end.value
-                        break
-                    shown += estimated_tokens(piece)
-                    yield _chunk(model, index, piece)
-                    index += 1
-        except Exception as error:
-            raise for_dify(error) from error
-        if outcome.calls:
-            yield _chunk(model, index, "", calls=outcome.calls)
-            index += 1
-        usage = usage_of(*_counts(outcome, messages, shown))
-        yield _chunk(model, index, "", usage=usage, finish_reason=outcome.finish_reason or "stop")
 
-    return chunks()
+def _chunks(
+    model: str,
+    wire: Wire,
+    answer: Generator[str, None, Outcome],
+    usage_of: Callable[[Outcome, int], LLMUsage],
+) -> Generator[LLMResultChunk, None, None]:
+    """Yield an answer's text as Dify's chunks, then its calls, then what it cost."""
+    numbers = count()
+    shown = 0
+    try:
+        with closing(wire), closing(answer):
+            while True:
+                try:
+                    piece = next(answer)
+                except StopIteration as end:
+                    outcome: Outcome = end.value
+                    break
+                shown += estimated_tokens(piece)
+                yield _chunk(model, next(numbers), piece)
+    except Exception as error:
+        raise for_dify(error) from error
+    if outcome.calls:
+        yield _chunk(model, next(numbers), "", calls=outcome.calls)
+    finish = outcome.finish_reason or "stop"
+    yield _chunk(model, next(numbers), "", usage=usage_of(outcome, shown), finish_reason=finish)
 
 
 def _streamed(reading: _Reading, wire: Wire) -> Generator[str, None, Outcome]:

@@ -49,9 +49,8 @@ class ThinkingText:
         self._hidden = hidden
         self._exact = exact
         self._open = False
-        self._held = (
-            ""  # reasoning: white space, shown only if more follows, or a `<` whose next letter is not here
-        )
+        # Reasoning: white space, shown only if more follows, or a `<` whose next letter is not here.
+        self._held = ""
         self._blank = ""  # the answer's white space behind an open block
         self._begun = ""  # the answer's end that may still become a tag
         self._block: list[str] = []

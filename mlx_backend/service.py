@@ -258,9 +258,8 @@ class Service:
         grammars, choice, answer, calls = self._grammars, request.tool_choice, None, None
         field = "tool_choice"
         try:
-            held = (
-                request.answer_format is not None and request.tools
-            )  # a held answer alone would forbid calls
+            # An answer that is held alone would forbid calls.
+            held = request.answer_format is not None and request.tools
             if choice.required or choice.name is not None or choice.strict or held:
                 tools = [
                     {
@@ -312,9 +311,8 @@ class Service:
         """Have the engine read this answer as the next turn will see it, once it has nothing else to do."""
         last = request.messages[-1]
         continued = isinstance(last, dict) and last.get("role") == "assistant"
-        aside = (
-            request.priority > 0
-        )  # nobody goes on with a title; and the user's own next turn is to be read
+        # Nobody goes on with a title, and the user's own next turn is to be read.
+        aside = request.priority > 0
         if self._prewarm and not (request.raw or continued or aside):
             self.engine.prewarm(lambda: self._next_prompt(request, answer))
 

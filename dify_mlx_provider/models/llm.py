@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dify_plugin import LargeLanguageModel
 
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.dify_errors import KINDS, for_dify
+from dify_mlx_provider.dify_errors import ErrorsForDify
 from dify_mlx_provider.invocation import fold, invoke, prompt_tokens
 from dify_mlx_provider.leniency import lenient
 from dify_mlx_provider.model_schema import customizable_model
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from dify_plugin.entities.model import AIModelEntity
     from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk
     from dify_plugin.entities.model.message import PromptMessage, PromptMessageTool
-    from dify_plugin.errors.model import InvokeError
 
 
-class MLXLargeLanguageModel(LargeLanguageModel):
+class MLXLargeLanguageModel(ErrorsForDify, LargeLanguageModel):
     """Chat models behind an MLX server, or another OpenAI-compatible one."""
 
     _chosen: frozenset[str] = frozenset()
@@ -85,10 +84,3 @@ class MLXLargeLanguageModel(LargeLanguageModel):
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
         return customizable_model(model, Credentials.legible(credentials))
-
-    @property
-    def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:
-        return KINDS
-
-    def _transform_invoke_error(self, error: Exception) -> InvokeError:
-        return for_dify(error)

@@ -8,7 +8,7 @@ from dify_plugin import RerankModel
 from dify_plugin.entities.model.rerank import RerankDocument, RerankResult
 
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.dify_errors import KINDS, for_dify
+from dify_mlx_provider.dify_errors import ErrorsForDify
 from dify_mlx_provider.model_schema import rerank_model
 from dify_mlx_provider.ranking import rank
 from dify_mlx_provider.validation import validate_by_use
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dify_plugin.entities.model import AIModelEntity
-    from dify_plugin.errors.model import InvokeError
 
 
-class MLXRerankModel(RerankModel):
+class MLXRerankModel(ErrorsForDify, RerankModel):
     """Rerank models behind an MLX server, or another one with Jina's or Cohere's protocol."""
 
     def _invoke(
@@ -49,10 +48,3 @@ class MLXRerankModel(RerankModel):
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
         return rerank_model(model, Credentials.legible(credentials))
-
-    @property
-    def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:
-        return KINDS
-
-    def _transform_invoke_error(self, error: Exception) -> InvokeError:
-        return for_dify(error)

@@ -10,7 +10,7 @@ from dify_plugin.entities.model import EmbeddingInputType, PriceType
 from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbeddingResult
 
 from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.dify_errors import KINDS, for_dify
+from dify_mlx_provider.dify_errors import ErrorsForDify
 from dify_mlx_provider.model_schema import embedding_model
 from dify_mlx_provider.validation import validate_by_use
 from dify_mlx_provider.vectors import embed, tokens_of
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dify_plugin.entities.model import AIModelEntity
-    from dify_plugin.errors.model import InvokeError
 
 
-class MLXTextEmbeddingModel(TextEmbeddingModel):
+class MLXTextEmbeddingModel(ErrorsForDify, TextEmbeddingModel):
     """Embedding models behind an MLX server, or another OpenAI-compatible one."""
 
     def _invoke(
@@ -65,10 +64,3 @@ class MLXTextEmbeddingModel(TextEmbeddingModel):
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
         return embedding_model(model, Credentials.legible(credentials))
-
-    @property
-    def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:
-        return KINDS
-
-    def _transform_invoke_error(self, error: Exception) -> InvokeError:
-        return for_dify(error)

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STAGE_SECONDS, SHORT_STAGE_SECONDS = (
-    0.1,
-    0.04,
-)  # how long others wait for the device: who may come, who is there
+STAGE_SECONDS = 0.1  # that others who may come wait for the device
+SHORT_STAGE_SECONDS = 0.04  # that others who are there do
 COMPANY_SECONDS = 0.001  # of waiting for the device tell that somebody is there
 LEAST_TOKENS, MOST_TOKENS = 64, 16_384  # of a stage
 PIECE_TOKENS = 512  # that are worth running together however slow the machine is

@@ -58,9 +58,8 @@ class RunningReply:
         self._watch = watch
         self._explain = explain
         self._left = False
-        self._outcome = (
-            _LEFT  # whoever is gone is noticed by the watch, or when nothing can be written any more
-        )
+        # Whoever is gone is noticed by the watch, or when nothing can be written any more.
+        self._outcome = _LEFT
         self._born = time.perf_counter()
         self._first: float | None = None
 
