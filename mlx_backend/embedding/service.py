@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import EngineRefused
 from mlx_backend.models.description import ModelDescription
-from mlx_backend.service import RequestError
+from mlx_backend.request import RequestError
 
 from .base import Row
 

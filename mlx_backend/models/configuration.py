@@ -40,9 +40,8 @@ class Configuration:
     """What a file says: its models in their order, and what all others are like."""
 
     models: tuple[ModelSpec, ...] = ()
-    others: ModelSpec = field(
-        default_factory=lambda: ModelSpec(name="", source="")
-    )  # but for name and source
+    # But for name and source.
+    others: ModelSpec = field(default_factory=lambda: ModelSpec(name="", source=""))
 
 
 def is_repository(name: str) -> bool:

@@ -34,10 +34,8 @@ log = logging.getLogger(__name__)
 
 MOST_KEPT = 1024  # folders
 DEFAULT_TEMPERATURE = 1.0  # where neither a request nor anybody else says one
-_OTHER_CALLS = (
-    "<function=",
-    "<arg_key>",
-)  # what stands inside <tool_call> where it is no JSON: not read here
+# What stands inside <tool_call> where it is no JSON: not read here.
+_OTHER_CALLS = ("<function=", "<arg_key>")
 _FILES = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
     "chat_template.jinja",

@@ -84,9 +84,8 @@ class ModelSpec:
     engine: Mapping[str, Any] = field(default_factory=dict)
     named_on_command_line: bool = False
     type: ModelType | None = None  # None: what its files say
-    embedding: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the fields of `EmbeddingOptions` that were said
+    # The fields of `EmbeddingOptions` that were said.
+    embedding: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self, base: EngineOptions) -> EngineOptions:
         """Return the engine's options: the server's, and where this model differs."""

@@ -7,12 +7,10 @@ goes back is `wire` and how it gets there `replies`; this module only leads from
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from werkzeug import Request, Response
 from werkzeug.exceptions import HTTPException
@@ -26,13 +24,15 @@ from mlx_backend.server import auth, tokenizing, wire
 from mlx_backend.server.errors import ApiError, as_api_error, shutting_down
 from mlx_backend.server.listing import OWNER, model_object, model_objects
 from mlx_backend.server.logprobs import ChatLogprobs, TextLogprobs
+from mlx_backend.server.origins import Origins
 from mlx_backend.server.replies import CLIENT_LEFT, RunningReply, json_response, names
 from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
 from mlx_backend.server.serving import WATCH
 from mlx_backend.server.vectors import EmbeddingsBody, RerankBody
+from mlx_backend.server.visits import Visits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from mlx_backend.server.logprobs import LogprobsFormat
     from mlx_backend.server.replies import Watch
     from mlx_backend.server.schemas import AnyBody
+    from mlx_backend.server.visits import Visit
     from mlx_backend.server.wire import Writer
     from mlx_backend.service import Service
     from mlx_backend.settings import Settings
 
 log = logging.getLogger("mlx_backend.requests")
 
-_OWN_HEADERS = "x-request-id, x-mlx-backend-effort, x-mlx-backend-ignored"
 _CLOSE = (("Connection", "close"),)  # nobody knows where the next request would begin
 
 _ROUTES = Map(
@@ -86,27 +86,23 @@ class App:
         self._settings = settings
         self._started = int(time.time())
         self._fingerprint = f"mlx-backend-{__version__}"
+        self._origins = Origins(settings.cors_origins)
         self.visits = Visits()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
         request = Request(environ)
-        origin = self._allowed_origin(request)
         try:
-            response = self._dispatch(request, origin)
+            response = self._dispatch(request)
         except Exception as error:
             response = self._refusal(self._explained(error))
-        if origin is not None:
-            response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = _OWN_HEADERS
-        if self._settings.cors_origins:
-            response.vary.add("Origin")
+        self._origins.mark(request, response)
         return response(environ, start_response)
 
-    def _dispatch(self, request: Request, origin: str | None) -> Response:
+    def _dispatch(self, request: Request) -> Response:
         adapter = _ROUTES.bind_to_environ(request.environ)
         if request.method == "OPTIONS":
-            return self._options(request, origin, adapter.allowed_methods())
+            return self._origins.options(request, adapter.allowed_methods())
         try:
             endpoint, arguments = adapter.match()
         except HTTPException as error:
@@ -114,7 +110,7 @@ class App:
         if endpoint not in _OPEN:
             auth.check(request, self._settings.api_key)
         if request.method == "POST":
-            self._check_origin(request, origin)
+            self._origins.check(request)
         handler: Callable[..., Response] = getattr(self, f"on_{endpoint}")
         return handler(request, **arguments)
 
@@ -239,7 +235,7 @@ class App:
         request: Request,
         body: AnyBody,
         running: Running,
-        visit: _Visit[Embedder],
+        visit: Visit[Embedder],
         found: Callable[[], F | None],
         answer: Callable[[str, F, int], dict[str, Any]],
     ) -> Response:
@@ -263,20 +259,11 @@ class App:
             return Response(status=CLIENT_LEFT)
         return _with_ignored(json_response(answer(model, what, running.tokens)), body)
 
-    def _using(self, model: str | None) -> AbstractContextManager[_Visit[Service]]:
+    def _using(self, model: str | None) -> AbstractContextManager[Visit[Service]]:
         return self._having(lambda wait: self._models.acquire(model, wait))
 
-    @contextmanager
-    def _having[S](self, acquire: Callable[[float], Lease[S]]) -> Iterator[_Visit[S]]:
-        """Have a model for one reply. Given back here if there is no reply, and else when that is closed."""
-        self.visits.enter()
-        visit: _Visit[S] = _Visit(self.visits, None)
-        try:
-            visit = _Visit(self.visits, acquire(self._settings.load_seconds))
-            yield visit
-        except BaseException:
-            visit.end()
-            raise
+    def _having[S](self, acquire: Callable[[float], Lease[S]]) -> AbstractContextManager[Visit[S]]:
+        return self.visits.using(partial(acquire, self._settings.load_seconds))
 
     # -- a reply on its way ----------------------------------------------------------------------------------
 
@@ -287,7 +274,7 @@ class App:
         reply: Reply,
         writer: Writer,
         logprobs: LogprobsFormat | None,
-        visit: _Visit[Service],
+        visit: Visit[Service],
         *,
         chat: bool,
     ) -> Response:
@@ -333,31 +320,6 @@ class App:
             return ApiError(404, f"There is no {path} here; try POST /v1/chat/completions or GET /v1/models.")
         return as_api_error(error)
 
-    def _allowed_origin(self, request: Request) -> str | None:
-        allowed, origin = self._settings.cors_origins, request.headers.get("Origin")
-        if origin is None or not ("*" in allowed or origin in allowed):
-            return None
-        return "*" if "*" in allowed else origin
-
-    def _check_origin(self, request: Request, allowed: str | None) -> None:
-        """Keep foreign web pages from using a local server: browsers send their POSTs and name their origin."""
-        origin = request.headers.get("Origin")
-        if origin is None or allowed is not None or urlsplit(origin).netloc == request.host:
-            return
-        raise ApiError(
-            403, "This web page may not use the server: start it with --cors-origin and the page's origin."
-        )
-
-    def _options(self, request: Request, origin: str | None, methods: Iterable[str]) -> Response:
-        allow = ", ".join(sorted({*methods, "OPTIONS"}))
-        response = Response(status=204, headers={"Allow": allow})
-        if origin is not None:
-            response.headers["Access-Control-Allow-Methods"] = allow
-            asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
-            response.headers["Access-Control-Allow-Headers"] = asked
-            response.headers["Access-Control-Max-Age"] = "600"
-        return response
-
     def _explained(self, error: Exception) -> ApiError:
         """Say what an error means to a client; an engine that is stopped with the server is no fault."""
         if isinstance(error, EngineStopped) and self.visits.closed:
@@ -378,60 +340,6 @@ class App:
             return self._models.describe(status.name)
         except ModelError:  # it has left the list since a moment ago
             return ModelDescription()
-
-
-class Visits:
-    """Who is being answered, so that a server that is stopped can wait for the last of them."""
-
-    def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._inside = 0
-        self.closed = False
-
-    def enter(self) -> None:
-        """Count somebody in; raise the 503 of a server that is being stopped."""
-        with self._change:
-            if self.closed:
-                raise shutting_down("The server is shutting down, and takes no new requests.")
-            self._inside += 1
-
-    def leave(self) -> None:
-        """Count somebody out."""
-        with self._change:
-            self._inside -= 1
-            self._change.notify_all()
-
-    def close(self) -> None:
-        """Let nobody in any more."""
-        with self._change:
-            self.closed = True
-
-    def wait(self, seconds: float | None) -> bool:
-        """Wait until nobody is inside; False if that took too long."""
-        with self._change:
-            return self._change.wait_for(lambda: not self._inside, seconds)
-
-
-class _Visit[S]:
-    """One request's stay and the model it uses."""
-
-    def __init__(self, visits: Visits, lease: Lease[S] | None) -> None:
-        self._visits = visits
-        self._lease = lease
-        self._ended = False
-
-    @property
-    def service(self) -> S:
-        assert self._lease is not None  # nobody asks before it was acquired
-        return self._lease.service
-
-    def end(self) -> None:
-        """Give the model back and leave. Idempotent."""
-        if not self._ended:
-            self._ended = True
-            if self._lease is not None:
-                self._lease.release()
-            self._visits.leave()
 
 
 def _with_ignored(response: Response, body: AnyBody) -> Response:

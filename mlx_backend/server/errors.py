@@ -38,7 +38,7 @@ from mlx_backend.models.errors import (
     UnknownModel,
     WrongType,
 )
-from mlx_backend.service import RequestError
+from mlx_backend.request import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

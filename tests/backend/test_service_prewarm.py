@@ -10,7 +10,8 @@ from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.reply import Reply
-from mlx_backend.service import ChatRequest, Service
+from mlx_backend.request import ChatRequest
+from mlx_backend.service import Service
 
 WEATHER: dict[str, Any] = {
     "type": "function",

@@ -12,7 +12,8 @@ from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.service import ChatRequest, RequestError, Service
+from mlx_backend.request import ChatRequest, RequestError
+from mlx_backend.service import Service
 
 ROLES = {
     "system": "<|start|>rule: ",

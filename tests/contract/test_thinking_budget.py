@@ -12,7 +12,8 @@ from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.service import UNLIMITED, ChatRequest, Service
+from mlx_backend.request import UNLIMITED, ChatRequest
+from mlx_backend.service import Service
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 OSLO = [{"role": "user", "content": "What is the weather in Oslo?"}]

@@ -41,9 +41,8 @@ _GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
 _QUOTES = "\"'`"
 _TO = "to="
 _NOISE = " \t\r\n0123456789.,:;-–—?!*#|<>"  # what stands between messages by mistake
-_BEHIND_A_WORD = frozenset(
-    " \t,.:;!?)-'’/"
-)  # what follows a word in prose, so not a glued body's first character
+# What follows a word in prose, so not a glued body's first character.
+_BEHIND_A_WORD = frozenset(" \t,.:;!?)-'’/")
 _LONGEST_TYPO = 3  # letters glued to a channel's word: `finalx`
 _SHORTEST_WORD = 4  # letters of a cut-off channel word ("comment" is a token of its own)
 

@@ -56,9 +56,8 @@ TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 
 _CLOSERS = frozenset(OPENERS.values())
 _MARKERS = frozenset({*OPENERS, *_CLOSERS, TOOL_CALL, TOOL_CALL_END})
-_SPELT_ENDS = frozenset(
-    {"<|im_end|>", "<|endoftext|>", "<|eot_id|>"}
-)  # where there are no ids; `</s>` is HTML too
+# Where there are no ids; `</s>` is HTML too.
+_SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>"})
 _LAYOUT = "\r\n"
 _MOST_LAYOUT = 16  # line breaks that are held at the end of reasoning
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
