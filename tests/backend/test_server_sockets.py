@@ -28,8 +28,8 @@ USER_BODY = {"messages": HELLO}
 ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
 
 
-def read_until(connection: socket.socket, mark: bytes) -> bytes:
-    data = b""
+def read_until(connection: socket.socket, mark: bytes, data: bytes = b"") -> bytes:
+    """Read on, after the data that is there already, until the mark is in it."""
     while mark not in data:
         piece = connection.recv(4096)
         assert piece, f"the connection ended before {mark!r}: {data!r}"
@@ -257,18 +257,16 @@ def test_the_log_says_what_a_reply_cost_that_did_not_end_by_itself(
     caplog.set_level("INFO", "mlx_backend.requests")
     with ScriptedEngine([script], gated=True) as engine, running(engine) as server:
         stop = {"stop": ["d w"]} if how == "cut" else {}
-        connection = server.send({"messages": HELLO, "stream": stream, **stop})
-        engine.advance(7)
-        if stream:
-            read_until(connection, b'"content":"')
-        if how == "left":
-            connection.close()
-            assert engine.requests[0].cancelled.wait(10)
-        else:
-            engine.advance(99)
-            end = b"[DONE]" if stream else b'"finish_reason"'
-            read_until(connection, end if how == "cut" else b"thread.")
-            connection.close()
+        with server.send({"messages": HELLO, "stream": stream, **stop}) as connection:
+            engine.advance(7)
+            seen = read_until(connection, b'"content":"') if stream else b""
+            if how == "left":
+                connection.close()
+                assert engine.requests[0].cancelled.wait(10)
+            else:
+                engine.advance(99)
+                done = b"[DONE]" if stream else b'"finish_reason"'
+                read_until(connection, done if how == "cut" else b"thread.", seen)
     [line] = [each for each in caplog.messages if "finish=" in each]
     found = re.search(r"completion=(\d+) .*? ([\d.]+) tok/s queue=([\d.]+)s", line)
     assert found, line
