@@ -79,7 +79,8 @@ class RunningServer:
 @contextmanager
 def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
     """Serve the engine with these settings; stop both at the end."""
-    settings = Settings(port=0, **{"temperature": 0.0, **chosen})
+    # A thread for everybody who may wait: few, since every test starts them all.
+    settings = Settings(port=0, **{"temperature": 0.0, "max_queue": 64, **chosen})
     service = Service(
         engine,
         defaults=ModelDefaults(temperature=settings.temperature),
@@ -99,6 +100,7 @@ def served(models: Models, settings: Settings) -> Iterator[RunningServer]:
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
     server = Server(settings.host, settings.port, app, requests=threads, shutdown_seconds=5)
+    server.expiration_interval = 0.02  # how often cheroot looks whether it is to stop
     server.prepare()
     thread = threading.Thread(target=server.serve)
     thread.start()
