@@ -175,6 +175,9 @@ class Client:
                     for choice in (choices if isinstance(choices, list) else ())
                 )
                 yield chunk
+                # Dify's SDK runs all calls in one thread, by gevent. One whose server is faster than the plugin would
+                # never wait by itself, and the others would not get on.
+                time.sleep(0)
         except (bodies.Malformed, HTTPError, requests.exceptions.RequestException, OSError):
             if finished:
                 return  # nothing was missing but a farewell
@@ -255,8 +258,7 @@ class Client:
             location=response.headers.get("Location"),
         )
         error = error or NoSuchAddress(str(self._not_openai()))
-        error.retry_after = _seconds(response.headers.get("Retry-After"))
-        return error
+        return error.again_in(_seconds(response.headers.get("Retry-After")))
 
 
 def arriving(response: requests.Response) -> Iterator[bytes]:

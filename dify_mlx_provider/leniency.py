@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
+# Dify's other providers offer `JSON` for what OpenAI calls json_object.
+_WORDS = {"json": "json_object"}
+
+
 class Rule(Protocol):
     """A setting's rule, as far as it is looked at here."""
 
@@ -45,12 +49,14 @@ def lenient(settings: Mapping[str, Any], rules: Iterable[Rule]) -> dict[str, Any
         value = taken.get(rule.name)
         if value is None:
             continue
+        if rule.options and isinstance(value, str) and not value.strip():
+            del taken[rule.name]  # nothing was chosen
+            continue
         if rule.name == "reasoning_effort":
             taken[rule.name] = _effort(value, rule.options)
         elif rule.options and isinstance(value, str):
-            taken[rule.name] = next(
-                (option for option in rule.options if option.lower() == value.strip().lower()), value
-            )
+            meant = _WORDS.get(value.strip().lower(), value.strip().lower())
+            taken[rule.name] = next((option for option in rule.options if option.lower() == meant), value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             taken[rule.name] = _number(value, rule)
     return taken

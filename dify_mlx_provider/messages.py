@@ -54,8 +54,8 @@ def chat_request(
     body.update(_parameters(parameters))
     if posted_tools:
         body["tools"] = posted_tools
-    if stop:
-        body["stop"] = list(stop)
+    if words := [word for word in stop or () if word]:
+        body["stop"] = words
     return body
 
 

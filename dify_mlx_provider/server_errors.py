@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from .surrogates import mended
@@ -40,6 +40,14 @@ class ServerError(Exception):
     """
 
     retry_after: float | None = None
+
+    def again_in(self, seconds: float | None) -> Self:
+        """The same, with when to come again, in words too unless the server's own have it."""
+        number = "" if seconds is None else f"{seconds:.0f}"
+        words = str(self)
+        again = self if number in words else type(self)(f"{words.rstrip('.')}; try again in {number} s.")
+        again.retry_after = seconds
+        return again
 
 
 class Unreachable(ServerError):

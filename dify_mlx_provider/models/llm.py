@@ -30,9 +30,12 @@ class MLXLargeLanguageModel(ErrorsForDify, LargeLanguageModel):
         self, model: str, model_parameters: dict[str, Any], credentials: dict[str, Any]
     ) -> dict[str, Any]:
         """Note what Dify has set before the SDK fills in the defaults. There is a new object for every call."""
-        self._chosen = frozenset(name for name, value in model_parameters.items() if value is not None)
+        self._chosen = frozenset(name for name, value in model_parameters.items() if value not in (None, ""))
         meant = lenient(model_parameters, self.get_parameter_rules(model, credentials))
-        filled: dict[str, Any] = super()._validate_and_filter_model_parameters(model, meant, credentials)
+        try:
+            filled: dict[str, Any] = super()._validate_and_filter_model_parameters(model, meant, credentials)
+        except ValueError as error:  # raised before the SDK maps errors to Dify's kinds
+            raise self._transform_invoke_error(error) from error
         return filled
 
     def _efforts(self, model: str, credentials: dict[str, Any]) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from itertools import combinations
+import time
+from itertools import combinations, pairwise
 from typing import Any
 
+import gevent
 import pytest
 from raw_server import DONE, JSON, STREAM, RawServer, event, status
 
@@ -144,6 +146,27 @@ def test_comments_are_a_sign_of_life() -> None:
     assert text_of(chat(STREAM, comments, HI, comments, DONE)) == "Hi"
 
 
+def test_a_server_that_is_faster_than_the_plugin_leaves_its_turns_to_other_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "sleep", gevent.sleep)  # as the SDK has it
+    turns: list[str] = []
+
+    def other() -> None:
+        while True:
+            turns.append("other")
+            gevent.sleep(0)
+
+    with RawServer([STREAM + HI * 100 + DONE]) as server:
+        chunks = Client(Credentials(base_url=server.address)).chat({})
+        another_call = gevent.spawn(other)
+        for _ in chunks:
+            turns.append("chunk")
+        another_call.kill()
+    assert turns.count("chunk") == 101
+    assert ("chunk", "chunk") not in pairwise(turns)
+
+
 # -- whole answers -----------------------------------------------------------------------------------
 
 WHOLE = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}).encode()
@@ -258,6 +281,9 @@ def test_a_queue_that_is_full_for_too_long_is_told_at_once_with_the_time() -> No
     with pytest.raises(Overloaded, match="900 s") as caught:
         chat(status("503 Service Unavailable", FULL, "Retry-After: 900"))
     assert caught.value.retry_after == 900
+    words = json.dumps({"error": {"message": "slow down."}}).encode()
+    with pytest.raises(Overloaded, match=r"^slow down; try again in 900 s\.$"):
+        chat(status("429 Too Many Requests", words, "Retry-After: 900"))
 
 
 def test_a_server_that_does_not_say_when_to_come_again_is_not_asked_again() -> None:

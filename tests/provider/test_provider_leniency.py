@@ -59,6 +59,7 @@ def test_an_effort_becomes_the_option_that_comes_nearest(
         (Rule("top_k", max=200), 20.0, 20),
         (Rule("top_k", max=200), True, True),
         (Rule("response_format", options=("text", "json_object")), "JSON_Object", "json_object"),
+        (Rule("response_format", options=("text", "json_object")), "JSON", "json_object"),
         (Rule("response_format", options=("text", "json_object")), "yaml", "yaml"),
     ],
 )
@@ -66,6 +67,11 @@ def test_what_is_nearly_right_is_made_right(rule: Rule, given: Any, taken: Any) 
     result = lenient({rule.name: given, "unknown": 1, "empty": None}, [rule, Rule("empty")])
     assert result == {rule.name: taken, "unknown": 1, "empty": None}
     assert type(result[rule.name]) is type(taken)
+
+
+def test_an_option_that_is_empty_was_not_chosen() -> None:
+    rules = [Rule("reasoning_effort", options=("low", "medium")), Rule("stop")]
+    assert lenient({"reasoning_effort": " ", "stop": ""}, rules) == {"stop": ""}
 
 
 def test_a_workflow_written_for_gpt_oss_runs_with_a_model_that_has_a_switch(plugin: PluginProcess) -> None:

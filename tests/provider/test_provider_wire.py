@@ -243,6 +243,11 @@ def test_a_first_turn_sends_what_was_set_and_nothing_empty(plugin: PluginProcess
     }
 
 
+def test_stop_words_go_without_those_that_are_empty(plugin: PluginProcess, stub: Stub) -> None:
+    assert sent(plugin, stub, [user("hi")], stop=["", "END"])["stop"] == ["END"]
+    assert "stop" not in sent(plugin, stub, [user("hi")], stop=[""])
+
+
 def test_thinking_that_dify_sends_back_stays_out_of_answered_turns(plugin: PluginProcess, stub: Stub) -> None:
     history = [user("q"), assistant("<think>\nwhy\n</think>a"), user("q2")]
     assert sent(plugin, stub, history)["messages"][1] == {"role": "assistant", "content": "a"}
