@@ -109,7 +109,7 @@ def base_url(text: str) -> str:
         raise CredentialsError(f"{shown!r} is not a server address. Example: {EXAMPLE}")
     if parts.query:
         raise CredentialsError(
-            f"An address has no part behind a question mark; take '?{parts.query}' out. Example: {EXAMPLE}"
+            f"An address has no part behind a question mark; take it out. Example: {EXAMPLE}"
         )
     return urlunsplit((parts.scheme, parts.netloc.rstrip(":").lower(), _path(parts.path), "", ""))
 

@@ -59,7 +59,19 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ReplyRequest:
+    """What is wished of any reply; a lower `priority` goes first."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of `Sampling`
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    adapter: str | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(ReplyRequest):
     """A conversation to answer. `fields` is the request as the client wrote it: effort is looked up there."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -67,12 +79,6 @@ class ChatRequest:
     fields: Mapping[str, Any] = field(default_factory=dict)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     role_mapping: Mapping[str, str] | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of `Sampling`
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
-    adapter: str | None = None
-    priority: int = 0
     answer_format: AnswerFormat | None = None
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
@@ -84,13 +90,7 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class CompletionRequest(ReplyRequest):
     """A text or token ids to continue, without a template. Markers in a text are control tokens here."""
 
     prompt: str | tuple[int, ...]
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of `Sampling`
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
-    adapter: str | None = None
-    priority: int = 0

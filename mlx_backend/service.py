@@ -27,7 +27,7 @@ from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.prompt import Prompt, PromptBuilder
 from mlx_backend.reasoning_store import ReasoningStore
 from mlx_backend.reply import RawText, Reply
-from mlx_backend.request import UNLIMITED, ChatRequest, CompletionRequest, RequestError
+from mlx_backend.request import UNLIMITED, ChatRequest, CompletionRequest, ReplyRequest, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -318,7 +318,7 @@ class Service:
         asks = "thinking_budget" in (self.engine.tokenizer.chat_template or "")
         return {"thinking_budget": budget} if asks and budget is not None else {}
 
-    def _room(self, prompt: Prompt, request: ChatRequest | CompletionRequest) -> int:
+    def _room(self, prompt: Prompt, request: ReplyRequest) -> int:
         """How many tokens the reply may have."""
         length, holds = len(prompt.tokens), self.engine.context_length
         if length >= holds:
@@ -333,7 +333,7 @@ class Service:
     def _generate(
         self,
         prompt: Prompt,
-        request: ChatRequest | CompletionRequest,
+        request: ReplyRequest,
         constraint: Constraint | None = None,
     ) -> Generation:
         room = self._room(prompt, request)
@@ -366,7 +366,7 @@ class Service:
             )
         )
 
-    def _sampling(self, request: ChatRequest | CompletionRequest) -> Sampling:
+    def _sampling(self, request: ReplyRequest) -> Sampling:
         """The request's own wishes, then the model's defaults, then what its makers advise."""
         return Sampling(
             **{

@@ -1,7 +1,9 @@
 """Imports go one way: plugin -> conversation <- server. Each row is proved in a process of its own."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,11 @@ ROWS = [
     ("mlx_backend.engine.scheduler", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
     ("mlx_backend.engine.scripted", ["mlx", "mlx_lm", "werkzeug", "mlx_backend.conversation"]),
     ("mlx_backend.engine.mlx", ["werkzeug", "pydantic", "mlx_backend.conversation", "dify_plugin"]),
-    ("mlx_backend.embedding.service", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
+    (
+        "mlx_backend.embedding.service",
+        ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers", "mlx_backend.service"],
+    ),
+    ("mlx_backend.request", ["mlx", "werkzeug", "pydantic", "mlx_backend.engine", "mlx_backend.server"]),
     ("mlx_backend.embedding.mlx", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
     ("mlx_backend.grammar", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
     (
@@ -65,19 +71,31 @@ def test_the_conversation_core_needs_only_the_standard_library() -> None:
     assert roots - ours <= sys.stdlib_module_names | {"_distutils_hack", "sitecustomize"}
 
 
-@pytest.mark.parametrize(
-    ("package", "never"),
-    [
-        ("mlx_backend", ["dify_plugin", "dify_mlx_provider"]),
-        ("dify_mlx_provider", ["mlx_backend.engine", "mlx_backend.server", "mlx_backend.service", "mlx_lm"]),
-    ],
-)
-def test_no_source_line_imports_across_the_arrow(package: str, never: list[str]) -> None:
+def imported_by(package: str) -> Iterator[tuple[str, str]]:
+    """Every line that imports something, with the module it names."""
     for path in (ROOT / package).rglob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():
             words = line.split()
             if words[:1] in (["import"], ["from"]):
-                assert not any(words[1].startswith(name) for name in never), f"{path.name}: {line}"
+                yield f"{path.name}: {line}", words[1]
+
+
+def test_the_server_never_imports_the_plugin() -> None:
+    for line, module in imported_by("mlx_backend"):
+        assert not module.startswith(("dify_plugin", "dify_mlx_provider")), line
+
+
+def test_of_the_backend_the_plugin_imports_only_the_conversation_core() -> None:
+    for line, module in imported_by("dify_mlx_provider"):
+        room = module.split(".")
+        assert room[0] not in ("mlx", "mlx_lm"), line
+        assert room[0] != "mlx_backend" or room[1:2] in ([], ["conversation"]), line
+
+
+def test_the_map_of_the_plugin_names_every_module() -> None:
+    source = (ROOT / "dify_mlx_provider/__init__.py").read_text(encoding="utf-8")
+    named = set(re.findall(r"\w+", source))
+    assert {path.stem for path in (ROOT / "dify_mlx_provider").glob("[a-z]*.py")} <= named
 
 
 def test_only_the_adapter_imports_mlx() -> None:

@@ -119,3 +119,13 @@ def real_server() -> Iterator[str]:
 def credentials(real_server: str) -> dict[str, str]:
     """What a user would enter for the real server."""
     return {"endpoint_url": real_server, "api_key": "right"}
+
+
+@pytest.fixture
+def nothing_known() -> Iterator[None]:
+    """Nothing has been found out about any server yet; for tests that run the plugin's code in this process."""
+    from dify_mlx_provider import discovery  # not above: what it loads must not come before the SDK
+
+    discovery.ask_again()
+    yield
+    discovery.ask_again()

@@ -17,7 +17,7 @@ from dify_mlx_provider.kept import Kept, Noted
 from dify_mlx_provider.servers import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 GPT_OSS = {
     "id": "mlx-community/gpt-oss-20b-MXFP4-Q8",
@@ -31,11 +31,7 @@ GPT_OSS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_known() -> Iterator[None]:
-    discovery.ask_again()
-    yield
-    discovery.ask_again()
+pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
 def at(server: KindServer | RawServer | Saying, **form: str) -> Credentials:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kind_server import KindServer, listed, lm_studio, mlx_backend, ollama, said, vllm
 
-from dify_mlx_provider import discovery
 from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.sending import chat
 from dify_mlx_provider.server_errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 BODY = {
     "model": "m",
@@ -24,11 +23,7 @@ BODY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_known() -> Iterator[None]:
-    discovery.ask_again()
-    yield
-    discovery.ask_again()
+pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
 def answer(server: KindServer, kind: str = "auto", **fields: Any) -> str:

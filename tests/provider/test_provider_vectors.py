@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kind_server import KindServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
-from dify_mlx_provider import discovery
 from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.ranking import rank
 from dify_mlx_provider.server_errors import Refused, ServerError
 from dify_mlx_provider.vectors import embed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
-@pytest.fixture(autouse=True)
-def _nothing_known() -> Iterator[None]:
-    discovery.ask_again()
-    yield
-    discovery.ask_again()
+pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
 def at(server: KindServer, **form: str) -> Credentials:
