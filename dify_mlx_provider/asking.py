@@ -1,6 +1,6 @@
 """Small questions to a server, asked on the way to something else: soon answered, or not at all. Never raises.
 
-Where a chat may wait for minutes, these may not: Dify's pages wait for them.
+Where a chat may wait for minutes (`client`), these may not: Dify's pages wait for them.
 """
 
 from __future__ import annotations

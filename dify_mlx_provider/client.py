@@ -73,10 +73,6 @@ class Client:
         except (KeyError, TypeError) as error:
             raise self._not_openai() from error
 
-    def ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a request whose answer is one JSON value, and is there at once or not at all; return the value."""
-        return self._read(self._send("POST", path, body))
-
     def compute(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a request whose answer is one JSON value that a model has to make; return the value."""
         return self._read(self._patiently(path, body))

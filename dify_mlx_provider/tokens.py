@@ -10,22 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import discovery
-from .client import Client
+from .asking import Asker
 from .kept import Kept
-from .server_errors import ServerError
 from .servers import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .credentials import Credentials
-
-CONNECTING, READING = 2.0, 10.0
-"""Seconds a server may take to count; Dify waits."""
 
 PER_MESSAGE = 4
 """Tokens of markup around a message, about."""
@@ -52,10 +47,6 @@ def counted_tokens(credentials: Credentials, request: Mapping[str, Any]) -> int 
 
 
 def _ask(credentials: Credentials, asked: Mapping[str, Any]) -> int | None:
-    hurried = replace(credentials, timeout=READING, connect_timeout=CONNECTING)
-    try:
-        answer = Client(hurried).ask("/tokenize", asked)
-    except ServerError:
-        return None
-    count = answer.get("count") if isinstance(answer, dict) else None
+    answer = Asker(credentials).send("POST", f"{credentials.base_url}/tokenize", asked)
+    count = answer.data.get("count") if answer is not None and isinstance(answer.data, dict) else None
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
