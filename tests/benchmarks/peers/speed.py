@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.peers.client import (
@@ -23,12 +24,13 @@ from benchmarks.peers.client import (
 from benchmarks.peers.report import Figure, Line, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from benchmarks.peers.systems import Flavour, Fleet, Message, Running
 
 STEADY = "What is the capital of France?"
 TOKENS = 256
+SHORT_REQUESTS, SHORT_A_SECOND = 50, 5
 
 
 def cost(fleet: Fleet) -> Iterator[Line]:
@@ -102,21 +104,47 @@ def _arrivals(server: Running, seed: int, count: int = 20) -> Iterator[float]:
 
 
 def stall(fleet: Fleet) -> Iterator[Line]:
-    """Find the longest gap in A's stream while B's long prompt is read."""
+    """Find the gaps in A's stream while others come: one with a long prompt, and many with short ones."""
     line = Line("stall", "A's longest wait for a token when a prompt of 3,000 tokens arrives (10 ms a step)")
     second = Line("stall", "that prompt's own first token")
+    usual = Line("stall", "A's wait for a token while short requests come and go: 99th percentile")
+    longest = Line("stall", "the longest of those")
     for server in fleet.servers("stall", "slow"):
         try:
-            runs = [_gap(server, at) for at in range(fleet.rounds)]
-            line.add(server.name, spread([gap for gap, _ in runs]))
+            runs = [_gaps(server, partial(_long, server, at)) for at in range(fleet.rounds)]
+            line.add(server.name, spread([max(gaps) for gaps, _ in runs]))
             second.add(server.name, spread([own for _, own in runs]))
+            gaps, _ = _gaps(server, partial(_short, server))
+            percentile = statistics.quantiles(gaps, n=100)[-1]
+            usual.add(server.name, Figure(f"{percentile * 1000:.0f} ms of {len(gaps)}", percentile))
+            longest.add(server.name, Figure(f"{max(gaps) * 1000:.0f} ms", max(gaps)))
         except NoAnswer as problem:
             line.add(server.name, Figure(f"failed: {problem}"))
-    yield line
-    yield second
+    yield from (line, second, usual, longest)
 
 
-def _gap(server: Running, at: int) -> tuple[float, float]:
+def _long(server: Running, at: int) -> float:
+    own = first_token(server, long_question(at))
+    time.sleep(0.3)
+    return own
+
+
+def _short(server: Running) -> None:
+    """Ask as often on every server, however soon it answers."""
+    chance = random.Random(1)
+    with ThreadPoolExecutor(SHORT_REQUESTS) as pool:
+        jobs = []
+        for at in range(SHORT_REQUESTS):
+            time.sleep(chance.expovariate(SHORT_A_SECOND))
+            jobs.append(
+                pool.submit(ask, server, question(f"What is {at} + {chance.randint(0, 999)}?"), max_tokens=8)
+            )
+        for job in jobs:
+            job.result()
+
+
+def _gaps[T](server: Running, meanwhile: Callable[[], T]) -> tuple[list[float], T]:
+    """Return A's waits for tokens during something else, in seconds, and what that returns."""
     times: list[float] = []
     ready, done = threading.Event(), threading.Event()
 
@@ -135,13 +163,12 @@ def _gap(server: Running, at: int) -> tuple[float, float]:
             if not ready.wait(60):
                 raise NoAnswer("A did not start")
             begin = time.perf_counter()
-            own = first_token(server, long_question(at))
-            time.sleep(0.3)
+            result = meanwhile()
         finally:
             done.set()
         reader.result()
     during = [when for when in times if when > begin - 0.1]
-    return max(b - a for a, b in itertools.pairwise(during)), own
+    return [b - a for a, b in itertools.pairwise(during)], result
 
 
 def long_question(at: int) -> list[Message]:
