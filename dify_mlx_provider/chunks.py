@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
@@ -85,7 +86,7 @@ class Reader:
                 delta = None if self._said else choice.get("message")  # a whole message in place of a delta
             if isinstance(delta, Mapping):
                 events += self._delta(delta)
-        return events
+        return _joined(events)
 
     def close(self) -> list[Event]:
         """Read the end: what was held, and the calls in their order."""
@@ -121,6 +122,20 @@ class Reader:
         if isinstance(delta.get("function_call"), Mapping):  # the field's old name, for one call
             self._calls.add({"index": 0, "function": delta["function_call"]})
         return events
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Join texts of one kind that follow each other: each would be a chunk for Dify, which costs more than its text."""
+    joined: list[Event] = []
+    for kind, run in groupby(events, type):
+        together = list(run)
+        if len(together) > 1 and kind in (ReasoningDelta, ContentDelta):
+            text = "".join(
+                event.text for event in together if isinstance(event, ReasoningDelta | ContentDelta)
+            )
+            together = [ReasoningDelta(text) if kind is ReasoningDelta else ContentDelta(text)]
+        joined += together
+    return joined
 
 
 def _texts_of(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:

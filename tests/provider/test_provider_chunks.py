@@ -138,6 +138,14 @@ def test_an_answer_without_an_end_is_stopped_and_its_block_closed(monkeypatch: p
     assert "".join(pieces).endswith("\n</think>")
 
 
+@pytest.mark.parametrize("marker", ["</think>", "<tool_call>", "<|end|>"])
+def test_an_answer_full_of_what_might_be_markup_is_not_cut_into_a_chunk_for_each(marker: str) -> None:
+    text = "Behind <think> " + f"see {marker} " * 1000
+    pieces = list(texts(Reader(), ThinkingText(), [chunk("stop", content=text)]))
+    assert "".join(pieces) == text.replace("<think", "<\u200bthink").replace("</think", "<\u200b/think")
+    assert len(pieces) < 4
+
+
 def test_a_large_piece_is_handed_on_in_chunks_that_dify_takes() -> None:
     pieces = list(texts(Reader(), ThinkingText(), [chunk("stop", content="x" * 1_000_000)]))
     assert max(map(len, pieces)) <= 2**18
