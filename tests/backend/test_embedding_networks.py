@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import embedding_reference as reference
 import numpy as np
@@ -42,10 +42,13 @@ LENGTHS = (1, 2, 7, 30, 60)
 class Loaded:
     """A network on this thread, without its worker."""
 
+    networks: ClassVar[list[MLXNetwork]] = []  # all of them: what is not unloaded is no room for the engines
+
     def __init__(self, folder: Path, *, ranks: bool = False, **options: Any) -> None:
         self.network = MLXNetwork(
             str(folder), "rerank" if ranks else "embedding", EmbeddingOptions(**options)
         )
+        self.networks.append(self.network)
         self.facts: NetworkFacts = self.network.load(lambda _: None)
 
     def run(self, rows: list[Row], most: int = ALL, dimensions: int | None = None) -> list[array[float]]:
@@ -82,14 +85,20 @@ EMBEDDERS: dict[str, tuple[Write, Callable[[Reference, list[int]], reference.Arr
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _unloaded() -> Iterator[None]:
+    yield
+    for network in Loaded.networks:
+        network.unload()
+
+
 @pytest.fixture(scope="module", params=EMBEDDERS)
-def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     write, states, pooling = EMBEDDERS[request.param]
     folder = write(tmp_path_factory.mktemp(request.param))
     loaded = Loaded(folder)
     known = Reference(folder)
-    yield loaded, lambda row: pooled(states(known, row), pooling)
-    loaded.network.unload()
+    return loaded, lambda row: pooled(states(known, row), pooling)
 
 
 def test_vectors_are_those_of_the_network_written_down_in_numpy(embedder: Any) -> None:
