@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .sending import compute
-from .server_errors import Refused
+from .server_errors import SHORTEST, Refused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +39,7 @@ def rank(
     """Rank documents, best first; leave out those below the threshold. Raises a ServerError."""
     if not documents:
         return []
-    body: dict[str, Any] = {"query": query, "documents": list(documents)}
-    answer = compute(credentials, model, "/rerank", body, "rerank")
+    answer = _asked(model, credentials, query, list(documents))
     scores = _scores(answer, len(documents))
     if scores is None:
         raise Refused(
@@ -52,6 +51,18 @@ def rank(
     ranked = sorted((Ranked(at, score) for at, score in scores.items()), key=lambda each: -each.score)
     kept = [each for each in ranked if threshold is None or each.score >= threshold]
     return kept[:top_n] if top_n is not None and top_n > 0 else kept
+
+
+def _asked(model: str, credentials: Credentials, query: str, documents: list[str]) -> Any:
+    """Ask for the scores; where the texts are too long, of less of the longest: a question may be a page, too."""
+    try:
+        return compute(credentials, model, "/rerank", {"query": query, "documents": documents}, "rerank")
+    except (Refused, Unavailable) as error:
+        longest = max(map(len, (query, *documents)))
+        if not error.is_of_length or longest <= SHORTEST:
+            raise
+        most = longest * 2 // 3
+        return _asked(model, credentials, query[:most], [document[:most] for document in documents])
 
 
 def _scores(answer: Any, count: int) -> dict[int, float] | None:

@@ -28,7 +28,13 @@ LONGEST_QUOTE = 500
 MOST_NAMES = 12
 """Models that are listed to people."""
 
+SHORTEST = 16
+"""Characters; a text of which even these are too many is not the trouble."""
+
 _A_MODEL = re.compile(r"\bmodel\b", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"context|too (?:long|large)|maximum|exceed|max_?len|n_ctx|batch size|the model holds", re.IGNORECASE
+)
 _BUSY_CODES = ("queue_full", "rate_limit", "overloaded")
 _BARE_WORDS = ("", "not found", "method not allowed")
 
@@ -40,6 +46,11 @@ class ServerError(Exception):
     """
 
     retry_after: float | None = None
+
+    @property
+    def is_of_length(self) -> bool:
+        """Whether a text was too long, by the words of the servers there are."""
+        return _TOO_LONG.search(str(self)) is not None
 
     def again_in(self, seconds: float | None) -> Self:
         """The same, with when to come again, in words too unless the server's own have it."""

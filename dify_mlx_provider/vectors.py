@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 import struct
 import sys
 from array import array
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import discovery
 from .sending import compute
-from .server_errors import Refused, Unavailable
+from .server_errors import SHORTEST, Refused, Unavailable
 from .servers import Kind
 from .tokens import counted_tokens, estimated_tokens
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .credentials import Credentials
-
-_TOO_LONG = re.compile(r"context|too (?:long|large)|maximum|exceed|max_?len|n_ctx|batch size", re.IGNORECASE)
-_SHORTEST = 16  # characters; a text of which even these are too many is not the trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +101,12 @@ class _Calling:
         try:
             return self._ask(texts)
         except (Refused, Unavailable) as error:  # llama.cpp calls it an error of its own
-            if not self._cuts or not _TOO_LONG.search(str(error)):
+            if not self._cuts or not error.is_of_length:
                 raise
             if len(texts) > 1:
                 parts = [self.batch([text]) for text in texts]
                 return Vectors([part.vectors[0] for part in parts], sum(part.tokens for part in parts))
-            if len(texts[0]) <= _SHORTEST:
+            if len(texts[0]) <= SHORTEST:
                 raise
             return self.batch([texts[0][: len(texts[0]) * 2 // 3]])
 

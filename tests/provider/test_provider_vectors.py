@@ -147,6 +147,23 @@ def test_scores_from_0_to_1_are_kept_and_others_brought_there() -> None:
 
 
 @pytest.mark.parametrize(
+    "words", ["The query has 99 tokens; with a document the model holds 64", "input exceeds the context size"]
+)
+def test_a_question_that_is_refused_for_its_length_is_shortened(words: str) -> None:
+    def ranked(body: dict[str, Any]) -> tuple[int, Any]:
+        if len(body["query"]) > 50:
+            return 400, {"error": {"message": words}}
+        return scored(0.2, 0.9)(body)
+
+    with mlx_backend({"id": "r", "type": "rerank"}, rerank=ranked) as server:
+        assert rank("r", at(server), "q" * 100, ["a" * 20, "b"])[0].index == 1
+        assert server.bodies[-1] == {"model": "r", "query": "q" * 44, "documents": ["a" * 20, "b"]}
+    with llama_cpp(rerank=lambda _: (400, {"error": {"message": words}})) as server:  # noqa: SIM117
+        with pytest.raises(Refused, match=words):
+            rank("r", at(server), "q" * 100, ["a"])
+
+
+@pytest.mark.parametrize(
     "results",
     [
         None,
