@@ -56,9 +56,8 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
             served = _served(client)
             if body["model"] != "default" or not served:
                 raise error.with_list(served) from error
-            body["model"] = served[
-                0
-            ]  # a server that does not know the word, and told nothing of itself before
+            # It does not know the word, and told nothing of itself before.
+            body["model"] = served[0]
             continue
         except Refused as error:
             named = refused_fields(str(error), posted) - without

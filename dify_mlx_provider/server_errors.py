@@ -87,7 +87,7 @@ class ModelNotFound(Refused):
     def with_list(self, served: Sequence[str]) -> ModelNotFound:
         """The same, and what there is instead, unless the server said so itself."""
         words = str(self)
-        if not served or any(name in words for name in served[:MOST_NAMES]):
+        if not served or any(_names(words, name) for name in served[:MOST_NAMES]):
             return self
         words = words.rstrip(".")
         return ModelNotFound(f"{words}. The server at this address serves: {listed(served)}.")
@@ -95,6 +95,11 @@ class ModelNotFound(Refused):
 
 class NoSuchAddress(Refused):
     """Something answers, and knows nothing of the path."""
+
+
+def _names(words: str, name: str) -> bool:
+    """Whether words name something: a model called `m` is not in every word with an m."""
+    return re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])", words) is not None
 
 
 def from_status(status: int, body: Any, *, address: str, location: str | None = None) -> ServerError | None:

@@ -114,10 +114,11 @@ def test_a_server_that_does_not_know_default_after_all_is_asked_for_its_first_mo
         assert [body["model"] for body in server.bodies] == ["default", "m"]
 
 
-def test_an_unknown_model_is_answered_with_what_there_is() -> None:
-    with other("gemma", chat=only("gemma")) as server:
+@pytest.mark.parametrize("served", ["gemma", "m"])
+def test_an_unknown_model_is_answered_with_what_there_is(served: str) -> None:
+    with other(served, chat=only(served)) as server:
         with pytest.raises(
-            Refused, match=r"model x does not exist\. The server at this address serves: gemma\."
+            Refused, match=rf"model x does not exist\. The server at this address serves: {served}\."
         ):
             answer(server, model="x")
         assert len(server.bodies) == 1
