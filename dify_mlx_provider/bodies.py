@@ -8,6 +8,7 @@ or larger than any answer is, raises a `Malformed`. Knows neither sockets nor wh
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,16 @@ def whole(pieces: Iterable[bytes]) -> Any:
 def is_event_stream(beginning: bytes) -> bool:
     """Whether a body is an event stream by its first bytes, whatever its headers say."""
     return _EVENT_STREAM.match(beginning) is not None
+
+
+def number(value: Any) -> float | None:
+    """Return a value as a number; None if it is not a finite one, or one too large to calculate with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # JSON's whole numbers have any number of digits
+        return None
 
 
 def parsed(text: str) -> Any:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import bodies
 from .sending import compute
 from .server_errors import SHORTEST, Refused, Unavailable
 
@@ -73,12 +74,16 @@ def _scores(answer: Any, count: int) -> dict[int, float] | None:
     scores: dict[int, float] = {}
     for entry in listed:
         index = entry.get("index") if isinstance(entry, dict) else None
-        score = entry.get("relevance_score", entry.get("score")) if isinstance(entry, dict) else None
+        score = (
+            bodies.number(entry.get("relevance_score", entry.get("score")))
+            if isinstance(entry, dict)
+            else None
+        )
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
             return None
-        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        if score is None:
             return None
-        scores[index] = float(score)
+        scores[index] = score
     return scores if len(scores) == count else None
 
 

@@ -54,16 +54,17 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
             chunks = client.chat(posted)
         except ModelNotFound as error:
             served = _served(client)
-            if body["model"] != "default" or not served:
+            named = [name for name in served if name != "default"]
+            if body["model"] != "default" or not named:
                 raise error.with_list(served) from error
             # It does not know the word, and told nothing of itself before.
-            body["model"] = served[0]
+            body["model"] = named[0]
             continue
         except Refused as error:
-            named = refused_fields(str(error), posted) - without
-            if not named:
+            unwanted = refused_fields(str(error), posted) - without
+            if not unwanted:
                 raise
-            without |= named
+            without |= unwanted
             continue
         if without:  # and the request was taken without them
             _refused.note(where, without)

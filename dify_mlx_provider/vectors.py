@@ -10,14 +10,12 @@ line. mlx-backend and vLLM are asked to cut it; for the others it is cut here, b
 from __future__ import annotations
 
 import base64
-import math
-import struct
 import sys
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import discovery
+from . import bodies, discovery
 from .sending import compute
 from .server_errors import SHORTEST, Refused, Unavailable
 from .servers import Kind
@@ -146,14 +144,12 @@ def _vector(written: Any) -> list[float] | None:
     if isinstance(written, str):  # some servers send base64 whatever they are asked for
         try:
             packed = array("f", base64.b64decode(written, validate=True))
-        except (ValueError, struct.error):
+        except ValueError:
             return None
         if sys.byteorder == "big":
             packed.byteswap()
         written = packed.tolist()
-    numbers = isinstance(written, list) and all(
-        isinstance(number, int | float) and not isinstance(number, bool) for number in written
-    )
-    if not written or not numbers or not all(map(math.isfinite, written)):
+    if not isinstance(written, list) or not written:
         return None
-    return [float(number) for number in written]
+    numbers = [number for value in written if (number := bodies.number(value)) is not None]
+    return numbers if len(numbers) == len(written) else None

@@ -26,6 +26,7 @@ from mlx_backend.conversation.dialects.plain import PLAIN
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser
+from mlx_backend.engine.base import ALWAYS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
     type Words = memoryview[int]
     type Branches = dict[int, Branches]
 
-ENDLESS = 1 << 40  # tokens
-SECOND_THOUGHT = (
-    8  # tokens that may be reasoned once an answer has begun: so long nothing has to be watched there
-)
+# Tokens that may be reasoned once an answer has begun: so long nothing has to be watched there.
+SECOND_THOUGHT = 8
 _TAIL = 64  # tokens of a prompt in which its last block was opened, if it was
 
 
@@ -78,7 +77,7 @@ class Budgets:
             shape(self._tokenizer, parser, tail, calls=bool(tools)),
             self._tokenizer,
             parser,
-            tokens=ENDLESS if tokens is None else tokens,
+            tokens=ALWAYS if tokens is None else tokens,
             reserve=reserve,
             room=room,
         )
@@ -121,7 +120,7 @@ class Budget:
         if self._forced or self._shape.allowed() is not None:
             return 0
         if self._answers and not self._shape.reopens:
-            return ENDLESS
+            return ALWAYS
         # A turn that is reasoning may leave its message, and begin another: that would cost a header more.
         return max(1, self._spare(self._shape.header))
 

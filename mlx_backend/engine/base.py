@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+ALWAYS = 1 << 40  # tokens: more than any reply has
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:

@@ -352,7 +352,10 @@ def test_memory_is_held_while_it_works_and_given_back(tmp_path: Path) -> None:
     assert sum(memory._HOLDINGS.values()) - before == held
     with pytest.raises(EngineRefused, match="Send shorter texts"):
         loaded.run(rows(*[60] * 100))
+    late = loaded.network.run(rows(60, 60), None, 1)
+    next(late)
     loaded.network.unload()
+    late.close()
     assert sum(memory._HOLDINGS.values()) == before
 
 

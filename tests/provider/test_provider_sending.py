@@ -124,6 +124,13 @@ def test_an_unknown_model_is_answered_with_what_there_is(served: str) -> None:
         assert len(server.bodies) == 1
 
 
+def test_a_server_that_lists_default_and_does_not_know_it_is_not_asked_for_ever() -> None:
+    with other("default", chat=only("m")) as server:
+        with pytest.raises(Refused, match="model default does not exist"):
+            answer(server, model="default")
+        assert len(server.bodies) == 1
+
+
 def test_our_own_server_is_asked_for_default_by_that_name() -> None:
     with mlx_backend({"id": "one"}, {"id": "two"}) as server:
         assert answer(server, model="default") == "ok"

@@ -117,7 +117,9 @@ def test_vectors_are_put_in_order_and_read_from_base64() -> None:
         {"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": []}]},
         {"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [None]}]},
         {"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [float("nan")]}]},
+        {"data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [10**400]}]},
         {"data": [{"index": 0, "embedding": "!"}, {"index": 1, "embedding": "!"}]},
+        {"data": [{"index": 0, "embedding": "YWI="}, {"index": 1, "embedding": "YWI="}]},
         {"data": [1, 2]},
         [],
         "hello",
@@ -170,6 +172,7 @@ def test_a_question_that_is_refused_for_its_length_is_shortened(words: str) -> N
         [],
         [{"index": 0, "relevance_score": 1}],
         [{"index": 0, "relevance_score": 1}, {"index": 9}],
+        [{"index": 0, "relevance_score": 1}, {"index": 1, "relevance_score": 10**400}],
         ["a", "b"],
     ],
 )

@@ -90,19 +90,20 @@ class MLXNetwork:
     ) -> Generator[None, None, list[array[float]]]:
         """Give a vector for each row, or its score. After each `next` about `most` tokens' worth is done."""
         assert self._model is not None
-        assert self._holding is not None
+        holding = self._holding
+        assert holding is not None
         count = max(len(row.tokens) for row in rows)
         tokens = mx.array([[*row.tokens, *[0] * (count - len(row.tokens))] for row in rows])
         lengths = mx.array([len(row.tokens) for row in rows])
         try:
-            self._holding.works(self._bytes(len(rows), count, most))
+            holding.works(self._bytes(len(rows), count, most))
             if isinstance(self._model.network, Causal):
                 found = yield from self._read(tokens, lengths, most)
             else:
                 found = yield from self._climb(rows, tokens, lengths, most)
             return self._told(found, dimensions)
         finally:
-            self._holding.works(0)
+            holding.works(0)
             self._runs += 1
             if self._runs % RUNS_BETWEEN_CLEANINGS == 0:
                 mx.clear_cache()

@@ -175,7 +175,8 @@ class Holding:
                 f"So much text at once would need {size(nbytes)} of memory; the model leaves "
                 f"{size(self._limit - self._weights)} of {size(self._limit)}. Send shorter texts."
             )
-        _HOLDINGS[self] = self._weights + nbytes
+        if self in _HOLDINGS:  # what was begun may end only after the model has left
+            _HOLDINGS[self] = self._weights + nbytes
 
     def close(self) -> None:
         """Take nothing any more."""

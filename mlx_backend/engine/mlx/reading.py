@@ -1,4 +1,6 @@
-"""Prompts on their way into caches: where each has to stop, and how much is read between two tokens of the others."""
+"""Prompts on their way into caches: where each has to stop, how much is read between two tokens of the others, and
+which of them are read in one run. Knows no MLX.
+"""
 
 from __future__ import annotations
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ..base import Logprobs
+from ..base import ALWAYS, Logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ..base import GenerationRequest, Sampling
 
-ALWAYS = 1 << 40  # more tokens than any reply has
 GREEDY_BELOW = 1e-4  # a temperature so low that the division overflows before it changes a choice
 
 _SPREAD = 0x9E3779B97F4A7C15  # splitmix64: its increment and its two multipliers (Steele et al., 2014)
