@@ -1,4 +1,5 @@
-"""Prompts that arrive together: short ones are read in one run of the network, and each is answered as if alone."""
+"""Prompts that arrive together, or while others talk: all are read in one run with the replies' next tokens, and
+everybody is answered as if alone."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,56 +10,73 @@ import mlx.core as mx
 import pytest
 from engine_models import write_adapter, write_model, write_qwen
 
-from mlx_backend.engine.base import EngineError, GenerationRequest, TokenDelta
+from mlx_backend.engine.base import EngineError, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.mlx.packing import PackedLayer
+from mlx_backend.engine.mlx.reading import Pace
 from mlx_backend.engine.options import EngineOptions
 
 WINDOW = 32  # of write_model's sliding layers
 
 
-class Counting(MLXBatch):
-    """Notes the shape of everything its networks are given, and has no room for many logits if that is asked for."""
+class Watched(MLXBatch):
+    """Notes what its networks are given, and has no room for many logits if that is asked for."""
 
-    def __init__(self, model: Path, *, few_logits: bool = False, **options: Any) -> None:
+    def __init__(self, model: Path, *, few_logits: bool = False, packs: bool = True, **options: Any) -> None:
         super().__init__(model, EngineOptions(prefill_chunk=4096, **options))
-        self.shapes: list[tuple[int, ...]] = []
+        self.poison: int | None = None  # in a prompt; noticed when its caches have been written to
+        self.runs: list[list[tuple[int, int]]] = []  # the parts of each run: rows, and tokens of each
         super().load(lambda _: None)
         assert self._machine is not None
+        assert self._machine.packs
+        self._machine.packs = packs
         if few_logits:
             self._machine.most_logits = 1
         for space, network in self._networks.items():
-            self._networks[space] = _Counted(network, self)
+            self._networks[space] = _Watched(network, self)
 
     @property
     def tokens_read(self) -> int:
-        """How many tokens were read in runs of more than one, padding included."""
-        return sum(rows * length for rows, length in self.shapes if length > 1)
+        """How many tokens of prompts were read in pieces of more than one."""
+        return sum(length for run in self.runs for _, length in run if length > 1)
+
+    def take(self, count: int) -> dict[int, list[int] | EngineError]:
+        """Take steps; return what was said in them."""
+        said: dict[int, list[int]] = {}
+        failed: dict[int, EngineError] = {}
+        for _ in range(count):
+            for key, outcome in self.step():
+                if isinstance(outcome, TokenDelta):
+                    said.setdefault(key, []).append(outcome.token)
+                elif isinstance(outcome, EngineError):
+                    failed[key] = outcome
+        return said | failed
 
     def answers(self, requests: Sequence[GenerationRequest]) -> list[list[int] | EngineError]:
         """Begin all requests in one step, and run them to their ends."""
-        said: dict[int, list[int]] = {key: [] for key in range(len(requests))}
-        failed: dict[int, EngineError] = {}
         for key, request in enumerate(requests):
             self.insert(key, request)
-        while self._rows:
-            for key, outcome in self.step():
-                if isinstance(outcome, TokenDelta):
-                    said[key].append(outcome.token)
-                elif isinstance(outcome, EngineError):
-                    failed[key] = outcome
-        return [failed.get(key, said[key]) for key in said]
+        said = self.take(2 + max(request.max_tokens for request in requests))
+        assert not self._rows
+        return [said[key] for key in range(len(requests))]
 
 
-class _Counted:
-    def __init__(self, network: Any, batch: Counting) -> None:
+class _Watched:
+    def __init__(self, network: Any, batch: Watched) -> None:
         self._network, self._batch = network, batch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        self._batch.shapes.append(inputs.shape)
+        if isinstance(cache[0], PackedLayer):
+            self._batch.runs.append(list(cache[0].shapes))
+        else:
+            self._batch.runs.append([(inputs.shape[0], inputs.shape[1])])
         logits: mx.array = self._network(inputs, cache=cache)
+        reads = any(length > 1 for _, length in self._batch.runs[-1])
+        if reads and self._batch.poison in inputs.flatten().tolist():  # type: ignore[operator]
+            raise RuntimeError("[malloc] Unable to allocate 99 bytes")
         return logits
 
 
@@ -71,11 +89,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def counting() -> Iterator[Any]:
-    made: list[Counting] = []
+def watched() -> Iterator[Any]:
+    made: list[Watched] = []
 
-    def make(model: Path, **options: Any) -> Counting:
-        made.append(Counting(model, **options))
+    def make(model: Path, **options: Any) -> Watched:
+        made.append(Watched(model, **options))
         return made[-1]
 
     yield make
@@ -92,122 +110,181 @@ def asked(tokens: Sequence[int], count: int = 12, **fields: Any) -> GenerationRe
 
 
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
-@pytest.mark.parametrize(
-    "lengths", [(9, 9, 9), (9, 14, 7, 11), (60, 75, 90), (3, 4, 3, 200, 180, 5)], ids=str
-)
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 14, 7, 11), (3, 4, 30, 200, 180, 5)], ids=str)
 @pytest.mark.parametrize("kind", ["windowed", "qwen"])
-def test_prompts_read_together_are_answered_as_each_is_alone(
-    models: dict[str, Path], counting: Any, kind: str, lengths: tuple[int, ...], few_logits: bool
+def test_prompts_that_arrive_together_are_read_in_one_run_and_answered_as_each_is_alone(
+    models: dict[str, Path], watched: Any, kind: str, lengths: tuple[int, ...], few_logits: bool
 ) -> None:
     requests = [asked(prompt(at, length)) for at, length in enumerate(lengths)]
-    alone = counting(models[kind], cache_bytes=0)
+    alone = watched(models[kind], cache_bytes=0)
     expected = [alone.answers([request])[0] for request in requests]
-    crowd = counting(models[kind], cache_bytes=0, few_logits=few_logits)
+    crowd = watched(models[kind], cache_bytes=0, few_logits=few_logits)
     assert crowd.answers(requests) == expected
-    assert max(rows for rows, length in crowd.shapes if length > 1) >= 3
-    assert len([shape for shape in crowd.shapes if shape[1] > 1]) < len(requests) + few_logits
+    if few_logits:
+        assert crowd.runs[0] == [(1, length - 2) for length in lengths]
+        assert crowd.runs[1] == [(1, 2) for _ in lengths]
+    else:
+        assert crowd.runs[0] == [(1, length) for length in lengths]
+    assert crowd.runs[1 + few_logits :] == [[(len(lengths), 1)]] * 11
+
+
+@pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
+@pytest.mark.parametrize("talking", [1, 3])
+@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+def test_newcomers_are_read_in_the_run_that_gives_the_others_their_next_token(
+    models: dict[str, Path], watched: Any, kind: str, talking: int, few_logits: bool
+) -> None:
+    requests = [asked(prompt(at, 40 + at), 50) for at in range(6)]
+    alone = watched(models[kind], cache_bytes=0)
+    expected = [alone.answers([request])[0] for request in requests]
+    batch = watched(models[kind], cache_bytes=0, few_logits=few_logits)
+    for key in range(talking):
+        batch.insert(key, requests[key])
+    begun = batch.take(20)
+    del batch.runs[:]
+    for key in range(talking, 6):
+        batch.insert(key, requests[key])
+    step = batch.take(1)
+    assert [len(step[key]) for key in range(talking)] == [1] * talking
+    *ahead, together = batch.runs
+    lasts = [2 if few_logits else 40 + at for at in range(talking, 6)]
+    assert together == [(talking, 1), *((1, last) for last in lasts)]
+    assert ahead == ([[(1, 38 + at) for at in range(talking, 6)]] if few_logits else [])
+    rest = batch.take(60)
+    assert [begun.get(key, []) + step.get(key, []) + rest[key] for key in range(6)] == expected
+    assert all(len(run) == 1 for run in batch.runs[len(ahead) + 1 :])
+
+
+@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+def test_where_a_network_cannot_be_run_packed_each_prompt_is_read_by_itself(
+    models: dict[str, Path], watched: Any, kind: str
+) -> None:
+    requests = [asked(prompt(at, 10 + at)) for at in range(4)]
+    packed = watched(models[kind], cache_bytes=0)
+    expected = packed.answers(requests)
+    batch = watched(models[kind], cache_bytes=0, packs=False)
+    assert batch.answers(requests) == expected
+    assert all(len(run) == 1 for run in batch.runs)
+
+
+def test_a_first_word_does_not_wait_for_a_piece_of_a_long_prompt(
+    models: dict[str, Path], watched: Any
+) -> None:
+    batch = watched(models["windowed"], cache_bytes=0)
+    batch._pace = Pace(64)
+    batch.insert(0, asked(prompt(0, 10)))
+    batch.insert(1, asked(prompt(1, 10)))
+    batch.insert(2, asked(prompt(2, 500)))
+    order = [(key, type(outcome)) for _ in range(3) for key, outcome in batch.step()]
+    firsts = [order.index((key, TokenDelta)) for key in (0, 1)]
+    assert max(firsts) < [at for at, each in enumerate(order) if each == (2, Progress)][1]
 
 
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
 @pytest.mark.parametrize("kind", ["windowed", "qwen"])
 def test_what_a_run_of_several_prompts_leaves_behind_is_each_ones_own_prefix(
-    models: dict[str, Path], counting: Any, kind: str, few_logits: bool
+    models: dict[str, Path], watched: Any, kind: str, few_logits: bool
 ) -> None:
     begun = [prompt(at, length) for at, length in enumerate((50, 65, 40, 70))]
     nexts = [[*tokens[:-5], 7, 8, 9, *prompt(9, 20)] for tokens in begun]
-    cold = counting(models[kind], cache_bytes=0)
+    cold = watched(models[kind], cache_bytes=0)
     expected = [cold.answers([asked(tokens)])[0] for tokens in nexts]
-    warm = counting(models[kind], few_logits=few_logits)
+    warm = watched(models[kind], few_logits=few_logits)
     warm.answers([asked(tokens, checkpoints=(20, len(tokens) - 5)) for tokens in begun])
     read = warm.tokens_read
     assert warm.answers([asked(tokens) for tokens in nexts]) == expected
     assert warm.tokens_read - read == 4 * 23
 
 
-def test_newcomers_join_those_who_are_talking_in_one_run(models: dict[str, Path], counting: Any) -> None:
-    requests = [asked(prompt(at, 40 + at), 30) for at in range(5)]
-    alone = counting(models["windowed"], cache_bytes=0)
-    expected = [alone.answers([request])[0] for request in requests]
-    batch = counting(models["windowed"], cache_bytes=0)
-    said: dict[int, list[int]] = {key: [] for key in range(5)}
-
-    def steps(count: int) -> None:
-        for _ in range(count):
-            for key, outcome in batch.step():
-                if isinstance(outcome, TokenDelta):
-                    said[key].append(outcome.token)
-
-    for first, until in ((0, 2), (2, 5)):
-        for key in range(first, until):
-            batch.insert(key, requests[key])
-        steps(8)
-    steps(60)
-    assert list(said.values()) == expected
-    assert [shape[0] for shape in batch.shapes if shape[1] > 1] == [2, 3]
-
-
-def test_what_prompts_have_in_common_is_read_once(models: dict[str, Path], counting: Any) -> None:
+def test_what_prompts_have_in_common_is_read_once(models: dict[str, Path], watched: Any) -> None:
     system = prompt(1, 100)
     requests = [asked([*system, *prompt(at, 10)], checkpoints=(100,)) for at in range(2, 8)]
-    batch = counting(models["windowed"])
+    batch = watched(models["windowed"])
     batch.answers(requests)
     assert batch.tokens_read == 110 + 5 * 10
-    assert (5, 10) in batch.shapes
+    assert batch.runs[:2] == [[(1, 110)], [(1, 1), *([(1, 10)] * 5)]]
 
 
-def test_the_same_prompt_at_once_is_read_once(models: dict[str, Path], counting: Any) -> None:
-    batch = counting(models["windowed"])
+def test_the_same_prompt_at_once_is_read_once(models: dict[str, Path], watched: Any) -> None:
+    batch = watched(models["windowed"])
     first, *others = batch.answers([asked(prompt(1, 80))] * 4)
     assert others == [first] * 3
     assert batch.tokens_read == 80
 
 
 def test_prompts_that_were_asked_before_are_answered_again_in_one_run(
-    models: dict[str, Path], counting: Any
+    models: dict[str, Path], watched: Any
 ) -> None:
     requests = [asked(prompt(at, length)) for at, length in enumerate((20, 60, 33, 32))]
-    batch = counting(models["windowed"])
+    batch = watched(models["windowed"])
     expected = batch.answers(requests)
-    del batch.shapes[:]
+    del batch.runs[:]
     assert batch.answers(requests) == expected
-    assert set(batch.shapes) == {(4, 1)}
+    assert batch.runs == [[(1, 1)] * 4, *([[(4, 1)]] * 11)]
 
 
 def test_prompts_for_different_adapters_are_not_read_together(
-    models: dict[str, Path], counting: Any, tmp_path: Path
+    models: dict[str, Path], watched: Any, tmp_path: Path
 ) -> None:
     adapter = write_adapter(tmp_path / "adapter", models["windowed"], seed=3)
-    batch = counting(models["windowed"], cache_bytes=0, adapters={"one": adapter})
+    batch = watched(models["windowed"], cache_bytes=0, adapters={"one": adapter})
     requests = [asked(prompt(at, 10), adapter=name) for at, name in enumerate((None, "one", None, "one"))]
     expected = [batch.answers([request])[0] for request in requests]
-    del batch.shapes[:]
+    del batch.runs[:]
     assert batch.answers(requests) == expected
-    assert all(rows == 1 for rows, length in batch.shapes if length > 1)
+    assert batch.runs[:4] == [[(1, 10), (1, 10)], [(1, 10), (1, 10)], [(2, 1)], [(2, 1)]]
 
 
-def test_where_a_run_of_several_fails_each_is_read_by_itself(models: dict[str, Path], counting: Any) -> None:
-    requests = [asked(prompt(at, 10 + at)) for at in range(4)]
-    batch = counting(models["qwen"], cache_bytes=0)
-    expected = [batch.answers([request])[0] for request in requests]
-    counted = batch._networks[""]
+@pytest.mark.parametrize("talking", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+def test_a_prompt_that_fails_beside_others_fails_alone_and_they_say_what_they_would_have_said(
+    models: dict[str, Path], watched: Any, kind: str, talking: int
+) -> None:
+    requests = [asked(prompt(at, 50 + at), 40) for at in range(5)]
+    alone = watched(models[kind], cache_bytes=0)
+    expected = [alone.answers([request])[0] for request in requests]
+    batch = watched(models[kind], cache_bytes=0)
+    for key in range(talking):
+        batch.insert(key, requests[key])
+    before = batch.take(20)
+    for key in range(talking, 5):
+        batch.insert(key, requests[key])
+    batch.poison = 7
+    batch.insert(5, asked([*prompt(7, 8), batch.poison, 9]))
+    after = batch.take(50)
+    assert "Unable to allocate 99 bytes" in str(after.pop(5))
+    assert [before.get(key, []) + after[key] for key in range(5)] == expected
 
-    class TooMuchAtOnce:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(counted, name)
 
-        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-            if inputs.shape[0] > 1 and inputs.shape[1] > 1:
-                raise RuntimeError("[malloc] Unable to allocate 99 bytes")
-            logits: mx.array = counted(inputs, cache=cache)
-            return logits
-
-    batch._networks[""] = TooMuchAtOnce()
-    assert batch.answers(requests) == expected
-
-
-def test_a_reply_of_one_token_ends_beside_others_that_go_on(models: dict[str, Path], counting: Any) -> None:
+def test_a_reply_of_one_token_ends_beside_others_that_go_on(models: dict[str, Path], watched: Any) -> None:
     requests = [asked(prompt(at, 10 + at), count) for at, count in enumerate((1, 12, 1, 12, 2))]
-    batch = counting(models["windowed"], cache_bytes=0)
+    batch = watched(models["windowed"], cache_bytes=0)
     expected = [batch.answers([request])[0] for request in requests]
     assert batch.answers(requests) == expected
     assert [len(answer) for answer in expected] == [1, 12, 1, 12, 2]
+
+
+class _Confused:
+    """A constraint that cannot say what may come first."""
+
+    def free_for(self) -> int:
+        return 0
+
+    def allowed(self) -> None:
+        raise RuntimeError("the grammar is lost")
+
+    def advance(self, token: int) -> None:
+        raise AssertionError(token)
+
+
+@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_first_word_that_cannot_be_chosen_is_an_error_of_its_own(
+    models: dict[str, Path], watched: Any, others: int, count: int
+) -> None:
+    requests = [asked(prompt(at, 10 + at)) for at in range(others)]
+    batch = watched(models["windowed"], cache_bytes=0)
+    expected = [batch.answers([request])[0] for request in requests]
+    *found, lost = batch.answers([*requests, asked(prompt(9, 9), count, constraint=_Confused())])
+    assert "the grammar is lost" in str(lost)
+    assert found == expected

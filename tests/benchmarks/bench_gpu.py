@@ -107,8 +107,9 @@ def compare(folder: Path, ways: list[tuple[str, int, bool]], chosen: argparse.Na
             with contextlib.suppress(OSError, http.client.HTTPException):
                 run(prompts(streams), 8)
         seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(chosen.rounds):
-            for name, run in runs.items():
+        for turn in range(chosen.rounds):
+            # Each is first in turn: who comes after a pause is slower.
+            for name, run in [*runs.items()][turn % len(runs) :] + [*runs.items()][: turn % len(runs)]:
                 texts = prompts(streams)
                 begin = time.perf_counter()
                 try:

@@ -3,8 +3,9 @@
 Runs on the engine thread only (see scheduler.py), where the model is loaded too: MLX's streams belong to
 threads. Requests arrive here checked; nothing of them may raise inside a step.
 
-A step reads one chunk of prompts and then says one token for every reply, so a running stream never waits for
-more than that chunk. Short prompts are read in one run; a mistake in one of them is its own all the same.
+A step reads at most one chunk of prompts and says one token for every reply, so a running stream never waits for
+more than that chunk. Prompts that end in it are run together with the replies' next tokens where the network can do
+that, so that whoever talks hardly notices who comes; a mistake in one of them is its own all the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +22,21 @@ from ..base import EngineError, EngineRefused, Progress, TokenDelta
 from ..batch import Ended, ModelFacts
 from ..turns import Turns
 from .caches import PrefixCache, alias
-from .decoding import Decoder, Row
+from .decoding import Decoder, Newcomer, Row
 from .machine import Machine
-from .prefill import read_alone, read_together
-from .reading import Pace, Reading, alike, shares, waits_for
+from .packing import NotRun
+from .prefill import passed, read
+from .reading import Pace, Reading, deal, waits_for
 from .sampling import Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     from ..base import GenerationRequest
     from ..batch import Outcome
     from ..options import EngineOptions
-    from .decoding import Layers
+    from .decoding import Layers, Said
     from .disk import DiskCheckpoints
     from .distributed import Ranks
     from .loading import LoadedModel
@@ -45,19 +46,8 @@ log = logging.getLogger(__name__)
 DEVICE = Turns()  # one for all engines of the process
 EXPECTED_TOKENS = 2048  # set aside for a reply whose length nobody knows
 OVERTAKEN = 32  # requests that a prompt of the next better priority may come later and still be read first
-SOON_READ = 256  # tokens that another's first word may wait for
 WORTH_KEEPING = 64  # tokens of a prompt that was given up half-way
 STEPS_BETWEEN_CLEANINGS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Prompts that were read together, or one that failed; with tokens, the first ones of their replies."""
-
-    readings: list[Reading]
-    layers: Layers | None = None
-    tokens: mx.array | None = None
-    error: EngineError | None = None
 
 
 class MLXBatch:
@@ -168,21 +158,24 @@ class MLXBatch:
         return True
 
     def step(self) -> Iterator[tuple[int, Outcome]]:
-        """Read one chunk of the prompts that wait, then say one token for everybody.
+        """Read one chunk of the prompts that wait, let those in that were read, and say one token for everybody.
 
-        In this order, because newcomers are let in between two steps: their first token does not wait for one
-        more of the others'.
+        In this order, because newcomers come between two steps: their first token does not wait for one more of
+        the others'.
         """
         with DEVICE:
             self.steps += 1
             if self.steps % STEPS_BETWEEN_CLEANINGS == 0:
                 mx.clear_cache()
             self._bring_back()
-            if self._readings:
-                yield from self._read()
-            for space in list(self._decoders):
-                for decoder in self._decoders.get(space, ()):
-                    yield from self._decode(space, decoder)
+            due = (yield from self._read()) if self._readings else []
+            for space in dict.fromkeys([*self._decoders, *map(self._space_of, due)]):
+                here = [each for each in due if self._space_of(each) == space and each in self._readings]
+                yield from self._decode(space, here)
+            if (
+                due and not self._readings
+            ):  # if others wait, their run is begun first: the device does not rest
+                yield from self._begin_replies()
             self._ledger.keeps(self._prefixes.nbytes)
 
     def remove(self, key: int) -> None:
@@ -212,28 +205,71 @@ class MLXBatch:
         self._rows.pop(row.key, None)
         self._ledger.release(row.key)
 
+    def _space_of(self, reading: Reading) -> str:
+        return self._space(reading.row.request)
+
     def _space(self, request: GenerationRequest) -> str:
         return request.adapter or self._options.adapter or ""
 
     # -- replies ---------------------------------------------------------------------------------------------
 
-    def _decode(self, space: str, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+    def _decode(self, space: str, due: Sequence[Reading]) -> Iterator[tuple[int, Outcome]]:
+        """Say one token for everybody of a space, and let in those whose last pieces are due."""
+        assert self._machine is not None
+        if due and self._machine.packs:
+            decoder = self._decoder(due[0].row)
+            try:
+                said = decoder.step([_newcomer(reading) for reading in due])
+            except NotRun as error:
+                if not decoder.everybody and len(due) == 1:
+                    yield self._unread(due[0], error)
+                    return
+                self._complain(error)
+            else:
+                yield from self._come_in(space, decoder, due)
+                yield from self._said(space, decoder, said)
+                return
+        for reading in due:
+            decoder = self._decoder(reading.row)
+            try:
+                decoder.join([_newcomer(reading)])
+            except NotRun as error:
+                yield self._unread(reading, error)
+            else:
+                yield from self._come_in(space, decoder, [reading])
+        for decoder in list(self._decoders.get(space, ())):
+            yield from self._said(space, decoder, decoder.step())
+
+    def _come_in(
+        self, space: str, decoder: Decoder, readings: Sequence[Reading]
+    ) -> Iterator[tuple[int, Outcome]]:
+        for reading in readings:
+            row = reading.row
+            self._readings.remove(reading)
+            passed(reading, reading.marks[-1], self._keep_read if self._keeps else None)
+            if not row.said:
+                yield row.key, Progress(reading.done, len(row.tokens), row.cached)
+        if decoder not in self._decoders.setdefault(space, []):
+            self._decoders[space].append(decoder)
+
+    def _said(self, space: str, decoder: Decoder, said: Sequence[Said]) -> Iterator[tuple[int, Outcome]]:
+        """Report what was said, and let those go who are done."""
         ended: list[Row] = []
-        for said in decoder.step():
-            row = said.row
+        for each in said:
+            row = each.row
             if row.choice.error is not None:
                 continue
-            yield row.key, TokenDelta(said.token, row.text.push(said.token), said.logprobs)
-            if said.reason is not None:
+            yield row.key, TokenDelta(each.token, row.text.push(each.token), each.logprobs)
+            if each.reason is not None:
                 ended.append(row)
-                yield row.key, Ended(said.reason)
+                yield row.key, Ended(each.reason)
         broken = [row for row in decoder.rows if row.choice.error is not None]
         for row in broken:
             yield row.key, _failure(row)
         kept = decoder.leave([*ended, *broken], wanted=ended if self._keeps else ())
         for row in [*ended, *broken]:
             if row.key in kept:
-                self._keep(row, row.tokens, kept[row.key])
+                self._keep(row, row.tokens[: row.fed], kept[row.key])
             self._forget(row)
         self._tidy(space)
         yield from self._make_room(decoder)
@@ -288,102 +324,108 @@ class MLXBatch:
                 return
         space = self._space(row.request)
         for decoder in self._decoders.get(space, ()):
-            if row in decoder.rows:
+            if row in decoder.everybody:
                 decoder.leave([row])
         self._tidy(space)
 
     def _tidy(self, space: str) -> None:
-        running = [decoder for decoder in self._decoders.pop(space, ()) if decoder.rows]
+        running = [decoder for decoder in self._decoders.pop(space, ()) if decoder.everybody]
         if running:
             self._decoders[space] = running
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
-    def _read(self) -> Iterator[tuple[int, Outcome]]:
-        """Read one chunk, of several prompts if they are short."""
-        # A warm-up is read in small pieces: whoever comes should not wait for it.
-        warmup = self._readings[0].row.request.max_tokens == 0
-        left = self._pace.chunk(others=bool(self._decoders) or len(self._readings) > 1 or warmup)
-        groups = shares(
-            list(self._readings),
-            left,
-            to_read=self._to_read,
-            at_most=self._at_most,
-            together=self._together,
-            waits=self._waits,
-        )
-        started, read = perf_counter(), 0
-        begun: _Run | None = None  # replies whose first tokens are being computed
-        for group in groups:
-            if begun is not None and sum(share for _, share in group) > SOON_READ:
-                yield from self._begin_replies(begun)
-                begun = None
-            read -= sum(reading.done for reading, _ in group)
-            for run in self._run(group):
-                if begun is not None:  # said only now that the device has the next prompt to do
-                    yield from self._begin_replies(begun)
-                    begun = None
-                for reading in run.readings:
-                    read += reading.done
-                    row = reading.row
-                    if run.error is None and not row.said:
-                        yield row.key, Progress(reading.done, len(row.tokens), row.cached)
-                    if run.error is None and reading.left:
-                        continue
-                    self._readings.remove(reading)
-                    if run.tokens is None:
-                        self._forget(row)
-                        yield row.key, run.error or Ended("length")
-                if run.tokens is not None:
-                    begun = run
-        if begun is not None:
-            yield from self._begin_replies(begun)
-        self._pace.measured(read, perf_counter() - started)
-
-    def _run(self, group: Sequence[tuple[Reading, int]]) -> Iterator[_Run]:
-        """Read prompts in one run of the network if there are several, or else each by itself."""
+    def _read(self) -> Generator[tuple[int, Outcome], None, list[Reading]]:
+        """Read one chunk, and return the prompts of which only the last pieces are left, which are due now."""
         assert self._machine is not None
-        rewinds, most_logits = self._machine.rewinds, self._machine.most_logits
-        readings = [reading for reading, _ in group]
-        network = self._networks[self._space(readings[0].row.request)]
-        keep = self._keep_read if self._keeps else None
-        if len(group) > 1:
-            try:
-                layers, logits = read_together(network, readings, most_logits=most_logits, keep=keep)
-            except Exception:
-                if self._ranks is not None:  # the others know nothing of it
-                    raise
-                log.exception("Prompts could not be read together; each is read by itself.")
-            else:
-                yield self._chosen(readings, layers, logits)
-                return
-        for reading, share in group:
+        # A warm-up is read in small pieces: whoever comes should not wait for it.
+        others = bool(self._decoders) or len(self._readings) > 1 or not self._readings[0].replies
+        chunk = self._pace.chunk(others=others)
+        dealt = deal(
+            list(self._readings), chunk, to_read=self._to_read, at_most=self._at_most, waits=self._waits
+        )
+        due = [reading for reading, share in dealt if share == reading.left and reading.replies]
+        most_logits = self._machine.most_logits
+        if sum(reading.left for reading in due) > most_logits:
+            most_logits = 0
+        ahead: dict[str, list[tuple[Reading, int]]] = {}
+        for reading, share in dealt:
             until = reading.done + share
-            try:
-                last = read_alone(
-                    network, reading, until, rewinds=rewinds, most_logits=most_logits, keep=keep
-                )
-            except Exception as error:
-                if self._ranks is not None:
-                    raise
-                log.exception("A prompt could not be read.")
-                yield _Run([reading], error=EngineError(f"The prompt could not be read: {error}"))
+            stops = reading.stops(until, rewinds=self._machine.rewinds, most_logits=most_logits)
+            if reading not in due:
+                yield from self._read_chunk(reading, stops)
+            elif self._machine.packs:
+                for stop in stops[:-1]:
+                    ahead.setdefault(self._space_of(reading), []).append((reading, stop))
             else:
-                assert reading.layers is not None
-                yield _Run([reading]) if last is None else self._chosen([reading], reading.layers, last)
+                for stop in stops[:-1]:
+                    yield from self._read_ahead([(reading, stop)])
+        for pieces in ahead.values():
+            yield from self._read_ahead(pieces)
+        return due
 
-    def _chosen(self, readings: list[Reading], layers: Layers, logits: mx.array) -> _Run:
-        rows = [reading.row for reading in readings]
-        return _Run(readings, layers, self._decoder(rows[0]).first(rows, logits))
+    def _read_chunk(self, reading: Reading, stops: Sequence[int]) -> Iterator[tuple[int, Outcome]]:
+        """Read pieces of one prompt that does not end in them, or of which nothing but the caches is wanted."""
+        yield from self._begin_replies()  # their first words do not wait for this
+        row, started, read_before = reading.row, perf_counter(), reading.done
+        try:
+            for stop in stops:
+                mx.eval(self._pieces([(reading, stop)]))
+                mx.clear_cache()
+        except Exception as error:
+            yield self._unread(reading, error)
+            return
+        self._pace.measured(reading.done - read_before, perf_counter() - started)
+        if not row.said:
+            yield row.key, Progress(reading.done, len(row.tokens), row.cached)
+        if not reading.left:
+            self._readings.remove(reading)
+            self._forget(row)
+            yield row.key, Ended("length")
+
+    def _begin_replies(self) -> Iterator[tuple[int, Outcome]]:
+        """Say the first words of those who came in, which are still being computed."""
+        for space, decoders in list(self._decoders.items()):
+            for decoder in list(decoders):
+                yield from self._said(space, decoder, decoder.begin())
+
+    def _read_ahead(self, pieces: list[tuple[Reading, int]]) -> Iterator[tuple[int, Outcome]]:
+        """Read prompts up to their last pieces, without waiting until that is computed."""
+        try:
+            mx.async_eval(self._pieces(pieces))  # type: ignore[no-untyped-call]
+        except NotRun as error:
+            if len(pieces) == 1:
+                yield self._unread(pieces[0][0], error)
+                return
+            self._complain(error)
+            for piece in pieces:
+                yield from self._read_ahead([piece])
+
+    def _pieces(self, pieces: Sequence[tuple[Reading, int]]) -> list[mx.array]:
+        network = self._networks[self._space_of(pieces[0][0])]
+        return read(network, pieces, self._keep_read if self._keeps else None)
+
+    def _complain(self, error: Exception) -> None:
+        if self._ranks is not None:  # the others know nothing of it
+            raise error.__cause__ or error
+        log.warning(
+            "Prompts could not be read together: each is read by itself. %r", error.__cause__ or error
+        )
+
+    def _unread(self, reading: Reading, error: Exception) -> tuple[int, Outcome]:
+        """Give up a prompt that cannot be read even by itself."""
+        cause = error.__cause__ or error
+        if self._ranks is not None:
+            raise cause
+        log.error("A prompt could not be read.", exc_info=cause)
+        self._readings.remove(reading)
+        self._forget(reading.row)
+        return reading.row.key, EngineError(f"The prompt could not be read: {cause}")
 
     def _to_read(self, reading: Reading) -> int:
         if reading.layers is None:
             self._find_prefix(reading)
         return reading.left
-
-    def _together(self, group: Sequence[Reading], other: Reading) -> bool:
-        assert self._machine is not None
-        return self._machine.together and self._machine.rewinds and alike(group, other)
 
     def _waits(self, group: Sequence[Reading], other: Reading) -> bool:
         return self._keeps and waits_for(group, other, len(other.row.tokens) - self._at_most(other))
@@ -418,28 +460,7 @@ class MLXBatch:
             return decoders[-1]
         drafts = self._options.draft_tokens if row.drafter is not None else 0
         agree = self._ranks.agree if self._ranks is not None else None
-        return Decoder(self._networks[space], drafts=drafts, agree=agree)
-
-    def _begin_replies(self, run: _Run) -> Iterator[tuple[int, Outcome]]:
-        """Say replies' first tokens, now; the rest is decoded with the others'."""
-        assert run.layers is not None
-        assert run.tokens is not None
-        rows = [reading.row for reading in run.readings]
-        space = self._space(rows[0].request)
-        decoder = self._decoder(rows[0])
-        for said in decoder.join(rows, run.layers, run.tokens):
-            row = said.row
-            if row.choice.error is not None:
-                yield row.key, _failure(row)
-            else:
-                yield row.key, TokenDelta(said.token, row.text.push(said.token), said.logprobs)
-                if said.reason is None:
-                    continue
-                yield row.key, Ended(said.reason)
-            self._forget(row)
-        if decoder.rows and decoder not in self._decoders.setdefault(space, []):
-            self._decoders[space].append(decoder)
-        self._tidy(space)
+        return Decoder(self._networks[space], packs=self._machine.packs, drafts=drafts, agree=agree)
 
     # -- prefixes --------------------------------------------------------------------------------------------
 
@@ -454,6 +475,7 @@ class MLXBatch:
         self._prefixes.keep(tokens, layers, space)
         self._shrink_prefixes()
         if persist and self._disk is not None and not space and not self._disk.has(tokens):
+            mx.eval([layer.state for layer in layers])  # another thread writes them
             self._disk.write(tokens, [alias(layer) for layer in layers])
 
     def _keep_read(self, reading: Reading, mark: int, layers: Layers) -> None:
@@ -475,6 +497,11 @@ def _turn(reading: Reading) -> int:
     """Whose prompt is read first. Time has no part in it: it would differ between processes that share a model."""
     row = reading.row
     return row.key + OVERTAKEN * row.request.priority
+
+
+def _newcomer(reading: Reading) -> Newcomer:
+    assert reading.layers is not None
+    return Newcomer(reading.row, reading.row.tokens[reading.done :], reading.layers)
 
 
 def _failure(row: Row) -> EngineError:

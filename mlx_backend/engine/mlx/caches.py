@@ -97,8 +97,8 @@ class PrefixCache:
         if self.has(tokens, space):
             return True
         layers = [_trimmed(alias(layer)) for layer in layers]
-        # Evaluated now, or they would hold on to all that they are still to be computed from.
-        mx.eval([layer.state for layer in layers])
+        # Begun now, or they would hold on to all that they are still to be computed from.
+        mx.async_eval([layer.state for layer in layers])  # type: ignore[no-untyped-call]
         size = sum(layer.nbytes for layer in layers)
         if size > self.max_bytes:
             return False
@@ -177,7 +177,7 @@ class PrefixCache:
                     theirs.values[..., : mine.offset, :],
                 )
                 kept.own -= mine.nbytes
-        mx.eval([layer.state for layer in kept.layers])
+        mx.async_eval([layer.state for layer in kept.layers])  # type: ignore[no-untyped-call]
         for view in kept.views:
             self._repoint(view, longer)
         kept.views = []

@@ -4,6 +4,9 @@ A row alone is decoded on the model's own caches, which is the fastest way there
 merged from theirs. They are merged when a second row joins and taken apart when one is left, so nobody has to
 choose. The step is a pipeline: while a token is read here, the next one is being computed already.
 
+Newcomers bring the last piece of their prompts. It is run together with everybody's next token, or by itself where
+the network cannot be run packed (packing.py), and their first token is then one like all others.
+
 With a drafter a row alone is decoded several tokens at a time: the drafts are run through the model in one
 step, what the model itself would have chosen behind each of them is compared, and the caches are rewound to
 where they part. Choices depend on nothing but text, seed and place, so drafts never change what is said.
@@ -11,17 +14,19 @@ where they part. Choices depend on nothing but text, seed and place, so drafts n
 A constraint has to read a token before it can say what may follow, so a row that has one is chosen for only when
 the token before is known, and gets no drafts; unless the constraint has promised to leave the next tokens alone.
 
-Knows nothing of prompts, queues or prefixes.
+Knows nothing of queues, prefixes, or how prompts come to their last piece.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
 from .caches import RewindableRotatingKVCache
+from .packing import NotRun, Part, run
 from .sampling import Place, choose
 
 if TYPE_CHECKING:
@@ -39,8 +44,8 @@ type Layers = list[Any]
 class Row:
     """One reply on its way. `tokens` is the prompt and what has been said.
 
-    A token is chosen, said, and fed to the network to choose the next. The first is said at once, and fed with
-    the next step; all others are said when they are fed.
+    A token is chosen, fed to the network to choose the next, and said. One that ends the reply, or that somebody
+    cannot wait for, is said before it is fed.
     """
 
     key: int
@@ -61,6 +66,11 @@ class Row:
         """Whether the token chosen last has not been said yet."""
         return self.said < self.chosen
 
+    @property
+    def fed(self) -> int:
+        """How many of the tokens are in the caches, once the first has been chosen: all but the one chosen last."""
+        return len(self.request.prompt) + self.chosen - 1
+
     def next_place(self, tokens: mx.array, at: int) -> Place:
         """Take a chosen token (`tokens[at]`) as read, and return the place behind it."""
         if self.memory is not None:
@@ -71,6 +81,11 @@ class Row:
         """Return the place of the next choice; the choice counts as made."""
         self.chosen += 1
         return Place(self.choice, self.chosen - 1, self.memory)
+
+    def read(self, token: int) -> None:
+        """Let the constraint read a token that was fed."""
+        if token not in self.ends:
+            self.choice.advance(token)
 
     def say(self, token: int, report: tuple[Report, int] | None) -> Said:
         """Take a token as said."""
@@ -88,6 +103,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A row and the last piece of its prompt, which follows what is in the caches."""
+
+    row: Row
+    tokens: Sequence[int]
+    layers: Layers
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
     """A token of a row; with a reason, its last."""
 
@@ -98,59 +122,71 @@ class Said:
 
 
 class Decoder:
-    """Rows of one network. `drafts` is how many tokens a drafter may propose at once.
+    """Rows of one network, which `packs` or not. `drafts` is how many tokens a drafter may propose at once.
 
     `agree` makes one choice of those that several processes came to.
     """
 
     def __init__(
-        self, network: Any, *, drafts: int = 0, agree: Callable[[mx.array], mx.array] | None = None
+        self,
+        network: Any,
+        *,
+        packs: bool = False,
+        drafts: int = 0,
+        agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
         self.rows: list[Row] = []
         self._network = network
+        self._packs = packs
         self._drafts = drafts
         self._agree = agree
         self._layers: Layers = []
         self._next: mx.array | None = None  # the tokens chosen last, one for each row, being computed
+        self._arrived: Sequence[Newcomer] = ()  # whose caches are still their own
+        self._first: mx.array | None = None  # the tokens chosen for those
 
-    def first(self, rows: Sequence[Row], logits: mx.array) -> mx.array:
-        """Choose replies' first tokens behind their prompts' logits ([rows, vocabulary]); they are being computed."""
-        tokens = self._choose(logits, rows, [row.place() for row in rows])
-        self._compute(rows, tokens)
-        return tokens
+    @property
+    def everybody(self) -> list[Row]:
+        """Those who are being decoded, and those who came in with the last step."""
+        return [*self.rows, *(each.row for each in self._arrived)]
 
-    def join(self, rows: Sequence[Row], layers: Layers, tokens: mx.array) -> list[Said]:
-        """Begin to decode behind prompts: their caches, of several as a batch's, and the tokens chosen `first`.
+    def join(self, newcomers: Sequence[Newcomer]) -> None:
+        """Let newcomers in, in a run of their own. After NotRun nothing has happened to the others."""
+        self._settle()
+        rows = [each.row for each in newcomers]
+        logits = self._run((), newcomers)
+        self._arrived = newcomers
+        self._first = self._choose(logits, rows, [row.place() for row in rows])
+        self._compute(rows, self._first)
 
-        Says those tokens; a row of which that is the last as well does not join.
+    def begin(self) -> list[Said]:
+        """Say the first tokens of those who came in, before they are fed. It waits for them.
+
+        Whose reply ends with that is gone.
         """
-        said = [row.say(token, row.report) for row, token in zip(rows, _listed(tokens), strict=True)]
-        stay = [at for at, one in enumerate(said) if one.reason is None and rows[at].choice.error is None]
-        if not stay:
-            return said
+        rows = [each.row for each in self._arrived]
+        if not any(row.waits_to_say for row in rows):
+            return []
+        assert self._first is not None
+        said = [row.say(token, row.report) for row, token in zip(rows, _listed(self._first), strict=True)]
+        stay = [
+            at for at, each in enumerate(said) if each.reason is None or rows[at].choice.error is not None
+        ]
         if len(stay) < len(rows):
-            layers, tokens = _only(stay, layers), tokens[mx.array(stay)]
-        if not self.rows:
-            self._layers, self._next = layers, tokens
-        else:
-            assert self._next is not None
-            if len(self.rows) == len(stay) == 1:
-                self._layers = [
-                    ours.merge([ours, other]) for ours, other in zip(self._layers, layers, strict=True)
-                ]
-            else:
-                if len(self.rows) == 1:
-                    self._layers = [layer.merge([layer]) for layer in self._layers]
-                if len(stay) == 1:
-                    layers = [layer.merge([layer]) for layer in layers]
-                for ours, other in zip(self._layers, layers, strict=True):
-                    ours.extend(other)
-            self._next = mx.concatenate([self._next, tokens])
-        self.rows += [rows[at] for at in stay]
+            self._arrived = [self._arrived[at] for at in stay]
+            self._first = self._first[mx.array(stay)] if stay else None
         return said
 
-    def step(self) -> list[Said]:
-        """Say the tokens that were chosen, and choose the next. Rows that end do not leave by themselves."""
+    def step(self, newcomers: Sequence[Newcomer] = ()) -> list[Said]:
+        """Let newcomers in, say the tokens that were chosen, and choose the next.
+
+        Rows that end do not leave by themselves. After NotRun nothing has happened to rows that had newcomers.
+        """
+        self._settle()
+        if newcomers:
+            return self._advance(newcomers)
+        if all(row.chosen == row.request.max_tokens for row in self.rows):
+            return self._say_last()
         if len(self.rows) == 1 and self._drafts:
             [row] = self.rows
             # The token that was chosen last is free already; behind it and every draft another one is chosen.
@@ -170,6 +206,9 @@ class Decoder:
         """Let rows go; return the caches of those that are wanted, by the row's key."""
         if not gone:
             return {}
+        self._settle()
+        gone = [row for row in self.rows if row in gone]
+        wanted = [row for row in gone if row in wanted]
         at = {row.key: index for index, row in enumerate(self.rows)}
         kept = [row for row in self.rows if row not in gone]
         if len(self.rows) == 1:
@@ -186,29 +225,78 @@ class Decoder:
         self.rows = kept
         return taken
 
-    def _advance(self) -> list[Said]:
-        fed = self._next
-        assert fed is not None
-        rows = self.rows
+    def _advance(self, newcomers: Sequence[Newcomer] = ()) -> list[Said]:
+        fed, rows = self._next, self.rows
         waiting = [row.waits_to_say for row in rows]
         told = [row.report for row in rows]
-        logits = self._network(fed[:, None], cache=self._layers)[:, -1]
+        logits = self._run(rows, newcomers)
         tokens: list[int] | None = None
         if any(self._free_for(row) < 2 for row in rows):
             mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the network runs while the tokens are read
-            tokens = _listed(fed)
-            _read(rows, tokens)
-        places = [row.next_place(fed, at) for at, row in enumerate(rows)]
-        self._next = self._choose(logits, rows, places)
-        self._compute(rows, self._next)
+            tokens = self._read(fed)
+        places = [row.next_place(fed, at) for at, row in enumerate(rows) if fed is not None]
+        places += [each.row.place() for each in newcomers]
+        everybody = [*rows, *(each.row for each in newcomers)]
+        chosen = self._choose(logits, everybody, places)
+        self._compute(everybody, chosen)
+        if newcomers:
+            self._arrived, self._first = newcomers, chosen[len(rows) :]
+            chosen = chosen[: len(rows)]
+        self._next = chosen if rows else None
         if tokens is None:
-            tokens = _listed(fed)
-            _read(rows, tokens)
+            tokens = self._read(fed)
         return [
             row.say(token, report)
             for row, token, report, waits in zip(rows, tokens, told, waiting, strict=True)
             if waits
         ]
+
+    def _say_last(self) -> list[Said]:
+        """Say tokens behind which nothing else is wanted."""
+        assert self._next is not None
+        chosen = zip(self.rows, _listed(self._next), strict=True)
+        return [row.say(token, row.report) for row, token in chosen if row.waits_to_say]
+
+    def _run(self, rows: Sequence[Row], newcomers: Sequence[Newcomer]) -> mx.array:
+        """Feed the tokens chosen last, if anybody's, and newcomers' last pieces; return each one's next logits."""
+        parts: list[Part] = []
+        if rows:
+            assert self._next is not None
+            parts.append(Part(self._next[:, None], self._layers))
+        if not (newcomers or self._packs):
+            logits: mx.array = self._network(parts[0].tokens, cache=self._layers)
+            return logits[:, -1]
+        parts += [Part(mx.array([list(each.tokens)]), each.layers) for each in newcomers]
+        try:
+            every = run(self._network, parts)
+        except NotRun as error:
+            if newcomers:
+                raise
+            raise error.__cause__ or error from None
+        if not newcomers:
+            return every
+        ends = list(accumulate((len(each.tokens) for each in newcomers), initial=len(rows) - 1))[1:]
+        return every[mx.array([*range(len(rows)), *ends])]
+
+    def _settle(self) -> None:
+        """Join the caches of those who came in, which have read all of their prompts, to those of the rows."""
+        arrived, self._arrived = self._arrived, ()
+        first, self._first = self._first, None
+        if first is None:
+            return
+        own = zip(*(each.layers for each in arrived), strict=True)
+        if not self.rows and len(arrived) == 1:
+            self._layers = arrived[0].layers
+        elif not self.rows:
+            self._layers = [each[0].merge(list(each)) for each in own]
+        elif len(self.rows) == 1:
+            both = zip(self._layers, own, strict=True)
+            self._layers = [ours.merge([ours, *theirs]) for ours, theirs in both]
+        else:
+            for ours, theirs in zip(self._layers, own, strict=True):
+                ours.extend(theirs[0].merge(list(theirs)))
+        self._next = first if self._next is None else mx.concatenate([self._next, first])
+        self.rows = [*self.rows, *(each.row for each in arrived)]
 
     def _free_for(self, row: Row) -> int:
         """How many tokens may be chosen for a row before its constraint has to be asked."""
@@ -236,7 +324,8 @@ class Decoder:
         while read <= agreed and not (said and said[-1].reason):
             said.append(row.say(drafts[read - 1], (report, read - 1) if report is not None else None))
             read += 1
-        _read([row] * read, fed[:read])
+        for fed_token in fed[:read]:
+            row.read(fed_token)
         if excess := len(fed) - read:
             for layer in self._layers:
                 layer.trim(excess)
@@ -245,6 +334,13 @@ class Decoder:
         row.report = (report, read - 1) if report is not None else None
         self._next = chosen[read - 1 : read]
         return said
+
+    def _read(self, fed: mx.array | None) -> list[int]:
+        """Wait for the tokens that are fed, and let the rows' constraints read them."""
+        tokens = _listed(fed) if fed is not None else []
+        for row, token in zip(self.rows, tokens, strict=True):
+            row.read(token)
+        return tokens
 
     def _choose(self, logits: mx.array, rows: Sequence[Row], places: Sequence[Place]) -> mx.array:
         chosen, report = choose(logits, places)
@@ -268,13 +364,6 @@ def _only(rows: Sequence[int], layers: Layers) -> Layers:
     for layer in layers:
         layer.filter(list(rows))
     return layers
-
-
-def _read(rows: Sequence[Row], tokens: Sequence[int]) -> None:
-    """Let the constraints of rows read what was fed."""
-    for row, token in zip(rows, tokens, strict=True):
-        if token not in row.ends:
-            row.choice.advance(token)
 
 
 def _listed(tokens: mx.array) -> list[int]:

@@ -6,6 +6,7 @@ Made on the engine thread, by loading and running the model once. Knows nothing 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from .caches import PrefixCache, can_rewind
 from .drafting import ModelDrafter, TextDrafter
 from .loading import load_draft, load_model, network_bytes, with_adapter
 from .memory import CACHE_SHARE, CacheCost, Ledger, device_limit
+from .packing import packs
 from .sampling import text_tokens
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ LOGITS_BYTES = 64 << 20  # that may be computed in vain rather than run the netw
 class Machine:
     """Loads when it is made; raises EngineError with a text for people.
 
-    `networks` are by adapter, "" is the model as it is. `together` says whether replies can be batched.
+    `networks` are by adapter, "" is the model as it is. `together` says whether replies can be batched, `packs` whether
+    prompts and replies can be run without padding (packing.py).
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Machine:
             ranks.be_alike(model.folder, options)
         try:
             cost = CacheCost(*self._warm_up(layers))
+            self.packs = self._packs(ranks)
         except Exception as error:
             raise EngineError(f"The model was loaded but cannot be run: {error}") from error
         weights = sum(network_bytes(network, shared=name != "") for name, network in self.networks.items())
@@ -131,6 +135,16 @@ class Machine:
         mx.eval([layer.state for layer in layers])
         mx.clear_cache()
         return layers, count
+
+    def _packs(self, ranks: Ranks | None) -> bool:
+        """Whether prompts and replies can be run together without padding."""
+        if not (self.together and self.rewinds):
+            return False
+        if ranks is not None and not hasattr(self.networks[""], "shard"):
+            return False  # in a pipeline of ranks, one that failed here would leave the others waiting
+        return all(
+            packs(network, partial(self.fresh_layers, space)) for space, network in self.networks.items()
+        )
 
     def _set_up_drafts(self, model: LoadedModel, layers: Layers) -> None:
         options = self.options
