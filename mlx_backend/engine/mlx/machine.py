@@ -93,6 +93,7 @@ class Machine:
             memory, weights, cost, self.together, alike = ranks.settle(
                 memory, weights, cost, together=self.together
             )
+            self.packs = all(ranks.meet(self.packs)) and self.together
         self.ledger = Ledger(memory, weights, cost, padded=self.together)
         self.ledger.check(1, "A single token")
         cache_bytes = options.cache_bytes

@@ -114,9 +114,11 @@ def stall(fleet: Fleet) -> Iterator[Line]:
             runs = [_gaps(server, partial(_long, server, at)) for at in range(fleet.rounds)]
             line.add(server.name, spread([max(gaps) for gaps, _ in runs]))
             second.add(server.name, spread([own for _, own in runs]))
+            alone, _ = _gaps(server, partial(time.sleep, 2))
             gaps, _ = _gaps(server, partial(_short, server))
-            percentile = statistics.quantiles(gaps, n=100)[-1]
-            usual.add(server.name, Figure(f"{percentile * 1000:.0f} ms of {len(gaps)}", percentile))
+            percentile, step = statistics.quantiles(gaps, n=100)[-1], statistics.median(alone)
+            text = f"{percentile * 1000:.0f} ms, {percentile / step:.1f} of its steps alone"
+            usual.add(server.name, Figure(text, percentile))
             longest.add(server.name, Figure(f"{max(gaps) * 1000:.0f} ms", max(gaps)))
         except NoAnswer as problem:
             line.add(server.name, Figure(f"failed: {problem}"))
