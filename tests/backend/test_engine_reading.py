@@ -171,7 +171,7 @@ def test_a_first_word_does_not_wait_for_a_piece_of_a_long_prompt(
     models: dict[str, Path], watched: Any
 ) -> None:
     batch = watched(models["windowed"], cache_bytes=0)
-    batch._pace = Pace(64)
+    batch._prompts.pace = Pace(64)
     batch.insert(0, asked(prompt(0, 10)))
     batch.insert(1, asked(prompt(1, 10)))
     batch.insert(2, asked(prompt(2, 500)))

@@ -11,22 +11,19 @@ that, so that whoever talks hardly notices who comes; a mistake in one of them i
 from __future__ import annotations
 
 import logging
-from bisect import insort
 from collections import deque
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ..base import EngineError, EngineRefused, Progress, TokenDelta
+from ..base import EngineError, EngineRefused, TokenDelta
 from ..batch import Ended, ModelFacts
 from ..turns import Turns
-from .caches import PrefixCache, alias
-from .decoding import Decoder, Newcomer, Row
+from .decoding import Decoder, Row
+from .keeping import Keeping
 from .machine import Machine
 from .packing import NotRun
-from .prefill import passed, read
-from .reading import Pace, Reading, deal, waits_for
+from .prompts import Prompts
 from .sampling import Choice
 
 if TYPE_CHECKING:
@@ -36,22 +33,25 @@ if TYPE_CHECKING:
     from ..base import GenerationRequest
     from ..batch import Outcome
     from ..options import EngineOptions
-    from .decoding import Layers, Said
-    from .disk import DiskCheckpoints
+    from .decoding import Said
     from .distributed import Ranks
     from .loading import LoadedModel
+    from .memory import Ledger
+    from .reading import Reading
 
 log = logging.getLogger(__name__)
 
 DEVICE = Turns()  # one for all engines of the process
 EXPECTED_TOKENS = 2048  # set aside for a reply whose length nobody knows
-OVERTAKEN = 32  # requests that a prompt of the next better priority may come later and still be read first
-WORTH_KEEPING = 64  # tokens of a prompt that was given up half-way
 STEPS_BETWEEN_CLEANINGS = 512
 
 
 class MLXBatch:
     """Implements the scheduler's `Batch`."""
+
+    _ledger: Ledger  # these three while a model is loaded
+    _keeping: Keeping
+    _prompts: Prompts
 
     def __init__(
         self,
@@ -75,12 +75,8 @@ class MLXBatch:
         self._model: LoadedModel | None = None
         self._networks: dict[str, Any] = {}
         self._decoders: dict[str, list[Decoder]] = {}
-        self._readings: list[Reading] = []
         self._rows: dict[int, Row] = {}
         self._put_off: deque[Row] = deque()  # for want of memory, in the middle of their replies
-        self._prefixes = PrefixCache(0)
-        self._disk: DiskCheckpoints | None = None
-        self._reads_ahead = False
 
     # -- the model -------------------------------------------------------------------------------------------
 
@@ -88,8 +84,9 @@ class MLXBatch:
         """Load the model on this thread, warm it up, and see how much memory is left."""
         machine = self._machine = Machine(self._source, self._options, self._ranks, report)
         self._model, self._networks = machine.model, machine.networks
-        self._ledger, self._prefixes, self._disk = machine.ledger, machine.prefixes, machine.disk
-        self._pace = Pace(self._options.prefill_chunk)
+        self._ledger = machine.ledger
+        self._keeping = Keeping(machine.prefixes, machine.disk, machine.ledger)
+        self._prompts = Prompts(machine, self._keeping, self._forget, shared=self._ranks is not None)
         return ModelFacts(
             model_id=self._model_id or machine.model.name,
             context_length=self._options.context_length or machine.model.context_length,
@@ -103,6 +100,7 @@ class MLXBatch:
         machine, self._machine = self._machine, None
         self._reset()
         if machine is not None:
+            del self._ledger, self._keeping, self._prompts
             machine.close()
         mx.clear_cache()
 
@@ -118,7 +116,7 @@ class MLXBatch:
 
     def admits(self, request: GenerationRequest) -> bool:
         """Whether its caches fit beside those that are there; raises EngineRefused if they never can."""
-        if request.max_tokens == 0 and not self._keeps:
+        if request.max_tokens == 0 and not self._keeping.enabled:
             raise EngineRefused("Nothing is kept here, so there is nothing to warm up.")
         tokens = _expected(request)
         reply = tokens - len(request.prompt)
@@ -139,6 +137,7 @@ class MLXBatch:
             self._model.tokenizer.text_stream(),
             list(request.prompt),
             self._model.end_tokens,
+            self._space(request),
         )
         row.memory = choice.memory_of(())
         row.drafter = self._machine.drafter()
@@ -147,11 +146,11 @@ class MLXBatch:
     @property
     def rate(self) -> float | None:
         """How many tokens of prompt a second this machine reads; None before it is known."""
-        return self._pace.rate
+        return self._prompts.pace.rate
 
     @rate.setter
     def rate(self, rate: float | None) -> None:
-        self._pace.rate = rate
+        self._prompts.pace.rate = rate
 
     def ready(self) -> bool:
         """There is always a token or a chunk to compute."""
@@ -168,15 +167,14 @@ class MLXBatch:
             if self.steps % STEPS_BETWEEN_CLEANINGS == 0:
                 mx.clear_cache()
             self._bring_back()
-            due = (yield from self._read()) if self._readings else []
-            for space in dict.fromkeys([*self._decoders, *map(self._space_of, due)]):
-                here = [each for each in due if self._space_of(each) == space and each in self._readings]
+            due = (yield from self._read()) if self._prompts.waiting else []
+            for space in dict.fromkeys([*self._decoders, *(each.row.space for each in due)]):
+                here = [each for each in due if each.row.space == space and each in self._prompts.waiting]
                 yield from self._decode(space, here)
-            if (
-                due and not self._readings
-            ):  # if others wait, their run is begun first: the device does not rest
+            if due and not self._prompts.waiting:
+                # With others waiting, their run is begun before these are said: the device does not rest.
                 yield from self._begin_replies()
-            self._ledger.keeps(self._prefixes.nbytes)
+            self._keeping.declare()
 
     def remove(self, key: int) -> None:
         """Drop a request that nobody wants any more."""
@@ -188,30 +186,27 @@ class MLXBatch:
         self._forget(row)
 
     def _begin(self, row: Row, expected: int) -> None:
-        self._ledger.reserve(row.key, expected, self._space(row.request))
-        self._shrink_prefixes()
-        end = len(row.tokens)
-        marks = {*row.request.checkpoints, end - 1} if self._keeps else {end - 1}
-        if row.request.max_tokens == 0:  # to be kept whole, and nothing said behind it
-            marks = set()
-        reading = Reading(row, tuple(sorted({mark for mark in marks if mark > 0} | {end})))
-        insort(self._readings, reading, key=_turn)
+        self._ledger.reserve(row.key, expected, row.space)
+        self._keeping.make_room()
+        self._prompts.add(row)
         self._rows[row.key] = row
-
-    def _shrink_prefixes(self) -> None:
-        self._prefixes.shrink(max(0, self._ledger.room - self._ledger.used))
 
     def _forget(self, row: Row) -> None:
         self._rows.pop(row.key, None)
         self._ledger.release(row.key)
 
-    def _space_of(self, reading: Reading) -> str:
-        return self._space(reading.row.request)
-
     def _space(self, request: GenerationRequest) -> str:
         return request.adapter or self._options.adapter or ""
 
     # -- replies ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> Generator[tuple[int, Outcome], None, list[Reading]]:
+        """Read one chunk, and return the prompts of which only the last pieces are left, which are due now."""
+        dealt = self._prompts.deal(talking=bool(self._decoders))
+        if dealt.chunks:  # nobody's first word waits for those
+            yield from self._begin_replies()
+        yield from self._prompts.read(dealt)
+        return dealt.due
 
     def _decode(self, space: str, due: Sequence[Reading]) -> Iterator[tuple[int, Outcome]]:
         """Say one token for everybody of a space, and let in those whose last pieces are due."""
@@ -219,12 +214,12 @@ class MLXBatch:
         if due and self._machine.packs:
             decoder = self._decoder(due[0].row)
             try:
-                said = decoder.step([_newcomer(reading) for reading in due])
+                said = decoder.step([self._prompts.newcomer(reading) for reading in due])
             except NotRun as error:
                 if not decoder.everybody and len(due) == 1:
-                    yield self._unread(due[0], error)
+                    yield self._prompts.give_up(due[0], error)
                     return
-                self._complain(error)
+                self._prompts.complain(error)
             else:
                 yield from self._come_in(space, decoder, due)
                 yield from self._said(space, decoder, said)
@@ -232,9 +227,9 @@ class MLXBatch:
         for reading in due:
             decoder = self._decoder(reading.row)
             try:
-                decoder.join([_newcomer(reading)])
+                decoder.join([self._prompts.newcomer(reading)])
             except NotRun as error:
-                yield self._unread(reading, error)
+                yield self._prompts.give_up(reading, error)
             else:
                 yield from self._come_in(space, decoder, [reading])
         for decoder in list(self._decoders.get(space, ())):
@@ -244,13 +239,15 @@ class MLXBatch:
         self, space: str, decoder: Decoder, readings: Sequence[Reading]
     ) -> Iterator[tuple[int, Outcome]]:
         for reading in readings:
-            row = reading.row
-            self._readings.remove(reading)
-            passed(reading, reading.marks[-1], self._keep_read if self._keeps else None)
-            if not row.said:
-                yield row.key, Progress(reading.done, len(row.tokens), row.cached)
+            yield from self._prompts.come_in(reading)
         if decoder not in self._decoders.setdefault(space, []):
             self._decoders[space].append(decoder)
+
+    def _begin_replies(self) -> Iterator[tuple[int, Outcome]]:
+        """Say the first words of those who came in, which are still being computed."""
+        for space, decoders in list(self._decoders.items()):
+            for decoder in list(decoders):
+                yield from self._said(space, decoder, decoder.begin())
 
     def _said(self, space: str, decoder: Decoder, said: Sequence[Said]) -> Iterator[tuple[int, Outcome]]:
         """Report what was said, and let those go who are done."""
@@ -266,10 +263,10 @@ class MLXBatch:
         broken = [row for row in decoder.rows if row.choice.error is not None]
         for row in broken:
             yield row.key, _failure(row)
-        kept = decoder.leave([*ended, *broken], wanted=ended if self._keeps else ())
+        kept = decoder.leave([*ended, *broken], wanted=ended if self._keeping.enabled else ())
         for row in [*ended, *broken]:
             if row.key in kept:
-                self._keep(row, row.tokens[: row.fed], kept[row.key])
+                self._keeping.keep(row, row.tokens[: row.fed], kept[row.key])
             self._forget(row)
         self._tidy(space)
         yield from self._make_room(decoder)
@@ -279,15 +276,14 @@ class MLXBatch:
         for row in list(decoder.rows):
             if row in self._put_off or len(row.tokens) < self._ledger.reserved(row.key):
                 continue
-            space = self._space(row.request)
             most = len(row.request.prompt) + row.request.max_tokens
-            self._ledger.reserve(row.key, min(most, len(row.tokens) + EXPECTED_TOKENS), space)
-            self._shrink_prefixes()
+            self._ledger.reserve(row.key, min(most, len(row.tokens) + EXPECTED_TOKENS), row.space)
+            self._keeping.make_room()
             while self._ledger.used > self._ledger.room:
                 others = [other for other in self._rows.values() if other not in self._put_off]
                 if len(others) == 1:  # alone, and still no room: this is as long as it can get
                     decoder.leave([row])
-                    self._tidy(space)
+                    self._tidy(row.space)
                     self._forget(row)
                     yield row.key, Ended("length")
                     break
@@ -310,198 +306,33 @@ class MLXBatch:
             row = self._put_off[0]
             tokens = len(row.tokens) + min(row.request.max_tokens - row.said, EXPECTED_TOKENS)
             alone = len(self._put_off) == len(self._rows)
-            if not (alone or self._ledger.fits(tokens, self._space(row.request))):
+            if not (alone or self._ledger.fits(tokens, row.space)):
                 return
             self._begin(self._put_off.popleft(), tokens)
 
     def _take_out(self, row: Row) -> None:
         """Take a row out of wherever it is."""
-        for reading in self._readings:
-            if reading.row is row:
-                self._readings.remove(reading)
-                if reading.layers is not None and reading.done - row.cached >= WORTH_KEEPING:
-                    self._keep(row, row.tokens[: reading.done], reading.layers)
-                return
-        space = self._space(row.request)
-        for decoder in self._decoders.get(space, ()):
+        if self._prompts.take_out(row):
+            return
+        for decoder in self._decoders.get(row.space, ()):
             if row in decoder.everybody:
                 decoder.leave([row])
-        self._tidy(space)
+        self._tidy(row.space)
 
     def _tidy(self, space: str) -> None:
         running = [decoder for decoder in self._decoders.pop(space, ()) if decoder.everybody]
         if running:
             self._decoders[space] = running
 
-    # -- prompts ---------------------------------------------------------------------------------------------
-
-    def _read(self) -> Generator[tuple[int, Outcome], None, list[Reading]]:
-        """Read one chunk, and return the prompts of which only the last pieces are left, which are due now."""
-        assert self._machine is not None
-        # A warm-up is read in small pieces: whoever comes should not wait for it.
-        others = bool(self._decoders) or len(self._readings) > 1 or not self._readings[0].replies
-        chunk = self._pace.chunk(others=others)
-        dealt = deal(
-            list(self._readings), chunk, to_read=self._to_read, at_most=self._at_most, waits=self._waits
-        )
-        due = [reading for reading, share in dealt if share == reading.left and reading.replies]
-        most_logits = self._machine.most_logits
-        if sum(reading.left for reading in due) > most_logits:
-            most_logits = 0
-        ahead: dict[str, list[tuple[Reading, int]]] = {}
-        for reading, share in dealt:
-            until = reading.done + share
-            stops = reading.stops(until, rewinds=self._machine.rewinds, most_logits=most_logits)
-            if reading not in due:
-                yield from self._read_chunk(reading, stops)
-            elif self._machine.packs:
-                for stop in stops[:-1]:
-                    ahead.setdefault(self._space_of(reading), []).append((reading, stop))
-            else:
-                for stop in stops[:-1]:
-                    yield from self._read_ahead([(reading, stop)])
-        for pieces in ahead.values():
-            yield from self._read_ahead(pieces)
-        return due
-
-    def _read_chunk(self, reading: Reading, stops: Sequence[int]) -> Iterator[tuple[int, Outcome]]:
-        """Read pieces of one prompt that does not end in them, or of which nothing but the caches is wanted."""
-        yield from self._begin_replies()  # their first words do not wait for this
-        row, started, read_before = reading.row, perf_counter(), reading.done
-        try:
-            for stop in stops:
-                mx.eval(self._pieces([(reading, stop)]))
-                mx.clear_cache()
-        except Exception as error:
-            yield self._unread(reading, error)
-            return
-        self._pace.measured(reading.done - read_before, perf_counter() - started)
-        if not row.said:
-            yield row.key, Progress(reading.done, len(row.tokens), row.cached)
-        if not reading.left:
-            self._readings.remove(reading)
-            self._forget(row)
-            yield row.key, Ended("length")
-
-    def _begin_replies(self) -> Iterator[tuple[int, Outcome]]:
-        """Say the first words of those who came in, which are still being computed."""
-        for space, decoders in list(self._decoders.items()):
-            for decoder in list(decoders):
-                yield from self._said(space, decoder, decoder.begin())
-
-    def _read_ahead(self, pieces: list[tuple[Reading, int]]) -> Iterator[tuple[int, Outcome]]:
-        """Read prompts up to their last pieces, without waiting until that is computed."""
-        try:
-            mx.async_eval(self._pieces(pieces))  # type: ignore[no-untyped-call]
-        except NotRun as error:
-            if len(pieces) == 1:
-                yield self._unread(pieces[0][0], error)
-                return
-            self._complain(error)
-            for piece in pieces:
-                yield from self._read_ahead([piece])
-
-    def _pieces(self, pieces: Sequence[tuple[Reading, int]]) -> list[mx.array]:
-        network = self._networks[self._space_of(pieces[0][0])]
-        return read(network, pieces, self._keep_read if self._keeps else None)
-
-    def _complain(self, error: Exception) -> None:
-        if self._ranks is not None:  # the others know nothing of it
-            raise error.__cause__ or error
-        log.warning(
-            "Prompts could not be read together: each is read by itself. %r", error.__cause__ or error
-        )
-
-    def _unread(self, reading: Reading, error: Exception) -> tuple[int, Outcome]:
-        """Give up a prompt that cannot be read even by itself."""
-        cause = error.__cause__ or error
-        if self._ranks is not None:
-            raise cause
-        log.error("A prompt could not be read.", exc_info=cause)
-        self._readings.remove(reading)
-        self._forget(reading.row)
-        return reading.row.key, EngineError(f"The prompt could not be read: {cause}")
-
-    def _to_read(self, reading: Reading) -> int:
-        if reading.layers is None:
-            self._find_prefix(reading)
-        return reading.left
-
-    def _waits(self, group: Sequence[Reading], other: Reading) -> bool:
-        return self._keeps and waits_for(group, other, len(other.row.tokens) - self._at_most(other))
-
-    def _at_most(self, reading: Reading) -> int:
-        if reading.layers is not None:
-            return reading.left
-        return reading.left - self._prefixes.covered(reading.row.tokens, self._space(reading.row.request))
-
-    def _find_prefix(self, reading: Reading) -> None:
-        """Begin with the longest prefix that is known, here or on disk."""
-        assert self._machine is not None
-        row = reading.row
-        space, most = self._space(row.request), reading.marks[-2] if len(reading.marks) > 1 else 0
-        if row.request.max_tokens == 0:
-            most = reading.marks[-1]
-        known, layers = self._prefixes.longest(row.tokens[:most], space)
-        if self._disk is not None and not space:
-            stored = self._disk.longest(row.tokens[:most], beyond=known)
-            if stored is not None and (read := self._disk.read(stored)) is not None:
-                known, layers = stored.length, read
-                self._prefixes.keep(row.tokens[:known], layers, space)
-        reading.layers = layers if layers is not None else self._machine.fresh_layers(space)
-        reading.done = row.cached = known
-
     def _decoder(self, row: Row) -> Decoder:
         """Return who decodes the row: those of its network who run, or a new one."""
         assert self._machine is not None
-        space = self._space(row.request)
-        decoders = self._decoders.get(space)
+        decoders = self._decoders.get(row.space)
         if decoders and self._machine.together:
             return decoders[-1]
         drafts = self._options.draft_tokens if row.drafter is not None else 0
         agree = self._ranks.agree if self._ranks is not None else None
-        return Decoder(self._networks[space], packs=self._machine.packs, drafts=drafts, agree=agree)
-
-    # -- prefixes --------------------------------------------------------------------------------------------
-
-    @property
-    def _keeps(self) -> bool:
-        return self._prefixes.enabled or self._disk is not None
-
-    def _keep(self, row: Row, tokens: list[int], layers: Layers, *, persist: bool = False) -> None:
-        if not self._keeps:
-            return
-        space = self._space(row.request)
-        self._prefixes.keep(tokens, layers, space)
-        self._shrink_prefixes()
-        if persist and self._disk is not None and not space and not self._disk.has(tokens):
-            mx.eval([layer.state for layer in layers])  # another thread writes them
-            self._disk.write(tokens, [alias(layer) for layer in layers])
-
-    def _keep_read(self, reading: Reading, mark: int, layers: Layers) -> None:
-        row = reading.row
-        self._keep(row, row.tokens[:mark], layers, persist=self._outlives(row.request, mark))
-
-    def _outlives(self, request: GenerationRequest, position: int) -> bool:
-        """Whether a checkpoint is worth a place on disk: what others begin with, and what is likely to come.
-
-        Where nothing is read ahead, the end of a prompt's history has to do for the latter.
-        """
-        if request.max_tokens == 0:
-            self._reads_ahead = True
-            return True
-        return position in (request.checkpoints[:1] if self._reads_ahead else request.checkpoints)
-
-
-def _turn(reading: Reading) -> int:
-    """Whose prompt is read first. Time has no part in it: it would differ between processes that share a model."""
-    row = reading.row
-    return row.key + OVERTAKEN * row.request.priority
-
-
-def _newcomer(reading: Reading) -> Newcomer:
-    assert reading.layers is not None
-    return Newcomer(reading.row, reading.row.tokens[reading.done :], reading.layers)
+        return Decoder(self._networks[row.space], packs=self._machine.packs, drafts=drafts, agree=agree)
 
 
 def _failure(row: Row) -> EngineError:

@@ -54,6 +54,7 @@ class Row:
     text: TextStream
     tokens: list[int]
     ends: Collection[int]
+    space: str = ""  # whose network says it, and who has its prefixes: an adapter's, or the model's
     drafter: Drafter | None = None
     cached: int = 0
     said: int = 0

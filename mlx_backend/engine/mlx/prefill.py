@@ -1,6 +1,6 @@
 """Pieces of prompts run through the network into their caches, and the checkpoints they leave on the way.
 
-Knows nothing of whose turn it is (reading.py), of the batch that decodes, or of what becomes of kept caches.
+Knows nothing of whose turn it is (prompts.py), of the batch that decodes, or of what becomes of kept caches.
 """
 
 from __future__ import annotations
