@@ -12,6 +12,7 @@ from mlx import nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlx_backend.engine.mlx.caches import merged
 from mlx_backend.engine.mlx.packing import NotRun, Part, packs, run
 
 
@@ -48,7 +49,7 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
         network(mx.array([each]), cache=read(network, texts[0]))[0] for each in prompts
     ]
     singles = [read(network, each) for each in texts]
-    batch = [layers[0].merge(list(layers)) for layers in zip(*singles, strict=True)]
+    batch = merged(singles)
     parts = [Part(mx.array([[each[0]] for each in texts]), batch)]
     parts += [Part(mx.array([each]), read(network, texts[0])) for each in prompts]
     assert same(run(network, parts), mx.concatenate(expected))
@@ -114,3 +115,18 @@ def test_a_network_that_only_looks_as_if_it_could_is_found_out(tmp_path: Path) -
             return logits
 
     assert not packs(Mistaken(), partial(make_prompt_cache, network))
+
+
+def test_a_network_that_fails_with_several_texts_is_served_without(tmp_path: Path) -> None:
+    network, _ = load_model(write_model(tmp_path))
+
+    class Alone(nn.Module):  # type: ignore[misc]
+        """Takes one text at a time."""
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            if tokens.shape[0] > 1:
+                raise ValueError("one text at a time")
+            logits: mx.array = network(tokens, cache=cache)
+            return logits
+
+    assert not packs(Alone(), partial(make_prompt_cache, network))

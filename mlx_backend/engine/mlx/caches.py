@@ -268,6 +268,11 @@ class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
         return n
 
 
+def merged(texts: Sequence[Layers]) -> Layers:
+    """Return the caches of several texts as those of one batch, in their order."""
+    return [each[0].merge(list(each)) for each in zip(*texts, strict=True)]
+
+
 def can_rewind(layer: Any) -> bool:
     """Whether the tokens of a step can be taken back from a cache, all but the first."""
     if isinstance(layer, RotatingKVCache):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
-from .caches import RewindableRotatingKVCache
+from .caches import RewindableRotatingKVCache, merged
 from .packing import NotRun, Part, run
 from .sampling import Place, choose
 
@@ -285,17 +285,13 @@ class Decoder:
         first, self._first = self._first, None
         if first is None:
             return
-        own = zip(*(each.layers for each in arrived), strict=True)
-        if not self.rows and len(arrived) == 1:
-            self._layers = arrived[0].layers
-        elif not self.rows:
-            self._layers = [each[0].merge(list(each)) for each in own]
-        elif len(self.rows) == 1:
-            both = zip(self._layers, own, strict=True)
-            self._layers = [ours.merge([ours, *theirs]) for ours, theirs in both]
+        texts = [each.layers for each in arrived]
+        if len(self.rows) > 1:
+            for ours, theirs in zip(self._layers, merged(texts), strict=True):
+                ours.extend(theirs)
         else:
-            for ours, theirs in zip(self._layers, own, strict=True):
-                ours.extend(theirs[0].merge(list(theirs)))
+            texts = [self._layers, *texts] if self.rows else texts
+            self._layers = merged(texts) if len(texts) > 1 else texts[0]
         self._next = first if self._next is None else mx.concatenate([self._next, first])
         self.rows = [*self.rows, *(each.row for each in arrived)]
 

@@ -114,7 +114,7 @@ def stall(fleet: Fleet) -> Iterator[Line]:
             runs = [_gaps(server, partial(_long, server, at)) for at in range(fleet.rounds)]
             line.add(server.name, spread([max(gaps) for gaps, _ in runs]))
             second.add(server.name, spread([own for _, own in runs]))
-            alone, _ = _gaps(server, partial(time.sleep, 2))
+            alone, _ = _gaps(server, partial(time.sleep, 2))  # two seconds with nobody else there
             gaps, _ = _gaps(server, partial(_short, server))
             percentile, step = statistics.quantiles(gaps, n=100)[-1], statistics.median(alone)
             text = f"{percentile * 1000:.0f} ms, {percentile / step:.1f} of its steps alone"
