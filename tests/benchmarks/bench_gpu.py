@@ -124,10 +124,10 @@ def compare(folder: Path, ways: list[tuple[str, int, bool]], chosen: argparse.Na
                 print(f"  {name:20} no answer")
                 continue
             rates = [streams * chosen.tokens / taken for taken in times]
-            ratio = statistics.median(b / a for a, b in zip(times, seconds["bare loop"], strict=False))
+            ratios = [b / a for a, b in zip(times, seconds["bare loop"], strict=False)]
             print(
                 f"  {name:20} {statistics.median(rates):7.1f} tokens/s ({min(rates):.1f}-{max(rates):.1f}), "
-                f"{ratio:.3f} of the bare loop",
+                f"{statistics.median(ratios):.3f} of the bare loop ({min(ratios):.2f}-{max(ratios):.2f})",
                 flush=True,
             )
 

@@ -40,7 +40,7 @@ SAME = 0.03  # how far logits may lie apart, as a part of their size, and still 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens ([rows, length]) that follow what `layers` hold: a prompt's next piece, or one token of every reply."""
+    """Tokens that follow what `layers` hold: a prompt's next piece ([1, length]), or one of every reply ([rows, 1])."""
 
     tokens: mx.array
     layers: Layers
@@ -95,13 +95,10 @@ class PackedLayer:
 
     def _own(self, heads: mx.array) -> list[mx.array]:
         """Take [1, heads, tokens, size] apart, into [rows, heads, length, size] for every part."""
-        _, count, _, size = heads.shape
         parts, start = [], 0
         for rows, length in self.shapes:
             part = heads[:, :, start : start + rows * length]
-            if rows > 1:
-                part = part.reshape(count, rows, length, size).swapaxes(0, 1)
-            parts.append(part)
+            parts.append(part.swapaxes(0, 2) if rows > 1 else part)
             start += rows * length
         return parts
 
@@ -220,6 +217,5 @@ def _places(part: Part) -> mx.array:
 
 
 def _packed(heads: mx.array) -> mx.array:
-    """Turn [rows, heads, length, size] into [1, heads, rows x length, size]."""
-    rows, count, length, size = heads.shape
-    return heads if rows == 1 else heads.swapaxes(0, 1).reshape(1, count, rows * length, size)
+    """Turn [rows, heads, length, size], of a part, into [1, heads, rows x length, size]."""
+    return heads.swapaxes(0, 2) if heads.shape[0] > 1 else heads
