@@ -10,10 +10,10 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_backend.engine.mlx.caches import PrefixCache, alias
 
 
-def layers(length: int) -> list[Any]:
+def layers(length: int, size: int = 4) -> list[Any]:
     """A full and a sliding layer that have read the tokens 0 … length - 1: each token's key is its number."""
     full, window = KVCache(), RotatingKVCache(max_size=8)
-    numbers = mx.broadcast_to(mx.arange(length, dtype=mx.float32)[None, None, :, None], (1, 2, length, 4))
+    numbers = mx.broadcast_to(mx.arange(length, dtype=mx.float32)[None, None, :, None], (1, 2, length, size))
     for layer in (full, window):
         layer.update_and_fetch(numbers + 0, -numbers)
     mx.eval(full.state, window.state)
@@ -68,19 +68,21 @@ def test_when_the_longest_is_given_up_the_others_still_hold_theirs() -> None:
     assert cache.nbytes == 0
 
 
-def test_the_bytes_are_those_that_are_really_held() -> None:
+@pytest.mark.parametrize("lengths", [(1, 40), (200, 600)])
+def test_the_bytes_are_those_that_are_really_held(lengths: tuple[int, int]) -> None:
     cache = PrefixCache(1 << 30)
     chooser = random.Random(6)
     mx.synchronize()
     before = mx.get_active_memory()
     for _ in range(60):
-        length = chooser.randrange(200, 600)
-        cache.keep([chooser.randrange(2)] * 100 + [chooser.randrange(3)] * length, layers(100 + length))
+        length = chooser.randrange(*lengths)
+        tokens = [chooser.randrange(2)] * 100 + [chooser.randrange(3)] * length
+        cache.keep(tokens, layers(100 + length, size=64))
         if chooser.random() < 0.3:
             cache.shrink(cache.nbytes // 2)
     mx.synchronize()
     held = mx.get_active_memory() - before
-    assert held == pytest.approx(cache.nbytes, rel=0.15)
+    assert held == pytest.approx(cache.nbytes, rel=0.05)
     cache.clear()
     assert mx.get_active_memory() - before < 100_000
 

@@ -167,6 +167,23 @@ def test_where_a_network_cannot_be_run_packed_each_prompt_is_read_by_itself(
     assert all(len(run) == 1 for run in batch.runs)
 
 
+@pytest.mark.parametrize("together", [1, 4])
+def test_what_is_kept_of_long_prompts_holds_as_much_memory_as_is_counted(
+    models: dict[str, Path], watched: Any, together: int
+) -> None:
+    batch = watched(models["windowed"])
+    batch.answers([asked(prompt(0, 600), checkpoints=(100, 300))])
+    mx.synchronize()
+    held, counted = mx.get_active_memory(), batch._keeping._prefixes.nbytes
+    for turn in range(1, 5, together):
+        batch.answers(
+            [asked(prompt(turn + at, 600), checkpoints=(100, 300)) for at in range(together)],
+        )
+    mx.synchronize()
+    counted = batch._keeping._prefixes.nbytes - counted
+    assert mx.get_active_memory() - held == pytest.approx(counted, rel=0.05)
+
+
 def test_a_first_word_does_not_wait_for_a_piece_of_a_long_prompt(
     models: dict[str, Path], watched: Any
 ) -> None:

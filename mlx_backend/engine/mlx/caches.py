@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 type Layers = list[Any]
 
 TOKEN = 4  # bytes
+ROOM_KEPT = 1.25  # how much room a full layer may have for each of its tokens; more is worth a copy
 
 
 @dataclass(slots=True, eq=False)
@@ -172,11 +173,11 @@ class PrefixCache:
         before = kept.own
         for mine, theirs in zip(kept.layers, longer.layers, strict=True):
             if type(mine) is KVCache and type(theirs) is KVCache:
+                kept.own -= mine.nbytes  # which counts the room behind its tokens, too
                 mine.keys, mine.values = (
                     theirs.keys[..., : mine.offset, :],
                     theirs.values[..., : mine.offset, :],
                 )
-                kept.own -= mine.nbytes
         mx.async_eval([layer.state for layer in kept.layers])  # type: ignore[no-untyped-call]
         for view in kept.views:
             self._repoint(view, longer)
@@ -210,7 +211,7 @@ class PrefixCache:
             heir = max(kept.views, key=lambda view: len(view.tokens))
             for layer in heir.layers:
                 if type(layer) is KVCache:
-                    layer.keys, layer.values = _copied(layer.keys), _copied(layer.values)
+                    _keep_only(layer, slice(None))
                     heir.own += layer.nbytes
                     self._nbytes += layer.nbytes
             mx.eval([layer.state for layer in heir.layers])
@@ -306,19 +307,21 @@ def as_bytes(tokens: Sequence[int]) -> bytes:
 
 
 def _trimmed(layer: Any) -> Any:
-    """Cut off what has left a cache's window: a piece of prompt leaves more there than the next step needs."""
-    if isinstance(layer, RotatingKVCache) and layer.keys is not None and not layer.keep:
-        length, most = layer.keys.shape[2], layer.max_size
-        if length > most and layer._idx == length:  # in order, as a piece of prompt leaves it
-            layer.keys, layer.values = (
-                _copied(layer.keys[..., -most:, :]),
-                _copied(layer.values[..., -most:, :]),
-            )
-            layer._idx = most
+    """Give back what a layer holds beside its tokens: what has left a window, and much of the room for more."""
+    if not isinstance(layer, RotatingKVCache | KVCache) or layer.keys is None:
+        return layer
+    length = layer.keys.shape[2]
+    if isinstance(layer, KVCache):
+        if length > ROOM_KEPT * layer.offset:
+            _keep_only(layer, slice(layer.offset))
+    elif layer._idx == length and not layer.keep:  # in order, as a piece of prompt leaves it
+        _keep_only(layer, slice(max(0, length - layer.max_size), length))
+        layer._idx = min(length, layer.max_size)
     return layer
 
 
-def _copied(part: mx.array) -> mx.array:
-    whole = mx.zeros(part.shape, part.dtype)
-    whole[...] = part  # a contiguous view of one head would be handed back as it is
-    return whole
+def _keep_only(layer: Any, tokens: slice) -> None:
+    """Keep some tokens of a layer, and the memory of no others."""
+    # Unlike a slice, which holds on to all that it is a part of, and unlike `whole[...] = part`, which is that slice.
+    layer.keys = mx.contiguous(layer.keys[..., tokens, :])
+    layer.values = mx.contiguous(layer.values[..., tokens, :])
