@@ -233,7 +233,7 @@ class Service:
         # Nobody goes on with a title, and the user's own next turn is to be read.
         aside = request.priority > 0
         if self._prewarm and not (request.raw or continued or aside):
-            self.engine.prewarm(lambda: self._next_prompt(request, answer))
+            self.engine.prewarm(lambda: self._next_prompt(request, answer), request.adapter)
 
     def _next_prompt(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
         """Return how the next turn begins: what two different ones have in common."""

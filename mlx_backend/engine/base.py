@@ -283,7 +283,7 @@ class Engine(Protocol):
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         ...
 
-    def prewarm(self, plan: Callable[[], Sequence[int]]) -> None:
+    def prewarm(self, plan: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
         """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done.
 
         `plan` says what it is, on the engine thread and only once there is time for it.

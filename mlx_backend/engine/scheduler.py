@@ -279,17 +279,17 @@ class Scheduler:
             case job if job.left:
                 self._drop(job)
             case job:
-                self._put_warmup_aside()
                 insort(self._waiting, job, key=attrgetter("turn"))
+                self._put_warmup_aside()
         return True
 
     def _drop(self, job: Job) -> None:
-        if job.key in self._running:
-            del self._running[job.key]
-            self._batch.remove(job.key)
-        elif job in self._waiting:
+        runs = self._running.pop(job.key, None) is not None
+        if job in self._waiting:
             self._waiting.remove(job)
         self._depart(job, None)
+        if runs:
+            self._batch.remove(job.key)
 
     def _put_warmup_aside(self) -> None:
         warmup, self._warming = self._warming, None

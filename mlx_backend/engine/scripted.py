@@ -342,7 +342,7 @@ class ScriptedEngine(ThreadedEngine):
         """Those that were cancelled while they ran."""
         return [asked for asked in self._batch.asked if asked.cancelled.is_set()]
 
-    def prewarm(self, plan: Callable[[], Sequence[int]]) -> None:
+    def prewarm(self, plan: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
         """Keep the plan: a script has nothing to warm up."""
         self.plans.append(plan)
 

@@ -62,7 +62,7 @@ class ThreadedEngine:
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         return self._scheduler.submit(self._checked(request))
 
-    def prewarm(self, plan: Callable[[], Sequence[int]]) -> None:
+    def prewarm(self, plan: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
         """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done."""
 
         def planned() -> GenerationRequest:
@@ -70,7 +70,7 @@ class ThreadedEngine:
             if not 0 < len(prompt) < self.context_length:
                 raise EngineRefused(f"A prompt of {len(prompt)} tokens cannot be read.")
             self._check_ids("The prompt", prompt)
-            return GenerationRequest(prompt=prompt, max_tokens=0)
+            return GenerationRequest(prompt=prompt, max_tokens=0, adapter=adapter)
 
         self._scheduler.prewarm(planned)
 

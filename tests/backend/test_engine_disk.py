@@ -294,6 +294,28 @@ def test_the_oldest_that_waits_gives_way_when_too_many_do(store: Stores) -> None
     assert len(here) == 1 + disk.MOST_WAITING
 
 
+def test_what_waits_is_counted_and_takes_no_more_memory_than_one_or_a_limit(
+    store: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = store.of(Gated)
+    here.write([1], small([1]))
+    assert here.begun.wait(SOON)
+    each = here.waiting_bytes
+    assert each > 0
+    monkeypatch.setattr(disk, "MOST_WAITING_BYTES", 2 * each)
+    for token in (2, 3, 4):
+        here.write([token], small([token]))
+    assert not here.has([2])
+    assert here.waiting_bytes == 3 * each
+    monkeypatch.setattr(disk, "MOST_WAITING_BYTES", 1)
+    here.write([5], small([5]))
+    assert here.waiting_bytes == 2 * each
+    here.gate.set()
+    here.flush()
+    assert here.waiting_bytes == 0
+    assert len(here) == 2
+
+
 # -- files that are not what they should be -----------------------------------------------------------------
 
 

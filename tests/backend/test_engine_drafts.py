@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from engine_models import write_model
+from engine_models import write_mamba, write_model, write_qwen
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine, EngineError, Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batching import MLXBatch
-from mlx_backend.engine.mlx.drafting import TextDrafter
+from mlx_backend.engine.mlx.drafting import ModelDrafter, TextDrafter
+from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.threaded import ThreadedEngine
 
@@ -130,3 +131,28 @@ def test_a_draft_model_with_other_tokens_is_refused_at_start(target: Path) -> No
         EngineError, match=r"'model' cannot draft for 'target\d+': its tokens are not the same"
     ):
         load_engine(target, draft_model=str(MODEL_PATH))
+
+
+def test_a_draft_model_is_asked_nothing_about_ids_beyond_its_table(target: Path) -> None:
+    known = 60
+    drafter = ModelDrafter(load_model(target, EngineOptions(), lambda _: None).network, known)
+    assert drafter.propose([20, known, 21], 4) == []
+    assert len(drafts := drafter.propose([20, 30, 21], 4)) == 4
+    assert max(drafts) < known
+
+
+def test_a_draft_model_whose_caches_cannot_be_taken_back_is_refused_at_start(tmp_path: Path) -> None:
+    target, draft = write_qwen(tmp_path / "qwen"), write_mamba(tmp_path / "mamba")
+    with pytest.raises(EngineError, match="'mamba' cannot draft: its ArraysCache cannot be taken back"):
+        load_engine(target, draft_model=str(draft))
+
+
+def test_what_a_draft_model_keeps_of_each_reply_is_set_aside_too(target: Path) -> None:
+    costs = []
+    for draft in (None, str(target)):
+        batch = MLXBatch(target, EngineOptions(draft_model=draft))
+        batch.load(lambda _: None)
+        batch._ledger.reserve(0, 1000)
+        costs.append(batch._ledger.used)
+        batch.unload()
+    assert costs[1] > 2 * costs[0], "windows are kept whole there"

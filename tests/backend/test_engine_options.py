@@ -2,15 +2,27 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from engine_models import write_adapter, write_mamba, write_model, write_qwen
 
-from mlx_backend.engine.base import Engine, EngineError, Finished, GenerationRequest, Sampling, TokenDelta
-from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.base import (
+    Engine,
+    EngineBusy,
+    EngineError,
+    EngineRefused,
+    Finished,
+    GenerationRequest,
+    Progress,
+    Sampling,
+    TokenDelta,
+)
+from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.mlx import load_engine, memory
 from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.mlx.memory import Holding
 from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.threaded import ThreadedEngine
 
@@ -187,6 +199,86 @@ def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back
     assert "Memory is short" in caplog.text
 
 
+def test_replies_that_take_turns_are_put_off_and_brought_back_unchanged(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.batching.EXPECTED_TOKENS", 100)
+    caplog.set_level("INFO")
+    fields = {"count": 600, "expected_tokens": 50, "sampling": Sampling(temperature=1, seed=1)}
+    options = {"cache_bytes": 0, "kv_bits": 8}
+    with load_engine(qwen, **options) as roomy:  # type: ignore[arg-type]
+        requests = [asking(roomy, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
+        expected = together(roomy, requests)
+    with load_engine(qwen, memory_bytes=room_beside(qwen, 1_000_000), **options) as engine:  # type: ignore[arg-type]
+        assert together(engine, requests) == expected
+    assert "Memory is short" in caplog.text
+
+
+def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.batching.EXPECTED_TOKENS", 100)
+    limit = room_beside(windowed, 2_000_000)
+    asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
+
+    def replies(batch: MLXBatch, steps: int) -> Iterator[dict[int, list[object]]]:
+        said: dict[int, list[object]] = {0: [], 1: []}
+        for _ in range(steps):
+            for key, outcome in batch.step():
+                said[key].append(outcome.token if isinstance(outcome, TokenDelta) else outcome)
+            yield said
+
+    def tokens(said: list[object]) -> list[object]:
+        return [each for each in said if not isinstance(each, Progress)]
+
+    def batch_of_two() -> MLXBatch:
+        batch = MLXBatch(windowed, EngineOptions(cache_bytes=0, memory_bytes=limit))
+        batch.load(lambda _: None)
+        for key, each in enumerate(asked):
+            assert batch.admits(each)
+            batch.insert(key, each)
+        return batch
+
+    calm = batch_of_two()
+    *_, expected = replies(calm, 402)
+    calm.unload()
+    batch, other = batch_of_two(), Holding(limit, 0, "embeddings")
+    try:
+        running = replies(batch, 5000)
+        for _ in range(50):
+            next(running)
+        other.works(1_900_000)
+        with pytest.raises(EngineBusy, match="other models' work leaves"):
+            batch.admits(GenerationRequest(prompt=[1], max_tokens=1000))
+        with pytest.raises(EngineRefused, match="the model leaves"):
+            batch.admits(GenerationRequest(prompt=[1], max_tokens=100_000))
+        for _ in range(390):  # the first goes on alone, past what was set aside for it
+            said = next(running)
+        assert tokens(said[0]) == tokens(expected[0])
+        assert len(tokens(said[1])) < 400
+        other.works(0)
+        while batch._rows:
+            said = next(running)
+        assert tokens(said[1]) == tokens(expected[1])
+    finally:
+        other.close()
+        batch.unload()
+
+
+def test_a_model_that_cannot_be_loaded_takes_no_room_from_the_others(qwen: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "not a folder"
+    taken.write_text("")
+
+    def held() -> tuple[dict[object, int], dict[object, int]]:
+        return dict(memory._HOLDINGS), dict(memory._WEIGHTS)
+
+    before = held()
+    for options in (EngineOptions(cache_folder=taken), EngineOptions(memory_bytes=1000)):
+        with pytest.raises(EngineError):
+            load_engine(qwen, options)
+        assert held() == before
+
+
 def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
     import mlx.core as mx
 
@@ -246,3 +338,61 @@ def test_prefixes_outlive_the_engine_in_a_folder(
         assert cached_of(engine, other) == (60, expected[1])
     with load_engine(model, cache_folder=tmp_path, cache_folder_bytes=0) as engine:
         assert cached_of(engine, first) == (0, expected[0])
+
+
+def test_a_folder_is_not_read_by_an_engine_whose_caches_are_others(qwen: Path, tmp_path: Path) -> None:
+    asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=5, checkpoints=(30,))
+    for options, cached in (({"max_kv_size": 64}, 0), ({}, 0), ({"max_kv_size": 64}, 30)):
+        with load_engine(qwen, cache_folder=tmp_path, **options) as engine:  # type: ignore[arg-type]
+            assert cached_of(engine, asked)[0] == cached
+
+
+def test_prefixes_of_the_adapter_that_is_always_on_outlive_the_engine(windowed: Path, tmp_path: Path) -> None:
+    asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=5, checkpoints=(30,))
+    one, other = (write_adapter(tmp_path / f"adapter-{seed}", windowed, seed=seed) for seed in (5, 6))
+    for adapter, cached in ((one, 0), (other, 0), (one, 30), (other, 30)):
+        with load_engine(
+            windowed, cache_folder=tmp_path / "kept", adapters={"a": adapter}, adapter="a"
+        ) as engine:
+            assert cached_of(engine, asked)[0] == cached
+
+
+def test_what_is_read_ahead_is_read_with_the_adapter_it_is_for(windowed: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", windowed)
+    prompt = list(range(20, 120))
+    with load_engine(windowed, adapters={"a": adapter}) as engine:
+        told = threading.Event()
+
+        def plan() -> list[int]:
+            told.set()
+            return prompt[:80]
+
+        for _ in range(2):  # the second is known already
+            told.clear()
+            engine.prewarm(plan, "a")
+            assert told.wait(20)
+        for name, cached in (("a", 80), (None, 0)):
+            asked = GenerationRequest(prompt=prompt, max_tokens=2, adapter=name)
+            # It is read while nobody waits: before or after a first request that comes too soon.
+            found = [cached_of(engine, asked)[0] for _ in range(3)]
+            assert found[-1] >= cached
+            assert name or found[0] == 0
+
+
+def test_a_prompt_that_is_to_be_kept_and_is_kept_already_is_not_read_again(
+    windowed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = MLXBatch(windowed, EngineOptions())
+    batch.load(lambda _: None)
+    ahead = GenerationRequest(prompt=list(range(20, 90)), max_tokens=0)
+    for key in range(2):
+        assert batch.admits(ahead)
+        batch.insert(key, ahead)
+        assert (key, Ended("length")) in list(batch.step())
+    batch.unload()
+    assert not caplog.records
+
+
+def test_drafts_come_from_one_source(windowed: Path) -> None:
+    with pytest.raises(EngineError, match="not from both"):
+        load_engine(windowed, draft_model=str(windowed), draft_from_text=True)

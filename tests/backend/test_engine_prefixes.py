@@ -5,9 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlx_backend.engine.mlx.caches import PrefixCache, alias
+from mlx_backend.engine.mlx.memory import CacheCost
 
 
 def layers(length: int, size: int = 4) -> list[Any]:
@@ -128,3 +129,24 @@ def test_a_space_never_sees_anothers() -> None:
     cache.keep([9] * 20, layers(20), "pirate")
     assert cache.longest([9] * 30) == (0, None)
     assert cache.longest([9] * 30, "pirate")[0] == 20
+
+
+def test_a_state_that_is_taken_out_of_a_batch_does_not_hold_on_to_it() -> None:
+    mx.synchronize()
+    before = mx.get_active_memory()
+    batch = mx.ones((8, 4, 1 << 16))
+    state = ArraysCache(1)
+    state.cache = [batch[2:3]]
+    cache = PrefixCache(1 << 30)
+    cache.keep([9] * 20, [CacheList(state, *layers(20)), state])
+    mx.eval(batch)
+    del batch, state
+    mx.synchronize()
+    assert cache.nbytes < 3 << 20
+    assert mx.get_active_memory() - before == pytest.approx(cache.nbytes, rel=0.05)
+
+
+def test_caches_within_caches_cost_what_they_cost_alone() -> None:
+    full, window = layers(8)
+    alone, within = CacheCost([full, window], 8), CacheCost([CacheList(full, window)], 8)
+    assert within(1000) == alone(1000) > within(100)

@@ -448,6 +448,57 @@ class RoomyBatch(RecordingBatch):
         del self._sizes[key]
 
 
+class ClingingBatch(RoomyBatch):
+    """Fails the first time it is to drop a request."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(room)
+        self.begun = threading.Semaphore(0)
+        self.failed = False
+
+    def insert(self, key: int, request: GenerationRequest) -> None:
+        super().insert(key, request)
+        self.begun.release()
+
+    def remove(self, key: int) -> None:
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("the device is gone")
+        super().remove(key)
+
+    def unload(self) -> None:
+        self._sizes.clear()
+
+
+def ended(scheduler: Scheduler, batch: RoomyBatch, generation: Generation) -> bool:
+    batch.ending.release()
+    scheduler.wake()
+    return isinstance(generation.next(SOON), Finished)
+
+
+def test_whoever_comes_is_not_lost_when_putting_a_warm_up_aside_breaks_the_engine() -> None:
+    batch = ClingingBatch(room=100)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    scheduler.prewarm(lambda: request("what may come next", max_tokens=0))
+    assert batch.begun.acquire(timeout=SOON)
+    assert ended(scheduler, batch, scheduler.submit(request(max_tokens=10)))
+    scheduler.stop()
+
+
+def test_whoever_leaves_gives_the_place_back_even_if_that_breaks_the_engine() -> None:
+    batch = ClingingBatch(room=100)
+    scheduler = Scheduler(batch, max_running=1, max_waiting=1)
+    scheduler.start()
+    leaver, waiter = (scheduler.submit(request(max_tokens=10)) for _ in range(2))
+    assert batch.begun.acquire(timeout=SOON)
+    leaver.close()
+    assert ended(scheduler, batch, waiter)
+    others = [scheduler.submit(request(max_tokens=10)) for _ in range(2)]
+    assert all(ended(scheduler, batch, other) for other in others)
+    scheduler.stop()
+
+
 def test_what_must_wait_for_room_waits_in_its_turn_and_what_can_never_fit_is_refused() -> None:
     batch = RoomyBatch(room=100)
     scheduler = Scheduler(batch)

@@ -85,7 +85,8 @@ class MLXBatch:
         machine = self._machine = Machine(self._source, self._options, self._ranks, report)
         self._model, self._networks = machine.model, machine.networks
         self._ledger = machine.ledger
-        self._keeping = Keeping(machine.prefixes, machine.disk, machine.ledger)
+        on_disk = self._options.adapter or ""  # what most requests are about
+        self._keeping = Keeping(machine.prefixes, machine.disk, machine.ledger, on_disk)
         self._prompts = Prompts(machine, self._keeping, self._forget, shared=self._ranks is not None)
         return ModelFacts(
             model_id=self._model_id or machine.model.name,
@@ -233,7 +234,8 @@ class MLXBatch:
             else:
                 yield from self._come_in(space, decoder, [reading])
         for decoder in list(self._decoders.get(space, ())):
-            yield from self._said(space, decoder, decoder.step())
+            if decoder.everybody:  # the one before may have had to put its only reply off
+                yield from self._said(space, decoder, decoder.step())
 
     def _come_in(
         self, space: str, decoder: Decoder, readings: Sequence[Reading]
@@ -266,7 +268,7 @@ class MLXBatch:
         kept = decoder.leave([*ended, *broken], wanted=ended if self._keeping.enabled else ())
         for row in [*ended, *broken]:
             if row.key in kept:
-                self._keeping.keep(row, row.tokens[: row.fed], kept[row.key])
+                self._keeping.keep(row, row.tokens[: row.fed], kept.pop(row.key))
             self._forget(row)
         self._tidy(space)
         yield from self._make_room(decoder)
@@ -279,15 +281,17 @@ class MLXBatch:
             most = len(row.request.prompt) + row.request.max_tokens
             self._ledger.reserve(row.key, min(most, len(row.tokens) + EXPECTED_TOKENS), row.space)
             self._keeping.make_room()
-            while self._ledger.used > self._ledger.room:
+            while self._ledger.used > self._ledger.room and row not in self._put_off:
                 others = [other for other in self._rows.values() if other not in self._put_off]
-                if len(others) == 1:  # alone, and still no room: this is as long as it can get
+                if len(others) > 1:
+                    self._put_one_off(max(others, key=lambda other: (other.request.priority, other.key)))
+                    continue
+                if self._ledger.used > self._ledger.most_room:  # alone: this is as long as it can get
                     decoder.leave([row])
                     self._tidy(row.space)
                     self._forget(row)
                     yield row.key, Ended("length")
-                    break
-                self._put_one_off(max(others, key=lambda other: (other.request.priority, other.key)))
+                break
 
     def _put_one_off(self, row: Row) -> None:
         """Take a reply out; it is read again, from its prompt to its last word, when there is room."""
@@ -299,6 +303,8 @@ class MLXBatch:
         row.chosen = row.said
         row.memory = row.choice.memory_of(row.tokens[len(row.request.prompt) :])
         row.report = None
+        assert self._machine is not None
+        row.drafter = self._machine.drafter()  # the old one has caches of its own
         self._put_off.append(row)
 
     def _bring_back(self) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,9 @@ class PrefixCache:
         key = as_bytes(tokens)
         if self.has(tokens, space):
             return True
-        layers = [_trimmed(alias(layer)) for layer in layers]
+        if not self.enabled:
+            return False
+        layers = trimmed(layers)
         # Begun now, or they would hold on to all that they are still to be computed from.
         mx.async_eval([layer.state for layer in layers])  # type: ignore[no-untyped-call]
         size = sum(layer.nbytes for layer in layers)
@@ -306,17 +308,25 @@ def as_bytes(tokens: Sequence[int]) -> bytes:
     return array("I", tokens).tobytes()
 
 
+def trimmed(layers: Layers) -> Layers:
+    """Return copies of caches that hold what is in them and little else."""
+    return [_trimmed(alias(layer)) for layer in layers]
+
+
 def _trimmed(layer: Any) -> Any:
     """Give back what a layer holds beside its tokens: what has left a window, and much of the room for more."""
-    if not isinstance(layer, RotatingKVCache | KVCache) or layer.keys is None:
-        return layer
-    length = layer.keys.shape[2]
-    if isinstance(layer, KVCache):
-        if length > ROOM_KEPT * layer.offset:
+    match layer:
+        case CacheList():
+            layer.caches = tuple(_trimmed(each) for each in layer.caches)
+        case ArraysCache():  # whose arrays may be one text's part of a batch's
+            layer.cache = [mx.contiguous(each) if each is not None else None for each in layer.cache]
+        case KVCache() if layer.keys is not None and layer.keys.shape[2] > ROOM_KEPT * layer.offset:
             _keep_only(layer, slice(layer.offset))
-    elif layer._idx == length and not layer.keep:  # in order, as a piece of prompt leaves it
-        _keep_only(layer, slice(max(0, length - layer.max_size), length))
-        layer._idx = min(length, layer.max_size)
+        case RotatingKVCache(keep=0) if layer.keys is not None and layer._idx == layer.keys.shape[2]:
+            # In order, as a piece of prompt leaves it.
+            length = layer.keys.shape[2]
+            _keep_only(layer, slice(max(0, length - layer.max_size), length))
+            layer._idx = min(length, layer.max_size)
     return layer
 
 

@@ -33,7 +33,7 @@ from .caches import as_bytes
 from .checkpoint_file import TOKEN_BYTES, UNREADABLE, lay_out, layers_of, model_fingerprint, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from .checkpoint_file import Checkpoint
@@ -43,6 +43,7 @@ __all__ = ["DiskCheckpoints", "Stored", "model_fingerprint"]
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 4  # checkpoints that wait to be written; each holds on to its arrays
+MOST_WAITING_BYTES = 1 << 30  # of those, if there are several
 LONGEST_CLOSE = 10.0  # seconds to finish writing in when we are closed
 LEFTOVER_AGE = 600.0  # seconds after which nobody is still writing a partial file
 
@@ -82,6 +83,7 @@ class DiskCheckpoints:
         self._stored: dict[bytes, Stored] = {}
         self._waiting: dict[bytes, Checkpoint] = {}  # oldest first
         self._writing: bytes | None = None
+        self._writing_bytes = 0
         self._closing = False
 
     def __len__(self) -> int:
@@ -148,10 +150,17 @@ class DiskCheckpoints:
         if checkpoint.size > self.max_bytes:
             return
         with self._lock:
-            if len(self._waiting) >= MOST_WAITING:
-                del self._waiting[next(iter(self._waiting))]
             self._waiting[key] = checkpoint
+            while len(self._waiting) > MOST_WAITING or (
+                len(self._waiting) > 1 and _bytes(self._waiting) > MOST_WAITING_BYTES
+            ):
+                del self._waiting[next(iter(self._waiting))]
             self._lock.notify_all()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What is held until it has been written."""
+        return _bytes(self._waiting) + self._writing_bytes
 
     def flush(self) -> None:
         """Wait until nothing waits to be written any more."""
@@ -195,7 +204,7 @@ class DiskCheckpoints:
                     return
                 key = next(iter(self._waiting))
                 checkpoint = self._waiting.pop(key)
-                self._writing = key
+                self._writing, self._writing_bytes = key, checkpoint.size
             try:
                 self._save(key, checkpoint)
                 self._look_around()
@@ -206,7 +215,7 @@ class DiskCheckpoints:
                 self._complain(error)
             del checkpoint  # and what it holds on to
             with self._lock:
-                self._writing = None
+                self._writing, self._writing_bytes = None, 0
                 self._lock.notify_all()
 
     def _save(self, key: bytes, checkpoint: Checkpoint) -> None:
@@ -265,6 +274,10 @@ class DiskCheckpoints:
         except UNREADABLE as error:
             _remove_spoiled(path, error)
             return None
+
+
+def _bytes(waiting: Mapping[bytes, Checkpoint]) -> int:
+    return sum(checkpoint.size for checkpoint in list(waiting.values()))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

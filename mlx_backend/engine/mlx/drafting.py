@@ -47,16 +47,14 @@ class TextDrafter:
 
 
 class ModelDrafter:
-    """What a smaller model with the same vocabulary would say, greedily."""
+    """What a smaller model with the same vocabulary would say, greedily; it knows no ids from `tokens_known` up."""
 
     CHUNK = 512
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, tokens_known: int) -> None:
         self._network = network
-        # Windows are kept whole here: a draft model is small, and so its cache can be rewound anywhere.
-        self._layers = [
-            KVCache() if isinstance(layer, RotatingKVCache) else layer for layer in make_prompt_cache(network)
-        ]
+        self._tokens_known = tokens_known
+        self._layers = draft_layers(network)
         self._read: list[int] = []  # the tokens in its cache
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
@@ -67,6 +65,8 @@ class ModelDrafter:
                 layer.trim(excess)
             del self._read[same:]
         fresh = list(tokens[same:])
+        if max(fresh) >= self._tokens_known:
+            return []
         if len(fresh) > self.CHUNK:
             piece = fresh[: self.CHUNK]
             self._network(mx.array([piece]), cache=self._layers)
@@ -76,12 +76,20 @@ class ModelDrafter:
         drafts: list[mx.array] = []
         inputs = mx.array([fresh])
         for _ in range(most):
-            token = mx.argmax(self._network(inputs, cache=self._layers)[:, -1], axis=-1)
+            logits = self._network(inputs, cache=self._layers)[:, -1, : self._tokens_known]
+            token = mx.argmax(logits, axis=-1)
             drafts.append(token)
             inputs = token[:, None]
         guessed: list[int] = mx.concatenate(drafts).tolist()  # type: ignore[assignment]
         self._read += fresh + guessed[:-1]
         return guessed
+
+
+def draft_layers(network: Any) -> list[Any]:
+    """Make a draft model's caches. Windows are kept whole: it is small, and so they can be rewound anywhere."""
+    return [
+        KVCache() if isinstance(layer, RotatingKVCache) else layer for layer in make_prompt_cache(network)
+    ]
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .caches import alias
+from .caches import trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 class Keeping:
     """The prefixes that are kept. They get the room that nobody has set aside, and give it up when asked to."""
 
-    def __init__(self, prefixes: PrefixCache, disk: DiskCheckpoints | None, ledger: Ledger) -> None:
+    def __init__(
+        self, prefixes: PrefixCache, disk: DiskCheckpoints | None, ledger: Ledger, on_disk: str = ""
+    ) -> None:
         self._prefixes = prefixes
         self._disk = disk
         self._ledger = ledger
+        self._on_disk = on_disk  # the space whose prefixes are kept there
         self._reads_ahead = False
 
     @property
@@ -43,7 +46,7 @@ class Keeping:
     def find(self, row: Row, most: int) -> tuple[int, Layers | None]:
         """Find the longest prefix that is known, of `most` tokens at most, and caches that may be written to."""
         known, layers = self._prefixes.longest(row.tokens[:most], row.space)
-        if self._disk is not None and not row.space:
+        if self._disk is not None and row.space == self._on_disk:
             stored = self._disk.longest(row.tokens[:most], beyond=known)
             if stored is not None and (read := self._disk.read(stored)) is not None:
                 known, layers = stored.length, read
@@ -56,9 +59,11 @@ class Keeping:
             return
         self._prefixes.keep(tokens, layers, row.space)
         self.make_room()
-        if persist and self._disk is not None and not row.space and not self._disk.has(tokens):
-            mx.eval([layer.state for layer in layers])  # another thread writes them
-            self._disk.write(tokens, [alias(layer) for layer in layers])
+        if not persist or self._disk is None or row.space != self._on_disk or self._disk.has(tokens):
+            return
+        layers = trimmed(layers)
+        mx.eval([layer.state for layer in layers])  # another thread writes them
+        self._disk.write(tokens, layers)
 
     def keep_read(self, reading: Reading, mark: int, layers: Layers) -> None:
         """Keep a checkpoint of a prompt."""
@@ -70,8 +75,9 @@ class Keeping:
         self._prefixes.shrink(max(0, self._ledger.room - self._ledger.used))
 
     def declare(self) -> None:
-        """Tell the ledger how much is kept."""
-        self._ledger.keeps(self._prefixes.nbytes)
+        """Tell the ledger how much is kept, or still has to be until it is on disk."""
+        waiting = self._disk.waiting_bytes if self._disk is not None else 0
+        self._ledger.keeps(self._prefixes.nbytes + waiting)
 
     def _outlives(self, request: GenerationRequest, position: int) -> bool:
         """Whether a checkpoint is worth a place on disk: what others begin with, and what is likely to come.

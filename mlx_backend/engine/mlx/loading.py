@@ -28,6 +28,8 @@ from mlx_lm.utils import load_config
 from .. import model_files
 from ..base import EngineError, EngineRefused
 from ..options import EngineOptions
+from .caches import can_rewind
+from .drafting import draft_layers
 from .sharding import shard
 from .tokenizer import MLXTokenizer
 
@@ -143,6 +145,8 @@ def load_draft(draft: str, options: EngineOptions, model: LoadedModel) -> Any:
     encoded = wrapper.encode(sample, add_special_tokens=False)
     if encoded != model.tokenizer.encode(sample, control_tokens=False):
         raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
+    if stuck := sorted({type(layer).__name__ for layer in draft_layers(network) if not can_rewind(layer)}):
+        raise EngineError(f"{name!r} cannot draft: its {', '.join(stuck)} cannot be taken back.")
     return network
 
 

@@ -6,6 +6,7 @@ Made on the engine thread, by loading and running the model once. Knows nothing 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..base import EngineError
 from .caches import PrefixCache, can_rewind
-from .drafting import ModelDrafter, TextDrafter
+from .drafting import ModelDrafter, TextDrafter, draft_layers
 from .loading import load_draft, load_model, network_bytes, with_adapter
 from .memory import CACHE_SHARE, CacheCost, Ledger, device_limit
 from .packing import packs
@@ -62,77 +63,86 @@ class Machine:
             raise EngineError(
                 f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
             )
-        self._wired = maybe_set_recommended_wired_limit()
-        self.networks = {"": model.network}
-        for name in options.adapters:
-            self.networks[name] = with_adapter(model, options, name)
-        if options.adapter is not None and options.adapter not in options.adapters:
-            raise EngineError(f"There is no adapter {options.adapter!r}.")
-        self.text = text_tokens(model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys())
-        layers = self.fresh_layers("")
-        self.together = all(_can_merge(layer) for layer in layers)
-        self.rewinds = all(can_rewind(layer) for layer in layers)
-        self.most_logits = LOGITS_BYTES // (4 * model.tokenizer.vocabulary_size)
-        if not self.together:
-            kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
-            log.warning(
-                "Caches of this kind cannot be batched (%s): replies take turns, token by token.", kinds
+        with ExitStack() as made:  # what would stay if this failed
+            wired = maybe_set_recommended_wired_limit()
+            if wired is not None:
+                made.callback(_set_wired, wired)
+            self.networks = {"": model.network}
+            for name in options.adapters:
+                self.networks[name] = with_adapter(model, options, name)
+            if options.adapter is not None and options.adapter not in options.adapters:
+                raise EngineError(f"There is no adapter {options.adapter!r}.")
+            self.text = text_tokens(model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys())
+            layers = self.fresh_layers("")
+            self.together = all(_can_merge(layer) for layer in layers)
+            self.rewinds = all(can_rewind(layer) for layer in layers)
+            self.most_logits = LOGITS_BYTES // (4 * model.tokenizer.vocabulary_size)
+            if not self.together:
+                kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
+                log.warning(
+                    "Caches of this kind cannot be batched (%s): replies take turns, token by token.", kinds
+                )
+            self._set_up_drafts(model, layers)
+            if ranks is not None:
+                ranks.be_alike(model.folder, options)
+            try:
+                cost = CacheCost(*self._warm_up(layers))  # with the drafter's, which each reply has
+                self.packs = self._packs(ranks)
+            except Exception as error:
+                raise EngineError(f"The model was loaded but cannot be run: {error}") from error
+            weights = sum(
+                network_bytes(network, shared=name != "") for name, network in self.networks.items()
             )
-        self._set_up_drafts(model, layers)
-        if ranks is not None:
-            ranks.be_alike(model.folder, options)
-        try:
-            cost = CacheCost(*self._warm_up(layers))
-            self.packs = self._packs(ranks)
-        except Exception as error:
-            raise EngineError(f"The model was loaded but cannot be run: {error}") from error
-        weights = sum(network_bytes(network, shared=name != "") for name, network in self.networks.items())
-        weights += network_bytes(self.draft) if self.draft is not None else 0
-        memory, alike = options.memory_bytes or device_limit(), True
-        if ranks is not None:
-            memory, weights, cost, self.together, alike = ranks.settle(
-                memory, weights, cost, together=self.together
-            )
-            self.packs = all(ranks.meet(self.packs)) and self.together
-        self.ledger = Ledger(memory, weights, cost, padded=self.together)
-        self.ledger.check(1, "A single token")
-        cache_bytes = options.cache_bytes
-        if cache_bytes is None:
-            cache_bytes = int(max(0, self.ledger.room) * CACHE_SHARE)
-        self.prefixes = PrefixCache(cache_bytes if alike else 0)
-        if options.cache_folder is not None:
-            from .disk import DiskCheckpoints, model_fingerprint
+            weights += network_bytes(self.draft) if self.draft is not None else 0
+            memory, alike = options.memory_bytes or device_limit(), True
+            if ranks is not None:
+                memory, weights, cost, self.together, alike = ranks.settle(
+                    memory, weights, cost, together=self.together
+                )
+                self.packs = all(ranks.meet(self.packs)) and self.together
+            self.ledger = Ledger(memory, weights, cost, padded=self.together)
+            made.callback(self.ledger.close)
+            self.ledger.check(1, "A single token")
+            cache_bytes = options.cache_bytes
+            if cache_bytes is None:
+                cache_bytes = int(max(0, self.ledger.room) * CACHE_SHARE)
+            self.prefixes = PrefixCache(cache_bytes if alike else 0)
+            made.callback(self.prefixes.clear)
+            if options.cache_folder is not None:
+                from .disk import DiskCheckpoints, model_fingerprint
 
-            extra = f"kv_bits={options.kv_bits}/{options.kv_group_size}"
-            self.disk = DiskCheckpoints(
-                options.cache_folder,
-                max_bytes=options.cache_folder_bytes,
-                fingerprint=model_fingerprint(model.folder, extra),
-            )
-            self.disk.open()
-        report(1.0)
+                extra = f"kv_bits={options.kv_bits}/{options.kv_group_size} max_kv_size={options.max_kv_size}"
+                if options.adapter is not None:
+                    extra += f" adapter={model_fingerprint(options.adapters[options.adapter])}"
+                self.disk = DiskCheckpoints(
+                    options.cache_folder,
+                    max_bytes=options.cache_folder_bytes,
+                    fingerprint=model_fingerprint(model.folder, extra),
+                )
+                self.disk.open()
+                made.callback(self.disk.close)
+            report(1.0)
+            self._made = made.pop_all()
 
     def close(self) -> None:
         """Give back what would not go by itself."""
-        if self.disk is not None:
-            self.disk.close()
-        self.ledger.close()
-        self.prefixes.clear()
-        if self._wired is not None:
-            mx.synchronize()
-            mx.set_wired_limit(self._wired)
-            self._wired = None
+        self._made.close()
 
     def drafter(self) -> Drafter | None:
         """Make what drafts for one reply, if anything does."""
         if self.draft is not None:
-            return ModelDrafter(self.draft)
+            return ModelDrafter(self.draft, self._tokens_known)
         return TextDrafter() if self.options.draft_from_text else None
 
     def _warm_up(self, layers: Layers) -> tuple[Layers, int]:
         """Run the network once, which compiles its kernels and shows the shapes of its caches."""
         count = 8
-        self.networks[""](mx.array([[0] * count]), cache=layers)
+        tokens = mx.array([[0] * count])
+        self.networks[""](tokens, cache=layers)
+        if self.draft is not None:
+            drafts = draft_layers(self.draft)
+            self.draft(tokens, cache=drafts)
+            layers = [*layers, *drafts]
         mx.eval([layer.state for layer in layers])
         mx.clear_cache()
         return layers, count
@@ -151,6 +161,10 @@ class Machine:
         options = self.options
         if options.draft_model is None and not options.draft_from_text:
             return
+        if options.draft_model is not None and options.draft_from_text:
+            raise EngineError(
+                "Drafts come from a draft model or from the text itself, not from both: name one."
+            )
         stuck = sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)})
         if stuck:
             raise EngineError(
@@ -158,6 +172,9 @@ class Machine:
             )
         if options.draft_model is not None:
             self.draft = load_draft(options.draft_model, options, model)
+            # Tables are padded to different sizes: an id beyond the end of one must not get there.
+            its_own = self.draft(mx.array([[0]])).shape[-1]
+            self._tokens_known = min(its_own, model.tokenizer.vocabulary_size)
         log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")
 
     def fresh_layers(self, space: str) -> Layers:
@@ -178,6 +195,11 @@ class Machine:
         return [
             layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers
         ]
+
+
+def _set_wired(limit: int) -> None:
+    mx.synchronize()
+    mx.set_wired_limit(limit)
 
 
 def _can_merge(layer: Any) -> bool:

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import CacheList
 
-from ..base import EngineError, EngineRefused
+from ..base import EngineBusy, EngineError, EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 STEP = 256  # mlx-lm's caches grow by so many tokens
 SHARE = 0.9  # of what the device recommends, for model and caches together
 SHARE_OF_RAM = 0.7  # where it recommends nothing
 CACHE_SHARE = 0.25  # of what the model leaves, for prefixes that are kept
 MARGIN = 0.05  # of the limit, for what a step computes in between
+BUSY_SECONDS = 10  # until somebody tries again for whom other models leave no memory
 
 
 def device_limit() -> int:
@@ -45,7 +47,7 @@ class CacheCost:
     """What the caches of one row take, from caches that have read some tokens."""
 
     def __init__(self, layers: Sequence[Any], tokens: int) -> None:
-        self._layers = [_measured(layer, tokens) for layer in layers]
+        self._layers = [each for layer in layers for each in _measured(layer, tokens)]
 
     @classmethod
     def of(cls, plain: Iterable[Sequence[Any]]) -> CacheCost:
@@ -68,17 +70,20 @@ class CacheCost:
         )
 
 
-def _measured(layer: Any, tokens: int) -> _Layer:
+def _measured(layer: Any, tokens: int) -> list[_Layer]:
+    if isinstance(layer, CacheList):
+        return [each for part in layer.caches for each in _measured(part, tokens)]
     arrays = [value for _, value in tree_flatten(layer.state) if isinstance(value, mx.array)]
     if not hasattr(layer, "keys"):  # a state of one size, or something that is not known here
-        return _Layer(0, None, sum(value.nbytes for value in arrays))
+        return [_Layer(0, None, sum(value.nbytes for value in arrays))]
     per_token = sum(
         value.nbytes // value.shape[2] for value in arrays if value.ndim == 4 and value.shape[2] >= tokens
     )
-    return _Layer(per_token, getattr(layer, "max_size", None), 0)
+    return [_Layer(per_token, getattr(layer, "max_size", None), 0)]
 
 
 _HOLDINGS: dict[Any, int] = {}  # what the engines of this process take, in bytes, by their ledgers
+_WEIGHTS: dict[Any, int] = {}  # what of that they take for as long as they are there
 
 
 class Ledger:
@@ -94,12 +99,21 @@ class Ledger:
         self._weights = weights
         self._kept = 0
         self._rows: dict[int, tuple[str, int]] = {}
+        _WEIGHTS[self] = weights
         self._declare()
 
     @property
     def room(self) -> int:
-        """The bytes there are for caches, prefixes that are kept among them."""
-        others = sum(taken for ledger, taken in list(_HOLDINGS.items()) if ledger is not self)
+        """The bytes there are now for caches, prefixes that are kept among them."""
+        return self._left_by(_HOLDINGS)
+
+    @property
+    def most_room(self) -> int:
+        """The bytes there would be if the others, whose models are in memory too, had nothing to do."""
+        return self._left_by(_WEIGHTS)
+
+    def _left_by(self, takings: Mapping[Any, int]) -> int:
+        others = sum(taken for holder, taken in list(takings.items()) if holder is not self)
         return int(self._limit * (1 - MARGIN)) - self._weights - others
 
     def keeps(self, nbytes: int) -> None:
@@ -111,6 +125,7 @@ class Ledger:
     def close(self) -> None:
         """Take nothing any more."""
         _HOLDINGS.pop(self, None)
+        _WEIGHTS.pop(self, None)
 
     def _declare(self) -> None:
         _HOLDINGS[self] = self._weights + self._kept + self.used
@@ -121,13 +136,19 @@ class Ledger:
         return self._total(self._rows.values())
 
     def check(self, tokens: int, what: str) -> None:
-        """Refuse what could not be run even alone."""
-        needed = self._cost(tokens)
-        if needed > self.room:
+        """Refuse what could not be run even alone, or not while the others have so much to do."""
+        needed, most, now = self._cost(tokens), self.most_room, self.room
+        if needed > most:
             raise EngineRefused(
                 f"{what} would need {size(needed)} of memory for its cache; the model leaves "
-                f"{size(max(0, self.room))} of {size(self._limit)}. Ask for fewer tokens, or "
+                f"{size(max(0, most))} of {size(self._limit)}. Ask for fewer tokens, or "
                 "raise the memory limit."
+            )
+        if needed > now:
+            raise EngineBusy(
+                f"{what} would need {size(needed)} of memory for its cache; other models' work leaves "
+                f"{size(max(0, now))} of {size(self._limit)} now. Try again in {BUSY_SECONDS} s.",
+                BUSY_SECONDS,
             )
 
     def fits(self, tokens: int, space: str = "") -> bool:
@@ -166,7 +187,7 @@ class Holding:
         self._weights = weights
         if weights > limit:
             raise EngineError(f"{name!r} takes {size(weights)} of memory, and {size(limit)} is the limit.")
-        _HOLDINGS[self] = weights
+        _HOLDINGS[self] = _WEIGHTS[self] = weights
 
     def works(self, nbytes: int) -> None:
         """Note what is being computed (0: nothing). Raises EngineRefused for what could not be even alone."""
@@ -181,6 +202,7 @@ class Holding:
     def close(self) -> None:
         """Take nothing any more."""
         _HOLDINGS.pop(self, None)
+        _WEIGHTS.pop(self, None)
 
 
 def size(count: int) -> str:

@@ -141,7 +141,9 @@ class Prompts:
         """Read a piece of a prompt that does not end in it, or of which nothing but the caches is wanted."""
         row, started, done = reading.row, perf_counter(), reading.done
         try:
-            for stop in self._stops(reading, until, self._machine.most_logits):
+            # Nothing is left of a prompt that is only to be kept, and is kept already.
+            stops = self._stops(reading, until, self._machine.most_logits) if until > done else ()
+            for stop in stops:
                 mx.eval(self._pieces([(reading, stop)]))
                 mx.clear_cache()
         except Exception as error:

@@ -84,7 +84,7 @@ def waits_for(group: Sequence[Reading], other: Reading, covered: int) -> bool:
     return any(
         covered < mark < len(tokens) and each.row.tokens[:mark] == tokens[:mark]
         for each in group
-        if each.row.request.adapter == other.row.request.adapter
+        if each.row.space == other.row.space
         for mark in each.marks
     )
 
