@@ -170,34 +170,23 @@ class PrefixCache:
         kept.used = self._uses
 
     def _share(self, kept: _Kept, longer: _Kept) -> None:
-        """Make the shareable layers of `kept` views of a longer checkpoint's."""
+        """Make the shareable layers of `kept`, and of those that are views of it, views of a longer checkpoint's."""
         counted = (kept.space, kept.tokens) in self._kept
-        before = kept.own
-        for mine, theirs in zip(kept.layers, longer.layers, strict=True):
-            if type(mine) is KVCache and type(theirs) is KVCache:
-                kept.own -= mine.nbytes  # which counts the room behind its tokens, too
-                mine.keys, mine.values = (
-                    theirs.keys[..., : mine.offset, :],
-                    theirs.values[..., : mine.offset, :],
-                )
-        mx.async_eval([layer.state for layer in kept.layers])  # type: ignore[no-untyped-call]
-        for view in kept.views:
+        # Its bytes count the room behind its tokens, too.
+        shared = sum(mine.nbytes for mine, _ in _shareable(kept, longer))
+        kept.own -= shared
+        for view in (kept, *kept.views):
             self._repoint(view, longer)
         kept.views = []
-        kept.inside = longer
-        longer.views.append(kept)
         if counted:
-            self._nbytes -= before - kept.own
+            self._nbytes -= shared
             self._appreciate(kept)
 
     def _repoint(self, view: _Kept, longer: _Kept) -> None:
-        for mine, theirs in zip(view.layers, longer.layers, strict=True):
-            if type(mine) is KVCache and type(theirs) is KVCache:
-                mine.keys, mine.values = (
-                    theirs.keys[..., : mine.offset, :],
-                    theirs.values[..., : mine.offset, :],
-                )
-        mx.eval([layer.state for layer in view.layers])
+        for mine, theirs in _shareable(view, longer):
+            mine.keys = theirs.keys[..., : mine.offset, :]
+            mine.values = theirs.values[..., : mine.offset, :]
+        mx.async_eval([layer.state for layer in view.layers])  # type: ignore[no-untyped-call]
         view.inside = longer
         longer.views.append(view)
 
@@ -222,6 +211,11 @@ class PrefixCache:
                 if view is not heir:
                     self._repoint(view, heir)
             self._appreciate(heir)
+
+
+def _shareable(one: _Kept, other: _Kept) -> list[tuple[Any, Any]]:
+    pairs = zip(one.layers, other.layers, strict=True)
+    return [(mine, theirs) for mine, theirs in pairs if type(mine) is KVCache and type(theirs) is KVCache]
 
 
 def alias(layer: Any) -> Any:
