@@ -44,7 +44,7 @@ class Batch(Protocol):
     def admits(self, request: GenerationRequest) -> bool:
         """Whether there is room to begin a request now. An empty batch never says no.
 
-        Raises EngineError if there can never be.
+        Raises EngineError if there can never be, or not while others outside the batch take so much.
         """
         ...
 

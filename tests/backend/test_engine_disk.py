@@ -26,6 +26,7 @@ from mlx_lm.models.cache import (
 
 from mlx_backend.engine.base import EngineRefused
 from mlx_backend.engine.mlx import disk
+from mlx_backend.engine.mlx.caches import as_bytes
 from mlx_backend.engine.mlx.disk import DiskCheckpoints, Stored, model_fingerprint
 
 WINDOW = 32
@@ -294,26 +295,22 @@ def test_the_oldest_that_waits_gives_way_when_too_many_do(store: Stores) -> None
     assert len(here) == 1 + disk.MOST_WAITING
 
 
-def test_what_waits_is_counted_and_takes_no_more_memory_than_one_or_a_limit(
+def test_what_waits_takes_no_more_memory_than_one_or_a_limit(
     store: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = store.of(Gated)
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
-    each = here.waiting_bytes
-    assert each > 0
-    monkeypatch.setattr(disk, "MOST_WAITING_BYTES", 2 * each)
-    for token in (2, 3, 4):
+    here.write([2], small([2]))
+    monkeypatch.setattr(disk, "MOST_WAITING_BYTES", 2 * here._waiting[as_bytes([2])].size)
+    for token in (3, 4):
         here.write([token], small([token]))
-    assert not here.has([2])
-    assert here.waiting_bytes == 3 * each
+    assert [here.has([token]) for token in (2, 3, 4)] == [False, True, True]
     monkeypatch.setattr(disk, "MOST_WAITING_BYTES", 1)
     here.write([5], small([5]))
-    assert here.waiting_bytes == 2 * each
     here.gate.set()
     here.flush()
-    assert here.waiting_bytes == 0
-    assert len(here) == 2
+    assert [here.has([token]) for token in (1, 3, 4, 5)] == [True, False, False, True]
 
 
 # -- files that are not what they should be -----------------------------------------------------------------

@@ -116,7 +116,10 @@ class MLXBatch:
     # -- requests --------------------------------------------------------------------------------------------
 
     def admits(self, request: GenerationRequest) -> bool:
-        """Whether its caches fit beside those that are there; raises EngineRefused if they never can."""
+        """Whether its caches fit beside those that are there.
+
+        Raises EngineRefused if they never can, EngineBusy if other models leave no room for them even alone.
+        """
         if request.max_tokens == 0 and not self._keeping.enabled:
             raise EngineRefused("Nothing is kept here, so there is nothing to warm up.")
         tokens = _expected(request)

@@ -33,7 +33,7 @@ from .caches import as_bytes
 from .checkpoint_file import TOKEN_BYTES, UNREADABLE, lay_out, layers_of, model_fingerprint, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from .checkpoint_file import Checkpoint
@@ -83,7 +83,6 @@ class DiskCheckpoints:
         self._stored: dict[bytes, Stored] = {}
         self._waiting: dict[bytes, Checkpoint] = {}  # oldest first
         self._writing: bytes | None = None
-        self._writing_bytes = 0
         self._closing = False
 
     def __len__(self) -> int:
@@ -151,16 +150,12 @@ class DiskCheckpoints:
             return
         with self._lock:
             self._waiting[key] = checkpoint
-            while len(self._waiting) > MOST_WAITING or (
-                len(self._waiting) > 1 and _bytes(self._waiting) > MOST_WAITING_BYTES
+            while len(self._waiting) > 1 and (
+                len(self._waiting) > MOST_WAITING
+                or sum(each.size for each in self._waiting.values()) > MOST_WAITING_BYTES
             ):
                 del self._waiting[next(iter(self._waiting))]
             self._lock.notify_all()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """What is held until it has been written."""
-        return _bytes(self._waiting) + self._writing_bytes
 
     def flush(self) -> None:
         """Wait until nothing waits to be written any more."""
@@ -204,7 +199,7 @@ class DiskCheckpoints:
                     return
                 key = next(iter(self._waiting))
                 checkpoint = self._waiting.pop(key)
-                self._writing, self._writing_bytes = key, checkpoint.size
+                self._writing = key
             try:
                 self._save(key, checkpoint)
                 self._look_around()
@@ -215,7 +210,7 @@ class DiskCheckpoints:
                 self._complain(error)
             del checkpoint  # and what it holds on to
             with self._lock:
-                self._writing, self._writing_bytes = None, 0
+                self._writing = None
                 self._lock.notify_all()
 
     def _save(self, key: bytes, checkpoint: Checkpoint) -> None:
@@ -274,10 +269,6 @@ class DiskCheckpoints:
         except UNREADABLE as error:
             _remove_spoiled(path, error)
             return None
-
-
-def _bytes(waiting: Mapping[bytes, Checkpoint]) -> int:
-    return sum(checkpoint.size for checkpoint in list(waiting.values()))
 
 
 def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:

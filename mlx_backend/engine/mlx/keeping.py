@@ -75,9 +75,8 @@ class Keeping:
         self._prefixes.shrink(max(0, self._ledger.room - self._ledger.used))
 
     def declare(self) -> None:
-        """Tell the ledger how much is kept, or still has to be until it is on disk."""
-        waiting = self._disk.waiting_bytes if self._disk is not None else 0
-        self._ledger.keeps(self._prefixes.nbytes + waiting)
+        """Tell the ledger how much is kept."""
+        self._ledger.keeps(self._prefixes.nbytes)
 
     def _outlives(self, request: GenerationRequest, position: int) -> bool:
         """Whether a checkpoint is worth a place on disk: what others begin with, and what is likely to come.
