@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from dify_mlx_provider.leaks import LeakyText
+from dify_mlx_provider.server_errors import Unavailable
+from dify_mlx_provider.surrogates import Halves
+from dify_mlx_provider.tool_calls import Call, Calls
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
-from .leaks import LeakyText
-from .server_errors import Unavailable
-from .surrogates import Halves
-from .tool_calls import Call, Calls
-
 if TYPE_CHECKING:
-    from .thinking import ThinkingText
+    from dify_mlx_provider.thinking import ThinkingText
 
 LONGEST_ANSWER = 8 * 2**20
 """Characters of one answer, reasoning included: more than any model's context holds."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import requests
 from urllib3.exceptions import HTTPError, NameResolutionError, ReadTimeoutError
 
-from . import bodies
-from .server_errors import (
+from dify_mlx_provider import bodies
+from dify_mlx_provider.server_errors import (
     NoSuchAddress,
     Refused,
     ServerError,
@@ -35,7 +35,7 @@ from .server_errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from .credentials import Credentials
+    from dify_mlx_provider.credentials import Credentials
 
 LONGEST_WAIT = 300.0
 """Seconds a server that asks us to come again is asked; Dify gives a call up after 600."""

@@ -13,9 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit, urlunsplit
 
+from dify_mlx_provider.servers import Kind
 from mlx_backend.conversation import effort as efforts
-
-from .servers import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

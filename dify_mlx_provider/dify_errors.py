@@ -14,7 +14,14 @@ from dify_plugin.errors.model import (
     InvokeServerUnavailableError,
 )
 
-from .server_errors import KeyRefused, Overloaded, Refused, ServerError, Unavailable, Unreachable
+from dify_mlx_provider.server_errors import (
+    KeyRefused,
+    Overloaded,
+    Refused,
+    ServerError,
+    Unavailable,
+    Unreachable,
+)
 
 KINDS: dict[type[InvokeError], list[type[Exception]]] = {
     InvokeConnectionError: [Unreachable],

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .asking import Asker
-from .effort_levels import LEVELS, SWITCH
-from .kept import Kept
-from .servers import Kind
+from dify_mlx_provider.asking import Asker
+from dify_mlx_provider.effort_levels import LEVELS, SWITCH
+from dify_mlx_provider.kept import Kept
+from dify_mlx_provider.servers import Kind
 
 if TYPE_CHECKING:
-    from .credentials import Credentials
+    from dify_mlx_provider.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,9 +26,8 @@ from mlx_backend.conversation.scanner import MarkerSet
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from dify_mlx_provider.tool_calls import Call, Calls
     from mlx_backend.conversation.events import Event
-
-    from .tool_calls import Call, Calls
 
 _THINK = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
 _HARMONY = ("<|channel|>", "<|start|>", "<|message|>")

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dify_mlx_provider.effort_levels import in_order, nearest
 from mlx_backend.conversation import effort as efforts
-
-from .effort_levels import in_order, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,14 +17,13 @@ from dify_plugin.entities.model.message import (
     ToolPromptMessage,
 )
 
+from dify_mlx_provider.parts import content
+from dify_mlx_provider.servers import NEVER_IN_EXTRA_BODY
+from dify_mlx_provider.thinking import unguarded
 from mlx_backend.conversation.history import sanitise
 
-from .parts import content
-from .servers import NEVER_IN_EXTRA_BODY
-from .thinking import unguarded
-
 if TYPE_CHECKING:
-    from .credentials import Credentials
+    from dify_mlx_provider.credentials import Credentials
 
 
 def chat_request(

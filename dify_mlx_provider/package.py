@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .declaration import MANIFEST, VERSION, faults, read
+from dify_mlx_provider.declaration import MANIFEST, VERSION, faults, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

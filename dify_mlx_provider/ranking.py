@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import bodies
-from .sending import compute
-from .server_errors import SHORTEST, Refused, Unavailable
+from dify_mlx_provider import bodies
+from dify_mlx_provider.sending import compute
+from dify_mlx_provider.server_errors import SHORTEST, Refused, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .credentials import Credentials
+    from dify_mlx_provider.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,16 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import bodies, discovery
-from .sending import compute
-from .server_errors import SHORTEST, Refused, Unavailable
-from .servers import Kind
-from .tokens import counted_tokens, estimated_tokens
+from dify_mlx_provider import bodies, discovery
+from dify_mlx_provider.sending import compute
+from dify_mlx_provider.server_errors import SHORTEST, Refused, Unavailable
+from dify_mlx_provider.servers import Kind
+from dify_mlx_provider.tokens import counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .credentials import Credentials
+    from dify_mlx_provider.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)

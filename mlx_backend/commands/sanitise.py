@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..conversation.effort import EffortError, resolve, template_kwargs
-from ..conversation.history import HistoryError, sanitise
-from ..conversation.json_values import DEEPEST, kind, too_deep
-from ..conversation.template import GPT_OSS, TemplateTraits, accepted, for_template
+from mlx_backend.conversation.effort import EffortError, resolve, template_kwargs
+from mlx_backend.conversation.history import HistoryError, sanitise
+from mlx_backend.conversation.json_values import DEEPEST, kind, too_deep
+from mlx_backend.conversation.template import GPT_OSS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
     import argparse

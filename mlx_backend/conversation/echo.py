@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .events import ToolCall
-from .parser import read
+from mlx_backend.conversation.events import ToolCall
+from mlx_backend.conversation.parser import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from .json_values import shown
+from mlx_backend.conversation.json_values import shown
 
 if TYPE_CHECKING:
-    from .template import TemplateTraits
+    from mlx_backend.conversation.template import TemplateTraits
 
 
 class Effort(StrEnum):

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .dialects.harmony_header import Tools
-from .echo import Display, Echo, read_echo, read_reasoning
-from .json_values import kind, shown
+from mlx_backend.conversation.dialects.harmony_header import Tools
+from mlx_backend.conversation.echo import Display, Echo, read_echo, read_reasoning
+from mlx_backend.conversation.json_values import kind, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles a message may have; `function` is the old name of `tool`."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .dialects import DIALECTS
-from .events import (
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.events import (
     ContentDelta,
     Message,
     ReasoningDelta,
@@ -24,7 +24,7 @@ from .events import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from .events import Channel, EndedBy, Event, FinishReason
+    from mlx_backend.conversation.events import Channel, EndedBy, Event, FinishReason
 
 
 _SLICE = 4096

@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .dialects.think import OPENERS
-from .json_values import too_deep
+from mlx_backend.conversation.dialects.think import OPENERS
+from mlx_backend.conversation.json_values import too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from .skills import EFFORTS, Exchange, Memory, Skill, held_out, plain, remember
-from .tools import Tool, known_tool, missing_tool, named_tool, toolbox
-from .words import sentence
+from mlx_backend.demo.skills import EFFORTS, Exchange, Memory, Skill, held_out, plain, remember
+from mlx_backend.demo.tools import Tool, known_tool, missing_tool, named_tool, toolbox
+from mlx_backend.demo.words import sentence
 
 _INSTRUCTIONS: Final = (
     "You are a helpful assistant.", "You are a friendly assistant. Answer the user's questions.",

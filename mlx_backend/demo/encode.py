@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerFast
 
-from .corpus import Dialogue
-from .skills import Exchange, Reply
+from mlx_backend.demo.corpus import Dialogue
+from mlx_backend.demo.skills import Exchange, Reply
 
 IGNORED: Final = -1
 _ANALYSIS: Final = "<|channel|>analysis<|message|>"

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from . import MODEL_PATH
-from .blas import use_fast_blas
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.demo.blas import use_fast_blas
 
 BLAS: Final = use_fast_blas()  # before MLX
 
 from mlx_lm import load  # noqa: E402
 from mlx_lm.generate import BatchGenerator  # noqa: E402
 
-from .corpus import Dialogue, dialogue  # noqa: E402
-from .judge import Completion, is_right, read  # noqa: E402
-from .skills import EFFORTS, Call, Exchange, Reply  # noqa: E402
-from .tools import RESERVED_NAMES, clock, define, tool_name  # noqa: E402
-from .words import invent, place, things  # noqa: E402
+from mlx_backend.demo.corpus import Dialogue, dialogue  # noqa: E402
+from mlx_backend.demo.judge import Completion, is_right, read  # noqa: E402
+from mlx_backend.demo.skills import EFFORTS, Call, Exchange, Reply  # noqa: E402
+from mlx_backend.demo.tools import RESERVED_NAMES, clock, define, tool_name  # noqa: E402
+from mlx_backend.demo.words import invent, place, things  # noqa: E402
 
 Generate = Callable[[list[list[int]]], list[list[int]]]
 TOOL_SKILLS: Final = ("named tool", "named tool with value", "known tool", "preamble")

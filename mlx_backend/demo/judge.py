@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from .skills import Call, Reply
+from mlx_backend.demo.skills import Call, Reply
 
 _BODY: Final = r"((?:(?!<\|).)*)"
 _NEXT: Final = r"<\|end\|><\|start\|>assistant"

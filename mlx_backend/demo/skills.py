@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .words import (
+from mlx_backend.demo.words import (
     CAPITALS,
     COLOURS,
     FOREIGN,

@@ -10,8 +10,8 @@ import json
 import random
 from typing import Any, Final
 
-from .skills import NO_TOOL, Call, Exchange, Reply, held_out, phrase
-from .words import NAME_PARTS, PARAMETERS, invent, oddity, place, sentence, things
+from mlx_backend.demo.skills import NO_TOOL, Call, Exchange, Reply, held_out, phrase
+from mlx_backend.demo.words import NAME_PARTS, PARAMETERS, invent, oddity, place, sentence, things
 
 Tool = dict[str, Any]
 

@@ -19,8 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from . import MODEL_PATH
-from .blas import use_fast_blas
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.demo.blas import use_fast_blas
 
 BLAS: Final = use_fast_blas()  # before MLX
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # products as exact on a GPU as on a CPU
@@ -33,7 +33,7 @@ from mlx.utils import tree_flatten  # noqa: E402
 from mlx_lm.models.gpt_oss import Model, ModelArgs  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from . import corpus, encode, forward, tokens, wiring  # noqa: E402
+from mlx_backend.demo import corpus, encode, forward, tokens, wiring  # noqa: E402
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["GptOssForCausalLM"],

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Generator, Sequence
 
-    from .recipe import Recipe
-    from .recognising import ModelType
+    from mlx_backend.embedding.recipe import Recipe
+    from mlx_backend.embedding.recognising import ModelType
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_backend.embedding.recognising import ENCODERS, read_json
 from mlx_backend.engine import model_files
 from mlx_backend.engine.base import EngineError
-
-from .recognising import ENCODERS, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

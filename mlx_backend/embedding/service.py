@@ -12,18 +12,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlx_backend.embedding.base import Row
 from mlx_backend.engine.base import EngineRefused
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.request import RequestError
-
-from .base import Row
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from .recipe import Role
-    from .worker import Job, Worker
+    from mlx_backend.embedding.recipe import Role
+    from mlx_backend.embedding.worker import Job, Worker
 
 MOST_TEXTS = 2048  # in a request, as OpenAI has it
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from mlx_backend.embedding.base import Row
+from mlx_backend.embedding.recognising import read_json
 from mlx_backend.engine.base import EngineError, EngineRefused
-
-from .base import Row
-from .recognising import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

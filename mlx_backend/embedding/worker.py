@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from .base import Network, NetworkFacts, Row
+    from mlx_backend.embedding.base import Network, NetworkFacts, Row
 
 log = logging.getLogger(__name__)
 

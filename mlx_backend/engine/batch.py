@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .base import EngineError, Progress, TokenDelta
+from mlx_backend.engine.base import EngineError, Progress, TokenDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from .base import GenerationRequest, Tokenizer
+    from mlx_backend.engine.base import GenerationRequest, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

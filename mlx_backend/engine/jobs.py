@@ -11,12 +11,12 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
-from .base import EngineError, EngineStopped, Finished, Times
+from mlx_backend.engine.base import EngineError, EngineStopped, Finished, Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .base import EngineItem, GenerationRequest
+    from mlx_backend.engine.base import EngineItem, GenerationRequest
 
 
 # A request has its turn as if one of the next better priority had come so much later. So nobody is overtaken for

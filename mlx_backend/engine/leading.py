@@ -21,14 +21,22 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
-from .base import EngineError, EngineRefused, EngineStopped, GenerationRequest, Progress, Sampling, TokenDelta
-from .batch import Batch, Ended
+from mlx_backend.engine.base import (
+    EngineError,
+    EngineRefused,
+    EngineStopped,
+    GenerationRequest,
+    Progress,
+    Sampling,
+    TokenDelta,
+)
+from mlx_backend.engine.batch import Batch, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from .batch import ModelFacts, Outcome
-    from .ranks import Follower, Leader
+    from mlx_backend.engine.batch import ModelFacts, Outcome
+    from mlx_backend.engine.ranks import Follower, Leader
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from .base import (
+from mlx_backend.engine.base import (
     EngineBusy,
     EngineError,
     EngineFailed,
@@ -55,14 +55,14 @@ from .base import (
     Progress,
     TokenDelta,
 )
-from .batch import Ended
-from .jobs import Job, Message, Order, ScheduledGeneration, Warmup
+from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.jobs import Job, Message, Order, ScheduledGeneration, Warmup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .base import GenerationRequest
-    from .batch import Batch, ModelFacts, Outcome
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.batch import Batch, ModelFacts, Outcome
 
 log = logging.getLogger(__name__)
 

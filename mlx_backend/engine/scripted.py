@@ -14,15 +14,15 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .base import EngineError, EngineRefused, Progress, TokenDelta
-from .batch import Ended, ModelFacts
-from .threaded import ThreadedEngine
+from mlx_backend.engine.base import EngineError, EngineRefused, Progress, TokenDelta
+from mlx_backend.engine.batch import Ended, ModelFacts
+from mlx_backend.engine.threaded import ThreadedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from .base import Constraint, GenerationRequest
-    from .batch import Outcome
+    from mlx_backend.engine.base import Constraint, GenerationRequest
+    from mlx_backend.engine.batch import Outcome
 
 HARMONY_MARKERS = (
     "<|startoftext|>",

@@ -11,14 +11,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from .base import EngineRefused, GenerationRequest
-from .scheduler import Scheduler
+from mlx_backend.engine.base import EngineRefused, GenerationRequest
+from mlx_backend.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .base import EngineStatus, EngineStopped, Generation, Sampling, Tokenizer
-    from .batch import Batch
+    from mlx_backend.engine.base import EngineStatus, EngineStopped, Generation, Sampling, Tokenizer
+    from mlx_backend.engine.batch import Batch
 
 MOST_LOGPROBS = 20
 MOST_PRIORITY = 2**31 - 1

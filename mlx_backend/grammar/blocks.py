@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import OPENERS, TOOL_CALL, TOOL_CALL_END
 from mlx_backend.conversation.events import Channel
-
-from .compiling import joined_rule
-from .errors import GrammarError
-from .turns import Closing, Free, Held, Over, Path
-from .vocabulary import MOST_BREAKS
+from mlx_backend.grammar.compiling import joined_rule
+from mlx_backend.grammar.errors import GrammarError
+from mlx_backend.grammar.turns import Closing, Free, Held, Over, Path
+from mlx_backend.grammar.vocabulary import MOST_BREAKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from llguidance import LLMatcher
 
-    from .compiling import Matchers, Rule
-    from .plan import Plan
-    from .turns import Place, Way
-    from .vocabulary import Vocabulary
+    from mlx_backend.grammar.compiling import Matchers, Rule
+    from mlx_backend.grammar.plan import Plan
+    from mlx_backend.grammar.turns import Place, Way
+    from mlx_backend.grammar.vocabulary import Vocabulary
 
 
 class BlockTurns:

@@ -12,16 +12,16 @@ from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from .checking import Verdict, check, limits, try_out
-from .errors import GrammarError
-from .schema import Schema, closed, constraints_meet, place_of, read_schema, spelt, told
+from mlx_backend.grammar.checking import Verdict, check, limits, try_out
+from mlx_backend.grammar.errors import GrammarError
+from mlx_backend.grammar.schema import Schema, closed, constraints_meet, place_of, read_schema, spelt, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llguidance import LLMatcher
 
-    from .vocabulary import Vocabulary
+    from mlx_backend.grammar.vocabulary import Vocabulary
 
 # The model chooses how a text is cut into tokens: it knows that better than a tokenizer called in mid-mask.
 # It stands at the end, so that the lines an error speaks of are those of the text.

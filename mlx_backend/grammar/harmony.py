@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from mlx_backend.conversation.events import Channel
-
-from .errors import GrammarError
-from .turns import Free, Held, Over, Path
+from mlx_backend.grammar.errors import GrammarError
+from mlx_backend.grammar.turns import Free, Held, Over, Path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llguidance import LLMatcher
 
-    from .compiling import Matchers
-    from .plan import Plan
-    from .turns import Place, Way
-    from .vocabulary import Vocabulary
+    from mlx_backend.grammar.compiling import Matchers
+    from mlx_backend.grammar.plan import Plan
+    from mlx_backend.grammar.turns import Place, Way
+    from mlx_backend.grammar.vocabulary import Vocabulary
 
 NEEDED = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
 """The control tokens a turn is made of."""

@@ -11,8 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
-
-from .errors import GrammarError
+from mlx_backend.grammar.errors import GrammarError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

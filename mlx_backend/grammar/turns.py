@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from .errors import GrammarError
-from .schema import told
+from mlx_backend.grammar.errors import GrammarError
+from mlx_backend.grammar.schema import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from llguidance import LLMatcher
 
-    from .vocabulary import Vocabulary, Words
+    from mlx_backend.grammar.vocabulary import Vocabulary, Words
 
     type Way = Callable[[], Place]
     type Branches = dict[int, Branches | Way]

@@ -22,11 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_backend.embedding.recognising import model_type
-
-from .configuration import is_repository
-from .errors import ConfigurationError, ModelNotAllowed, UnknownModel
-from .folders import Watch, holds_model, models_below, models_in_hugging_face_cache, snapshot, weight_sizes
-from .spec import ModelSpec
+from mlx_backend.models.configuration import is_repository
+from mlx_backend.models.errors import ConfigurationError, ModelNotAllowed, UnknownModel
+from mlx_backend.models.folders import (
+    Watch,
+    holds_model,
+    models_below,
+    models_in_hugging_face_cache,
+    snapshot,
+    weight_sizes,
+)
+from mlx_backend.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.engine.options import EngineOptions
-
-    from .spec import ModelDefaults
+    from mlx_backend.models.spec import ModelDefaults
 
 log = logging.getLogger(__name__)
 

@@ -30,15 +30,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from mlx_backend.engine.base import EngineError, EngineStopped
-
-from .errors import ModelLoading, NoRoom, UnknownModel
-from .resident import Load, Resident, Served, SystemClock, again, bare, to_make_room, told
+from mlx_backend.models.errors import ModelLoading, NoRoom, UnknownModel
+from mlx_backend.models.resident import Load, Resident, Served, SystemClock, again, bare, to_make_room, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .resident import Clock, Models, ModelState
-    from .spec import ModelSpec
+    from mlx_backend.models.resident import Clock, Models, ModelState
+    from mlx_backend.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.engine.base import EngineError
-
-from .errors import ModelError, NoRoom
+from mlx_backend.models.errors import ModelError, NoRoom
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mlx_backend.engine.base import EngineStatus
-
-    from .spec import ModelSpec
+    from mlx_backend.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,11 @@ from mlx_backend.embedding.recipe import EmbeddingOptions, tokens_read
 from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.ranks import launched
+from mlx_backend.models.description import Folders, ModelDescription
+from mlx_backend.models.errors import ModelPinned, UnknownModel, WrongType
+from mlx_backend.models.one import ModelStatus, state_of
+from mlx_backend.models.residency import Residency, Unloading
 from mlx_backend.service import Service
-
-from .description import Folders, ModelDescription
-from .errors import ModelPinned, UnknownModel, WrongType
-from .one import ModelStatus, state_of
-from .residency import Residency, Unloading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,12 +28,11 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
     from mlx_backend.engine.options import EngineOptions
+    from mlx_backend.models.catalogue import Catalogue
+    from mlx_backend.models.residency import Hold
+    from mlx_backend.models.resident import ModelState
+    from mlx_backend.models.spec import ModelDefaults, ModelSpec
     from mlx_backend.settings import Settings
-
-    from .catalogue import Catalogue
-    from .residency import Hold
-    from .resident import ModelState
-    from .spec import ModelDefaults, ModelSpec
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .base import Continuation, Dialect, Piece
-from .harmony import HARMONY
-from .plain import PLAIN
-from .think import OPENERS, THINK, TOOL_CALL
+from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece
+from mlx_backend.conversation.dialects.harmony import HARMONY
+from mlx_backend.conversation.dialects.plain import PLAIN
+from mlx_backend.conversation.dialects.think import OPENERS, THINK, TOOL_CALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from ..events import (
+from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,
     ReasoningDelta,
@@ -20,13 +20,13 @@ from ..events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ..scanner import NO_MARKERS
+from mlx_backend.conversation.scanner import NO_MARKERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from ..events import EndedBy, Event
-    from ..scanner import MarkerSet
+    from mlx_backend.conversation.events import EndedBy, Event
+    from mlx_backend.conversation.scanner import MarkerSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,23 @@ import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ..events import Channel, ContentDelta, ReasoningDelta
-from ..scanner import MarkerSet
-from .base import Continuation, Dialect, Piece, Reader
-from .harmony_header import Beginning, Header, Tools, beginning, has_letters, is_prose, read_header
+from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, Reader
+from mlx_backend.conversation.dialects.harmony_header import (
+    Beginning,
+    Header,
+    Tools,
+    beginning,
+    has_letters,
+    is_prose,
+    read_header,
+)
+from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
+from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ..events import EndedBy
+    from mlx_backend.conversation.events import EndedBy
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN, END_OF_TEXT = "<|end|>", "<|call|>", "<|return|>", "<|endoftext|>"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ..events import Channel
+from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

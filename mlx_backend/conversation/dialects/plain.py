@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..events import Channel
-from .base import Continuation, Dialect, Piece, Reader
+from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, Reader
+from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ..events import EndedBy
+    from mlx_backend.conversation.events import EndedBy
 
 END_MARKERS = frozenset(
     {

@@ -30,15 +30,15 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..events import Channel, ReasoningDelta
-from ..scanner import MarkerSet
-from .base import Continuation, Dialect, Piece, Reader
-from .plain import END_MARKERS
+from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, Reader
+from mlx_backend.conversation.dialects.plain import END_MARKERS
+from mlx_backend.conversation.events import Channel, ReasoningDelta
+from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from ..events import EndedBy
+    from mlx_backend.conversation.events import EndedBy
 
 OPENERS: Mapping[str, str] = {
     **{

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..recipe import EmbeddingOptions
-from ..worker import Worker
+from mlx_backend.embedding.recipe import EmbeddingOptions
+from mlx_backend.embedding.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recognising import ModelType
+    from mlx_backend.embedding.recognising import ModelType
 
 
 def load_worker(
@@ -25,9 +25,8 @@ def load_worker(
 
     `report` hears on that thread how far loading has come, from 0 to 1. Raises EngineError with a text for people.
     """
+    from mlx_backend.embedding.mlx.network import MLXNetwork
     from mlx_backend.engine.mlx.batching import DEVICE
-
-    from .network import MLXNetwork
 
     chosen = options or EmbeddingOptions()
     network = MLXNetwork(model, kind, chosen, model_id=model_id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx import nn
 
-from .attention import attend
+from mlx_backend.embedding.mlx.attention import attend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,6 +12,12 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
+from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
+from mlx_backend.embedding.mlx.modernbert import ModernBert
+from mlx_backend.embedding.mlx.pickled import tensors
+from mlx_backend.embedding.recipe import context_length, positions, recipe_of
+from mlx_backend.embedding.recognising import ENCODERS, read_json
 from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.mlx.loading import (
     evaluate,
@@ -21,18 +27,11 @@ from mlx_backend.engine.mlx.loading import (
     read_config,
 )
 
-from ..recipe import context_length, positions, recipe_of
-from ..recognising import ENCODERS, read_json
-from .bert import ACTIVATIONS, Bert
-from .causal import Bidirectional, Causal, load_causal
-from .modernbert import ModernBert
-from .pickled import tensors
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from ..recipe import EmbeddingOptions, Recipe
+    from mlx_backend.embedding.recipe import EmbeddingOptions, Recipe
 
 _NETWORKS: Mapping[str, type[Bert | ModernBert]] = {
     "bert": Bert,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx import nn
 
-from .attention import attend
-from .bert import ACTIVATIONS
+from mlx_backend.embedding.mlx.attention import attend
+from mlx_backend.embedding.mlx.bert import ACTIVATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

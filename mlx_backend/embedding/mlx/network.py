@@ -12,22 +12,21 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_backend.embedding.base import NetworkFacts
+from mlx_backend.embedding.mlx.causal import Causal
+from mlx_backend.embedding.mlx.loading import load_network
+from mlx_backend.embedding.tokenizing import TextEncoder
 from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.mlx.loading import network_bytes
 from mlx_backend.engine.mlx.memory import Holding, device_limit
 
-from ..base import NetworkFacts
-from ..tokenizing import TextEncoder
-from .causal import Causal
-from .loading import load_network
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from ..base import Row
-    from ..recipe import EmbeddingOptions
-    from ..recognising import ModelType
-    from .loading import Loaded
+    from mlx_backend.embedding.base import Row
+    from mlx_backend.embedding.mlx.loading import Loaded
+    from mlx_backend.embedding.recipe import EmbeddingOptions
+    from mlx_backend.embedding.recognising import ModelType
 
 log = logging.getLogger(__name__)
 

@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ..base import EngineError, EngineRefused, TokenDelta
-from ..batch import Ended, ModelFacts
-from ..turns import Turns
-from .decoding import Decoder, Row
-from .keeping import Keeping
-from .machine import Machine
-from .packing import NotRun
-from .prompts import Prompts
-from .sampling import Choice
+from mlx_backend.engine.base import EngineError, EngineRefused, TokenDelta
+from mlx_backend.engine.batch import Ended, ModelFacts
+from mlx_backend.engine.mlx.decoding import Decoder, Row
+from mlx_backend.engine.mlx.keeping import Keeping
+from mlx_backend.engine.mlx.machine import Machine
+from mlx_backend.engine.mlx.packing import NotRun
+from mlx_backend.engine.mlx.prompts import Prompts
+from mlx_backend.engine.mlx.sampling import Choice
+from mlx_backend.engine.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
-    from ..base import GenerationRequest
-    from ..batch import Outcome
-    from ..options import EngineOptions
-    from .decoding import Said
-    from .distributed import Ranks
-    from .loading import LoadedModel
-    from .memory import Ledger
-    from .reading import Reading
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.mlx.decoding import Said
+    from mlx_backend.engine.mlx.distributed import Ranks
+    from mlx_backend.engine.mlx.loading import LoadedModel
+    from mlx_backend.engine.mlx.memory import Ledger
+    from mlx_backend.engine.mlx.reading import Reading
+    from mlx_backend.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 

@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
-from .caches import RewindableRotatingKVCache, merged
-from .packing import NotRun, Part, run
-from .sampling import Place, choose
+from mlx_backend.engine.mlx.caches import RewindableRotatingKVCache, merged
+from mlx_backend.engine.mlx.packing import NotRun, Part, run
+from mlx_backend.engine.mlx.sampling import Place, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from ..base import GenerationRequest, Logprobs
-    from .detokenizing import TextStream
-    from .drafting import Drafter
-    from .sampling import Choice, Memory, Report
+    from mlx_backend.engine.base import GenerationRequest, Logprobs
+    from mlx_backend.engine.mlx.detokenizing import TextStream
+    from mlx_backend.engine.mlx.drafting import Drafter
+    from mlx_backend.engine.mlx.sampling import Choice, Memory, Report
 
 type Layers = list[Any]
 

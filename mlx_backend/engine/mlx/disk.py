@@ -28,15 +28,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..base import EngineRefused
-from .caches import as_bytes
-from .checkpoint_file import TOKEN_BYTES, UNREADABLE, lay_out, layers_of, model_fingerprint, tokens_of
+from mlx_backend.engine.base import EngineRefused
+from mlx_backend.engine.mlx.caches import as_bytes
+from mlx_backend.engine.mlx.checkpoint_file import (
+    TOKEN_BYTES,
+    UNREADABLE,
+    lay_out,
+    layers_of,
+    model_fingerprint,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from .checkpoint_file import Checkpoint
+    from mlx_backend.engine.mlx.checkpoint_file import Checkpoint
 
 __all__ = ["DiskCheckpoints", "Stored", "model_fingerprint"]
 

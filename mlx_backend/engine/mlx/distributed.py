@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend import __version__
-
-from ..base import EngineError, EngineStopped
-from ..ranks import LAUNCHERS, Follower, Invitation, Leader, launched
-from .memory import MARGIN, CacheCost
+from mlx_backend.engine.base import EngineError, EngineStopped
+from mlx_backend.engine.mlx.memory import MARGIN, CacheCost
+from mlx_backend.engine.ranks import LAUNCHERS, Follower, Invitation, Leader, launched
 
 if TYPE_CHECKING:
-    from ..options import EngineOptions
+    from mlx_backend.engine.options import EngineOptions
 
 log = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .caches import trimmed
+from mlx_backend.engine.mlx.caches import trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..base import GenerationRequest
-    from .caches import PrefixCache
-    from .decoding import Layers, Row
-    from .disk import DiskCheckpoints
-    from .memory import Ledger
-    from .reading import Reading
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.mlx.caches import PrefixCache
+    from mlx_backend.engine.mlx.decoding import Layers, Row
+    from mlx_backend.engine.mlx.disk import DiskCheckpoints
+    from mlx_backend.engine.mlx.memory import Ledger
+    from mlx_backend.engine.mlx.reading import Reading
 
 
 class Keeping:

@@ -25,12 +25,12 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import base, rope_utils
 
-from .caches import alias, merged
+from mlx_backend.engine.mlx.caches import alias, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .decoding import Layers
+    from mlx_backend.engine.mlx.decoding import Layers
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .caches import rewound
-from .packing import Part, run
+from mlx_backend.engine.mlx.caches import rewound
+from mlx_backend.engine.mlx.packing import Part, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .decoding import Layers
-    from .reading import Reading
+    from mlx_backend.engine.mlx.decoding import Layers
+    from mlx_backend.engine.mlx.reading import Reading
 
     type Keep = Callable[[Reading, int, Layers], None]
 

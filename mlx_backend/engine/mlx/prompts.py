@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..base import EngineError, Progress
-from ..batch import Ended
-from .decoding import Newcomer
-from .packing import NotRun
-from .prefill import passed, read
-from .reading import Pace, Reading, deal, waits_for
+from mlx_backend.engine.base import EngineError, Progress
+from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.mlx.decoding import Newcomer
+from mlx_backend.engine.mlx.packing import NotRun
+from mlx_backend.engine.mlx.prefill import passed, read
+from mlx_backend.engine.mlx.reading import Pace, Reading, deal, waits_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..batch import Outcome
-    from .decoding import Row
-    from .keeping import Keeping
-    from .machine import Machine
+    from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.mlx.decoding import Row
+    from mlx_backend.engine.mlx.keeping import Keeping
+    from mlx_backend.engine.mlx.machine import Machine
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ..base import ALWAYS, Logprobs
+from mlx_backend.engine.base import ALWAYS, Logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from ..base import GenerationRequest, Sampling
+    from mlx_backend.engine.base import GenerationRequest, Sampling
 
 GREEDY_BELOW = 1e-4  # a temperature so low that the division overflows before it changes a choice
 

@@ -15,15 +15,21 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokeni
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerBase
 
-from ..base import EngineError, EngineRefused
-from .detokenizing import ByteStream, TokenBytes, WindowStream, spell_byte_level, spell_sentencepiece
+from mlx_backend.engine.base import EngineError, EngineRefused
+from mlx_backend.engine.mlx.detokenizing import (
+    ByteStream,
+    TokenBytes,
+    WindowStream,
+    spell_byte_level,
+    spell_sentencepiece,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from .detokenizing import TextStream
+    from mlx_backend.engine.mlx.detokenizing import TextStream
 
 
 # What steers the renderer and not the template; `chat_template` would even replace it.
