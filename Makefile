@@ -53,13 +53,13 @@ format: setup ## let ruff format and fix
 	$(RUN) -m ruff check --fix .
 
 plugin: setup ## write dist/*.difypkg
-	@$(RUN) -m dify_mlx_provider.package
+	@$(RUN) -m dify_mlx_provider.packaging.package
 
 debug: setup ## run the plugin from here in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
 	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug at the top)"; exit 1; }
 	@$(RUN) -c 'import socket, sys; socket.create_connection(sys.argv[1].rsplit(":", 1), 5)' "$(URL)" 2>/dev/null || { \
 		echo "Nothing answers at $(URL). Dify shows the address, with the key, behind the bug on its Plugins page."; exit 1; }
-	@rm -rf build/plugin && $(RUN) -m dify_mlx_provider.package --folder build/plugin
+	@rm -rf build/plugin && $(RUN) -m dify_mlx_provider.packaging.package --folder build/plugin
 	@cd build/plugin && INSTALL_METHOD=remote REMOTE_INSTALL_URL="$(URL)" REMOTE_INSTALL_KEY="$(KEY)" \
 		"$(CURDIR)/$(RUN)" -m dify_mlx_provider
 
@@ -68,7 +68,7 @@ bench: setup ## speed, as ratios measured side by side
 	@$(RUN) tests/benchmarks/bench_peers.py --write
 
 models: setup ## write the predefined models' files from their table
-	@$(RUN) -m dify_mlx_provider.predefined
+	@$(RUN) -m dify_mlx_provider.packaging.predefined
 
 lock: setup ## renew requirements.lock
 	$(RUN) .ci/lock.py

@@ -2,25 +2,14 @@
 
 What Dify's SDK loads, and where a call of Dify goes from there:
 
-    provider.py, models/   the classes the SDK wants; they only lead on
-    validation             is a form good?          credentials, versions
-    model_schema           what can a model do?     parameters (the panel), effort_levels, leniency
-    invocation             a chat                   errands (Dify's own questions), messages, parts
-    vectors, ranking       a knowledge base
-    tokens                 how long is a prompt?
-
-Between Dify and a server:
-
-    servers                the kinds there are, and how each wants to be asked
-    discovery              which kind this one is, and what its models can do     asking (soon or never), kept
-    sending                a request in the server's own words                    client (HTTP), bodies (JSON, SSE)
-    server_errors          what goes wrong, in sentences                          dify_errors: in Dify's kinds
-
-What comes back:
-
-    chunks                 a server's chunks as events     leaks (a model's own markers), tool_calls, surrogates
-    thinking               events as Dify's thinking block
-
-What makes the package, and is not in it: package, declaration and declaration_fields (what Dify takes), predefined (the
-models' files).
+    provider.py, models/   the classes the SDK wants; they only delegate
+    settings/              what a person sets: validation (is a form good?), model_schema (what can a model do?),
+                           parameters (the panel), coercion (values that were meant differently than they came)
+    chat/                  invocation (one call), messages, content_parts, background_requests (Dify's own questions);
+                           back: stream_reader (chunks as events), leaked_markup, tool_calls, think_block
+    knowledge/             embeddings, rerank
+    upstream/              the server: client (HTTP), sse, requests (in its own words), server_kinds, discovery, probe,
+                           cache, credentials, token_count, versions, effort_levels, surrogates, errors
+    dify_errors.py         what goes wrong, in Dify's kinds
+    packaging/             makes the package, and is not in it: package, declaration, declaration_fields, predefined
 """

@@ -14,7 +14,7 @@ from dify_plugin.errors.model import (
     InvokeServerUnavailableError,
 )
 
-from dify_mlx_provider.server_errors import (
+from dify_mlx_provider.upstream.errors import (
     KeyRefused,
     Overloaded,
     Refused,

@@ -6,7 +6,7 @@ from typing import Any
 
 from dify_plugin import ModelProvider
 
-from dify_mlx_provider.validation import validate
+from dify_mlx_provider.settings.validation import validate
 
 
 class MLXProvider(ModelProvider):

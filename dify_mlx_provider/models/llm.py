@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from dify_plugin import LargeLanguageModel
 
-from dify_mlx_provider.credentials import Credentials
+from dify_mlx_provider.chat.invocation import fold, invoke, prompt_tokens
 from dify_mlx_provider.dify_errors import ErrorsForDify
-from dify_mlx_provider.invocation import fold, invoke, prompt_tokens
-from dify_mlx_provider.leniency import lenient
-from dify_mlx_provider.model_schema import customizable_model
-from dify_mlx_provider.validation import validate
+from dify_mlx_provider.settings.coercion import lenient
+from dify_mlx_provider.settings.model_schema import customizable_model
+from dify_mlx_provider.settings.validation import validate
+from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from dify_plugin import RerankModel
 from dify_plugin.entities.model.rerank import RerankDocument, RerankResult
 
-from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.dify_errors import ErrorsForDify
-from dify_mlx_provider.model_schema import rerank_model
-from dify_mlx_provider.ranking import rank
-from dify_mlx_provider.validation import validate_by_use
+from dify_mlx_provider.knowledge.rerank import rank
+from dify_mlx_provider.settings.model_schema import rerank_model
+from dify_mlx_provider.settings.validation import validate_by_use
+from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,11 +9,11 @@ from dify_plugin import TextEmbeddingModel
 from dify_plugin.entities.model import EmbeddingInputType, PriceType
 from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbeddingResult
 
-from dify_mlx_provider.credentials import Credentials
 from dify_mlx_provider.dify_errors import ErrorsForDify
-from dify_mlx_provider.model_schema import embedding_model
-from dify_mlx_provider.validation import validate_by_use
-from dify_mlx_provider.vectors import embed, tokens_of
+from dify_mlx_provider.knowledge.embeddings import embed, tokens_of
+from dify_mlx_provider.settings.model_schema import embedding_model
+from dify_mlx_provider.settings.validation import validate_by_use
+from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

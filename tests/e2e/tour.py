@@ -84,7 +84,13 @@ def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
 def unpacked_package(folder: Path) -> Path:
     """Build the .difypkg and unpack it as the daemon would; return the plugin's root."""
     subprocess.run(
-        [sys.executable, "-m", "dify_mlx_provider.package", "--output", str(folder / "plugin.difypkg")],
+        [
+            sys.executable,
+            "-m",
+            "dify_mlx_provider.packaging.package",
+            "--output",
+            str(folder / "plugin.difypkg"),
+        ],
         cwd=ROOT,
         check=True,
         stdout=subprocess.DEVNULL,

@@ -73,7 +73,7 @@ class Stub:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built .difypkg."""
     target = tmp_path_factory.mktemp("dist") / "plugin.difypkg"
-    command = [sys.executable, "-m", "dify_mlx_provider.package", "--output", str(target)]
+    command = [sys.executable, "-m", "dify_mlx_provider.packaging.package", "--output", str(target)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return target
 
@@ -124,7 +124,7 @@ def credentials(real_server: str) -> dict[str, str]:
 @pytest.fixture
 def nothing_known() -> Iterator[None]:
     """Nothing has been found out about any server yet; for tests that run the plugin's code in this process."""
-    from dify_mlx_provider import discovery  # not above: what it loads must not come before the SDK
+    from dify_mlx_provider.upstream import discovery  # not above: what it loads must not come before the SDK
 
     discovery.ask_again()
     yield

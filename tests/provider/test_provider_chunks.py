@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dify_mlx_provider import chunks as chunks_module
-from dify_mlx_provider import tool_calls as calls_module
-from dify_mlx_provider.chunks import Reader, texts
-from dify_mlx_provider.server_errors import Unavailable
-from dify_mlx_provider.thinking import ThinkingText
-from dify_mlx_provider.tool_calls import Calls
+from dify_mlx_provider.chat import stream_reader as chunks_module
+from dify_mlx_provider.chat import tool_calls as calls_module
+from dify_mlx_provider.chat.stream_reader import Reader, texts
+from dify_mlx_provider.chat.think_block import ThinkingText
+from dify_mlx_provider.chat.tool_calls import Calls
+from dify_mlx_provider.upstream.errors import Unavailable
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta
 from mlx_backend.conversation.parser import read
 

@@ -12,10 +12,10 @@ import gevent
 import pytest
 from raw_server import DONE, JSON, STREAM, RawServer, event, status
 
-from dify_mlx_provider import bodies
-from dify_mlx_provider.client import Client
-from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.server_errors import KeyRefused, Overloaded, Refused, Unavailable, Unreachable
+from dify_mlx_provider.upstream import sse
+from dify_mlx_provider.upstream.client import Client
+from dify_mlx_provider.upstream.credentials import Credentials
+from dify_mlx_provider.upstream.errors import KeyRefused, Overloaded, Refused, Unavailable, Unreachable
 
 HI = event({"content": "Hi"})
 
@@ -66,10 +66,10 @@ def test_however_a_stream_is_cut_into_packets_it_says_the_same() -> None:
     stream = (
         b'\xef\xbb\xbf: hello\r\n\r\ndata: {"a":\r\ndata: "\xe3\x81\x82"}\r\n\r\ndata:{}\rdata: [DONE]\r\r'
     )
-    said = [{"a": "あ"}, {}, bodies.DONE]
-    assert list(bodies.objects([stream])) == said
+    said = [{"a": "あ"}, {}, sse.DONE]
+    assert list(sse.objects([stream])) == said
     for first, second in combinations(range(len(stream) + 1), 2):
-        assert list(bodies.objects([stream[:first], stream[first:second], stream[second:]])) == said
+        assert list(sse.objects([stream[:first], stream[first:second], stream[second:]])) == said
 
 
 def test_two_events_in_one_packet_are_two_chunks() -> None:
@@ -130,7 +130,7 @@ def test_an_event_that_is_an_error_is_read_as_one() -> None:
 
 
 def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(sse, "LONGEST_LINE", 100_000)
     with pytest.raises(Unavailable, match="broke off"):
         chat(STREAM, b"data: ", *[b"x" * 50_000] * 10)
 
@@ -138,7 +138,7 @@ def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.Mon
 def test_a_very_long_line_is_read_in_linear_work() -> None:
     long = event({"content": "x" * 5_000_000})
     pieces = [long[at : at + 1000] for at in range(0, len(long), 1000)]
-    assert len(text_of(list(bodies.objects(pieces)))) == 5_000_000
+    assert len(text_of(list(sse.objects(pieces)))) == 5_000_000
 
 
 def test_comments_are_a_sign_of_life() -> None:
@@ -187,7 +187,7 @@ def test_a_body_that_is_no_answer_is_named_as_such(answer: bytes) -> None:
 
 
 def test_a_body_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "LARGEST_BODY", 100_000)
+    monkeypatch.setattr(sse, "LARGEST_BODY", 100_000)
     with pytest.raises(Refused, match="not an OpenAI-compatible server"):
         chat(JSON, b"{", *[b" " * 50_000] * 10)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dify_mlx_provider.credentials import Credentials, CredentialsError, api_key, base_url
-from dify_mlx_provider.servers import Kind
+from dify_mlx_provider.upstream.credentials import Credentials, CredentialsError, api_key, base_url
+from dify_mlx_provider.upstream.server_kinds import Kind
 
 ADDRESS = {"endpoint_url": "http://127.0.0.1:8080"}
 

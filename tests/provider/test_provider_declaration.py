@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dify_mlx_provider import predefined
-from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.package import ROOT
+from dify_mlx_provider.packaging import predefined
+from dify_mlx_provider.packaging.package import ROOT
+from dify_mlx_provider.upstream.credentials import Credentials
 
 LANGUAGES = ["en_US", "ja_JP", "zh_Hans"]
 MODELS = sorted(

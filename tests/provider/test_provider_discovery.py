@@ -9,12 +9,12 @@ import pytest
 from kind_server import KindServer, Saying, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 from raw_server import JSON, RawServer, status
 
-from dify_mlx_provider import discovery
-from dify_mlx_provider.asking import LONGEST_ANSWER
-from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.discovery import Server
-from dify_mlx_provider.kept import Kept, Noted
-from dify_mlx_provider.servers import Kind
+from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.upstream.cache import Kept, Noted
+from dify_mlx_provider.upstream.credentials import Credentials
+from dify_mlx_provider.upstream.discovery import Server
+from dify_mlx_provider.upstream.probe import LONGEST_ANSWER
+from dify_mlx_provider.upstream.server_kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

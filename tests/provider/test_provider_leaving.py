@@ -36,7 +36,7 @@ import sys
 import dify_plugin
 from dify_plugin.entities.model.llm import LLMUsage
 from dify_plugin.entities.model.message import UserPromptMessage
-from dify_mlx_provider.invocation import invoke
+from dify_mlx_provider.chat.invocation import invoke
 
 answer = invoke(
     "default", {"endpoint_url": sys.argv[1]}, [UserPromptMessage(content="hi")], {}, tools=None, stop=None, stream=True,

@@ -9,8 +9,8 @@ import pytest
 from daemon import PluginError
 from kind_server import mlx_backend
 
-from dify_mlx_provider.effort_levels import LEVELS, SWITCH
-from dify_mlx_provider.leniency import lenient
+from dify_mlx_provider.settings.coercion import lenient
+from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH
 
 if TYPE_CHECKING:
     from daemon import PluginProcess

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from dify_mlx_provider import declaration, package
+from dify_mlx_provider.packaging import declaration, package
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,7 @@ FORM = "model_credential_schema.credential_form_schemas"
         ("models.llm.position", "provider_assets/llm/order.yaml", "ends in _position.yaml"),
         ("models.tts", {"predefined": []}, "models.tts is not among the supported_model_types"),
         ("extra.python.provider_source", "dify_mlx_provider/x.py", "dify_mlx_provider/x.py is missing"),
-        ("extra.python.model_sources.0", "dify_mlx_provider/client.py", "lies too high"),
+        ("extra.python.model_sources.0", "dify_mlx_provider/dify_errors.py", "lies too high"),
         ("extra", {}, "a declaration lacks 'python'"),
         ("fetch_from", "remote", "fetch_from is a key that nobody reads"),
     ],

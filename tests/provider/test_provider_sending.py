@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kind_server import KindServer, listed, lm_studio, mlx_backend, ollama, said, vllm
 
-from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.sending import chat
-from dify_mlx_provider.server_errors import Refused
+from dify_mlx_provider.upstream.credentials import Credentials
+from dify_mlx_provider.upstream.errors import Refused
+from dify_mlx_provider.upstream.requests import chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable

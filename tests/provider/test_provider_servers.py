@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dify_mlx_provider.servers import NAMES, WAYS, Kind, adapted, refused_fields
+from dify_mlx_provider.upstream.server_kinds import NAMES, WAYS, Kind, adapted, refused_fields
 
 QUESTION = {"role": "user", "content": "hi"}
 SCHEMA = {"name": "answer", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from dify_view import PAGE_BLOCK, split_reasoning
 
-from dify_mlx_provider.thinking import ThinkingText, unguarded
+from dify_mlx_provider.chat.think_block import ThinkingText, unguarded
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 

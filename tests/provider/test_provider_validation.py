@@ -16,8 +16,8 @@ from daemon import PluginError
 from kind_server import KindServer, Saying, listed, lm_studio, mlx_backend, mlx_lm, ollama
 from raw_server import status
 
-from dify_mlx_provider.server_errors import unknown_name
-from dify_mlx_provider.versions import complaint
+from dify_mlx_provider.upstream.errors import unknown_name
+from dify_mlx_provider.upstream.versions import complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kind_server import KindServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
-from dify_mlx_provider.credentials import Credentials
-from dify_mlx_provider.ranking import rank
-from dify_mlx_provider.server_errors import Refused, ServerError
-from dify_mlx_provider.vectors import embed
+from dify_mlx_provider.knowledge.embeddings import embed
+from dify_mlx_provider.knowledge.rerank import rank
+from dify_mlx_provider.upstream.credentials import Credentials
+from dify_mlx_provider.upstream.errors import Refused, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.leaks import LeakyText
-from dify_mlx_provider.server_errors import Unavailable
-from dify_mlx_provider.surrogates import Halves
-from dify_mlx_provider.tool_calls import Call, Calls
+from dify_mlx_provider.chat.leaked_markup import LeakyText
+from dify_mlx_provider.chat.tool_calls import Call, Calls
+from dify_mlx_provider.upstream.errors import Unavailable
+from dify_mlx_provider.upstream.surrogates import Halves
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
 if TYPE_CHECKING:
-    from dify_mlx_provider.thinking import ThinkingText
+    from dify_mlx_provider.chat.think_block import ThinkingText
 
 LONGEST_ANSWER = 8 * 2**20
 """Characters of one answer, reasoning included: more than any model's context holds."""

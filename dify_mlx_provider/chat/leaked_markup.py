@@ -26,7 +26,7 @@ from mlx_backend.conversation.scanner import MarkerSet
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from dify_mlx_provider.tool_calls import Call, Calls
+    from dify_mlx_provider.chat.tool_calls import Call, Calls
     from mlx_backend.conversation.events import Event
 
 _THINK = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")

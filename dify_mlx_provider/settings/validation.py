@@ -15,18 +15,25 @@ from urllib.parse import urlsplit
 
 from dify_plugin.errors.model import CredentialsValidateFailedError
 
-from dify_mlx_provider import discovery, versions
-from dify_mlx_provider.asking import Asker
-from dify_mlx_provider.client import Client
-from dify_mlx_provider.credentials import Credentials, CredentialsError
-from dify_mlx_provider.server_errors import Overloaded, Refused, ServerError, Unavailable, Unreachable, listed
-from dify_mlx_provider.servers import Kind
+from dify_mlx_provider.upstream import discovery, versions
+from dify_mlx_provider.upstream.client import Client
+from dify_mlx_provider.upstream.credentials import Credentials, CredentialsError
+from dify_mlx_provider.upstream.errors import (
+    Overloaded,
+    Refused,
+    ServerError,
+    Unavailable,
+    Unreachable,
+    listed,
+)
+from dify_mlx_provider.upstream.probe import Asker
+from dify_mlx_provider.upstream.server_kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dify_mlx_provider.asking import Answer
-    from dify_mlx_provider.discovery import Server
+    from dify_mlx_provider.upstream.discovery import Server
+    from dify_mlx_provider.upstream.probe import Answer
 
 PATIENCE = 30.0
 """Seconds a server may take for its list of models; a page of Dify's waits for it."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import requests
 from urllib3.exceptions import ReadTimeoutError
 
-from dify_mlx_provider.client import Bearer, arriving
+from dify_mlx_provider.upstream.client import Bearer, arriving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dify_mlx_provider.credentials import Credentials
+    from dify_mlx_provider.upstream.credentials import Credentials
 
 CONNECTING, READING, WHOLE = 2.0, 5.0, 10.0
 """Seconds for a connection, for a sign of life, and for a whole answer."""

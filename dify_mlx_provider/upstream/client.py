@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import requests
 from urllib3.exceptions import HTTPError, NameResolutionError, ReadTimeoutError
 
-from dify_mlx_provider import bodies
-from dify_mlx_provider.server_errors import (
+from dify_mlx_provider.upstream import sse
+from dify_mlx_provider.upstream.errors import (
     NoSuchAddress,
     Refused,
     ServerError,
@@ -35,7 +35,7 @@ from dify_mlx_provider.server_errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from dify_mlx_provider.credentials import Credentials
+    from dify_mlx_provider.upstream.credentials import Credentials
 
 LONGEST_WAIT = 300.0
 """Seconds a server that asks us to come again is asked; Dify gives a call up after 600."""
@@ -97,8 +97,8 @@ class Client:
     def _read(self, response: requests.Response) -> Any:
         with response:
             try:
-                return bodies.whole(arriving(response))
-            except bodies.Malformed as error:
+                return sse.whole(arriving(response))
+            except sse.Malformed as error:
                 raise self._not_openai() from error
             except (ReadTimeoutError, requests.exceptions.Timeout) as error:
                 raise self._silent() from error
@@ -142,13 +142,13 @@ class Client:
                 beginning = b""
                 if "text/event-stream" not in response.headers.get("Content-Type", ""):
                     beginning = next((piece for piece in pieces if piece.strip()), b"")
-                    if not bodies.is_event_stream(beginning):
-                        yield self._as_chunk(bodies.whole(chain([beginning], pieces)))
+                    if not sse.is_event_stream(beginning):
+                        yield self._as_chunk(sse.whole(chain([beginning], pieces)))
                         return
                 yield from self._events(chain([beginning], pieces))
             except (ReadTimeoutError, requests.exceptions.Timeout) as error:
                 raise self._silent() from error
-            except bodies.Malformed as error:
+            except sse.Malformed as error:
                 if "text/event-stream" not in response.headers.get("Content-Type", ""):
                     raise self._not_openai() from error
                 raise self._broken_off() from error
@@ -158,8 +158,8 @@ class Client:
     def _events(self, pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         finished = False
         try:
-            for chunk in bodies.objects(pieces):
-                if chunk is bodies.DONE:
+            for chunk in sse.objects(pieces):
+                if chunk is sse.DONE:
                     return
                 if not isinstance(chunk, dict):
                     raise self._not_openai()
@@ -174,7 +174,7 @@ class Client:
                 # Dify's SDK runs all calls in one thread, by gevent. One whose server is faster than the plugin would
                 # never wait by itself, and the others would not get on.
                 time.sleep(0)
-        except (bodies.Malformed, HTTPError, requests.exceptions.RequestException, OSError):
+        except (sse.Malformed, HTTPError, requests.exceptions.RequestException, OSError):
             if finished:
                 return  # nothing was missing but a farewell
             raise
@@ -249,7 +249,7 @@ class Client:
                     break
         error = from_status(
             response.status_code,
-            bodies.parsed(beginning.decode("utf-8", "replace")),
+            sse.parsed(beginning.decode("utf-8", "replace")),
             address=self._credentials.base_url,
             location=response.headers.get("Location"),
         )

@@ -12,15 +12,15 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider import discovery
-from dify_mlx_provider.asking import Asker
-from dify_mlx_provider.kept import Kept
-from dify_mlx_provider.servers import Kind
+from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.upstream.cache import Kept
+from dify_mlx_provider.upstream.probe import Asker
+from dify_mlx_provider.upstream.server_kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dify_mlx_provider.credentials import Credentials
+    from dify_mlx_provider.upstream.credentials import Credentials
 
 PER_MESSAGE = 4
 """Tokens of markup around a message, about."""

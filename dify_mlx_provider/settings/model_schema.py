@@ -19,16 +19,16 @@ from dify_plugin.entities.model import (
     ParameterRule,
 )
 
-from dify_mlx_provider import discovery
-from dify_mlx_provider.effort_levels import LEVELS, SWITCH, in_order, nearest
-from dify_mlx_provider.parameters import Settings, rules
-from dify_mlx_provider.servers import WAYS, Kind
+from dify_mlx_provider.settings.parameters import Settings, rules
+from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH, in_order, nearest
+from dify_mlx_provider.upstream.server_kinds import WAYS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dify_mlx_provider.credentials import Credentials
-    from dify_mlx_provider.discovery import Model, Server
+    from dify_mlx_provider.upstream.credentials import Credentials
+    from dify_mlx_provider.upstream.discovery import Model, Server
 
 UNKNOWN_CONTEXT = 32_768
 """Tokens, where nobody says: what nearly every model can do. More would be promised to Dify than may be there."""

@@ -1,4 +1,4 @@
-"""Write the files of the predefined models: `python -m dify_mlx_provider.predefined`, or `make models`.
+"""Write the files of the predefined models: `python -m dify_mlx_provider.packaging.predefined`, or `make models`.
 
 Dify reads a YAML file a model, and YAML files cannot include each other; so all of them are written from the one
 table below. `--check` says whether the files are what it would write. Not packed, and the SDK is not imported.
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dify_mlx_provider.effort_levels import LEVELS, SWITCH
-from dify_mlx_provider.parameters import Settings, rules
+from dify_mlx_provider.settings.parameters import Settings, rules
+from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FOLDER = Path(__file__).resolve().parents[1] / "provider_assets" / "llm"
+FOLDER = Path(__file__).resolve().parents[2] / "provider_assets" / "llm"
 ORDER = "_position.yaml"
-WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/predefined.py: change it there.\n"
+WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/packaging/predefined.py: change it there.\n"
 ANYTHING = ("none", *LEVELS)
 ALWAYS = ("medium",)
 
@@ -168,7 +168,8 @@ def stale(folder: Path = FOLDER) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m dify_mlx_provider.predefined", description="Write the predefined models' files."
+        prog="python -m dify_mlx_provider.packaging.predefined",
+        description="Write the predefined models' files.",
     )
     parser.add_argument("--check", action="store_true", help="only say whether they are current")
     changed = stale()

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.asking import Asker
-from dify_mlx_provider.effort_levels import LEVELS, SWITCH
-from dify_mlx_provider.kept import Kept
-from dify_mlx_provider.servers import Kind
+from dify_mlx_provider.upstream.cache import Kept
+from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH
+from dify_mlx_provider.upstream.probe import Asker
+from dify_mlx_provider.upstream.server_kinds import Kind
 
 if TYPE_CHECKING:
-    from dify_mlx_provider.credentials import Credentials
+    from dify_mlx_provider.upstream.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from dify_mlx_provider.surrogates import mended
+from dify_mlx_provider.upstream.surrogates import mended
 
 LONGEST_QUOTE = 500
 """Characters of a server's own words that are passed on."""

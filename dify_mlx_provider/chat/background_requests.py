@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.effort_levels import lowest
+from dify_mlx_provider.upstream.effort_levels import lowest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

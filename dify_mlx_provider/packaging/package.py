@@ -1,4 +1,4 @@
-"""Write the plugin's package: `python -m dify_mlx_provider.package`.
+"""Write the plugin's package: `python -m dify_mlx_provider.packaging.package`.
 
 A `.difypkg` is a zip of the plugin's files, without folder entries. It holds only what the plugin needs in Dify's
 container: its own Python, the shared conversation core, the declarations, the icons (Dify reads them from `_assets/`
@@ -20,12 +20,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.declaration import MANIFEST, VERSION, faults, read
+from dify_mlx_provider.packaging.declaration import MANIFEST, VERSION, faults, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MAX_BYTES = 900_000  # so that the zip stays below 1 MB; without weights a plugin comes nowhere near
 OLDEST = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time, and the time of packing must not show
 
@@ -43,10 +43,7 @@ KEPT = (
 )
 GLOBS = ("dify_mlx_provider/**/*.py", "mlx_backend/conversation/**/*.py", "provider_assets/**/*.yaml")
 ICONS = "provider_assets/icons"
-# What makes packages stays out of them.
-NOT_PACKED = tuple(
-    f"dify_mlx_provider/{name}.py" for name in ("package", "declaration", "declaration_fields", "predefined")
-)
+NOT_PACKED = "dify_mlx_provider/packaging/"  # what makes packages stays out of them
 # Dify looks for translations under these names, and shows the English text where it finds none.
 README = re.compile(r"readme/README_(zh_Hans|ja_JP|pt_BR)\.md")
 CHINESE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]")
@@ -65,8 +62,7 @@ def collect(root: Path) -> dict[str, bytes]:
         path.relative_to(root).as_posix(): path for pattern in GLOBS for path in sorted(root.glob(pattern))
     }
     sources |= {f"_assets/{path.name}": path for path in sorted((root / ICONS).glob("*.svg"))}
-    for path in NOT_PACKED:
-        sources.pop(path, None)
+    sources = {packed: path for packed, path in sources.items() if not packed.startswith(NOT_PACKED)}
     missing = [path for path in sources.values() if not path.is_file()]
     if missing:
         raise PackageError("\n".join(f"{path.relative_to(root)} is missing" for path in missing))
@@ -129,7 +125,7 @@ def spread(root: Path, folder: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 1, with the faults on standard error, when nothing was written."""
     parser = argparse.ArgumentParser(
-        prog="python -m dify_mlx_provider.package",
+        prog="python -m dify_mlx_provider.packaging.package",
         description="Write the Dify plugin's package (.difypkg).",
     )
     parser.add_argument(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from dify_mlx_provider.effort_levels import LEVELS, ORDER, nearest
+from dify_mlx_provider.upstream.effort_levels import LEVELS, ORDER, nearest
 
 
 class Kind(StrEnum):

@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider import bodies
-from dify_mlx_provider.sending import compute
-from dify_mlx_provider.server_errors import SHORTEST, Refused, Unavailable
+from dify_mlx_provider.upstream import sse
+from dify_mlx_provider.upstream.errors import SHORTEST, Refused, Unavailable
+from dify_mlx_provider.upstream.requests import compute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dify_mlx_provider.credentials import Credentials
+    from dify_mlx_provider.upstream.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,7 @@ def _scores(answer: Any, count: int) -> dict[int, float] | None:
     for entry in listed:
         index = entry.get("index") if isinstance(entry, dict) else None
         score = (
-            bodies.number(entry.get("relevance_score", entry.get("score")))
-            if isinstance(entry, dict)
-            else None
+            sse.number(entry.get("relevance_score", entry.get("score"))) if isinstance(entry, dict) else None
         )
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.effort_levels import LEVELS
+from dify_mlx_provider.upstream.effort_levels import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultChunkDelta, LLMUsage
 from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMessage, PromptMessageTool
 
-from dify_mlx_provider import discovery
-from dify_mlx_provider.chunks import Outcome, Reader, texts
-from dify_mlx_provider.credentials import Credentials
+from dify_mlx_provider.chat.background_requests import is_aside, is_data, quick
+from dify_mlx_provider.chat.messages import chat_request, wants_structure
+from dify_mlx_provider.chat.stream_reader import Outcome, Reader, texts
+from dify_mlx_provider.chat.think_block import ThinkingText
 from dify_mlx_provider.dify_errors import for_dify
-from dify_mlx_provider.errands import is_aside, is_data, quick
-from dify_mlx_provider.kept import Noted
-from dify_mlx_provider.messages import chat_request, wants_structure
-from dify_mlx_provider.sending import chat
-from dify_mlx_provider.server_errors import Refused, Unavailable
-from dify_mlx_provider.servers import Kind
-from dify_mlx_provider.thinking import ThinkingText
-from dify_mlx_provider.tokens import PER_MESSAGE, counted_tokens, estimated_tokens
+from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.upstream.cache import Noted
+from dify_mlx_provider.upstream.credentials import Credentials
+from dify_mlx_provider.upstream.errors import Refused, Unavailable
+from dify_mlx_provider.upstream.requests import chat
+from dify_mlx_provider.upstream.server_kinds import Kind
+from dify_mlx_provider.upstream.token_count import PER_MESSAGE, counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
-    from dify_mlx_provider.tool_calls import Call
+    from dify_mlx_provider.chat.tool_calls import Call
 
 type UsageOf = Callable[[int, int], LLMUsage]
 type Wire = Generator[dict[str, Any], None, None]

@@ -17,13 +17,13 @@ from dify_plugin.entities.model.message import (
     ToolPromptMessage,
 )
 
-from dify_mlx_provider.parts import content
-from dify_mlx_provider.servers import NEVER_IN_EXTRA_BODY
-from dify_mlx_provider.thinking import unguarded
+from dify_mlx_provider.chat.content_parts import content
+from dify_mlx_provider.chat.think_block import unguarded
+from dify_mlx_provider.upstream.server_kinds import NEVER_IN_EXTRA_BODY
 from mlx_backend.conversation.history import sanitise
 
 if TYPE_CHECKING:
-    from dify_mlx_provider.credentials import Credentials
+    from dify_mlx_provider.upstream.credentials import Credentials
 
 
 def chat_request(

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dify_mlx_provider.server_errors import Unavailable
-from dify_mlx_provider.surrogates import mended
+from dify_mlx_provider.upstream.errors import Unavailable
+from dify_mlx_provider.upstream.surrogates import mended
 
 LONGEST_CALLS = 2**20
 """Characters of an answer's calls: Dify takes them all in one line, of 5 MiB at most."""

@@ -15,16 +15,16 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider import bodies, discovery
-from dify_mlx_provider.sending import compute
-from dify_mlx_provider.server_errors import SHORTEST, Refused, Unavailable
-from dify_mlx_provider.servers import Kind
-from dify_mlx_provider.tokens import counted_tokens, estimated_tokens
+from dify_mlx_provider.upstream import discovery, sse
+from dify_mlx_provider.upstream.errors import SHORTEST, Refused, Unavailable
+from dify_mlx_provider.upstream.requests import compute
+from dify_mlx_provider.upstream.server_kinds import Kind
+from dify_mlx_provider.upstream.token_count import counted_tokens, estimated_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dify_mlx_provider.credentials import Credentials
+    from dify_mlx_provider.upstream.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,5 +151,5 @@ def _vector(written: Any) -> list[float] | None:
         written = packed.tolist()
     if not isinstance(written, list) or not written:
         return None
-    numbers = [number for value in written if (number := bodies.number(value)) is not None]
+    numbers = [number for value in written if (number := sse.number(value)) is not None]
     return numbers if len(numbers) == len(written) else None

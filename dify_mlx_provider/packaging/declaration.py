@@ -24,7 +24,12 @@ try:  # ten times as fast, where PyYAML was built with it
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
-from dify_mlx_provider.declaration_fields import form_faults, i18n_faults, parameter_faults, unknown_keys
+from dify_mlx_provider.packaging.declaration_fields import (
+    form_faults,
+    i18n_faults,
+    parameter_faults,
+    unknown_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

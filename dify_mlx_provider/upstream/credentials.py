@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from dify_mlx_provider.servers import Kind
+from dify_mlx_provider.upstream.server_kinds import Kind
 from mlx_backend.conversation import effort as efforts
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider import discovery
-from dify_mlx_provider.client import Client
-from dify_mlx_provider.kept import Noted
-from dify_mlx_provider.server_errors import ModelNotFound, NoSuchAddress, Refused, ServerError, stated
-from dify_mlx_provider.servers import NAMES, Kind, adapted, refused_fields
+from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.upstream.cache import Noted
+from dify_mlx_provider.upstream.client import Client
+from dify_mlx_provider.upstream.errors import ModelNotFound, NoSuchAddress, Refused, ServerError, stated
+from dify_mlx_provider.upstream.server_kinds import NAMES, Kind, adapted, refused_fields
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from dify_mlx_provider.credentials import Credentials
-    from dify_mlx_provider.discovery import Server
+    from dify_mlx_provider.upstream.credentials import Credentials
+    from dify_mlx_provider.upstream.discovery import Server
 
 KNOWING_DEFAULT = (Kind.MLX_BACKEND, Kind.MLX_LM)
 """Servers with a name for whatever model they were started with; of the others' models the first is meant."""

@@ -1,0 +1,1 @@
+"""A knowledge base's models: embeddings and rerank. Knows no HTTP."""
