@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.base import EngineError
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

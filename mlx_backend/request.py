@@ -15,27 +15,6 @@ if TYPE_CHECKING:
 UNLIMITED = -1  # a thinking budget that is none, whatever the model's or the server's is
 
 
-class RequestError(ValueError):
-    """This server does not do what a request asks for; the text is for people, `param` names the field.
-
-    `numbers` are those of the text that a program may want to reckon with.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        status: int = 400,
-        numbers: Mapping[str, int] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
-        self.status = status
-        self.numbers = numbers
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
     """What an answer is held to; `field` is where the request said so.

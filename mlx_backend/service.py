@@ -21,13 +21,14 @@ from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.ranks import launched
+from mlx_backend.errors import RequestError
 from mlx_backend.grammar import GrammarError, Grammars
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription, describe
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.prompt import Prompt, PromptBuilder
 from mlx_backend.reasoning_store import ReasoningStore
 from mlx_backend.reply import RawText, Reply
-from mlx_backend.request import UNLIMITED, ChatRequest, CompletionRequest, ReplyRequest, RequestError
+from mlx_backend.request import UNLIMITED, ChatRequest, CompletionRequest, ReplyRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,16 +11,9 @@ from typing import Any
 from mlx_backend.budget import Budgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
-from mlx_backend.engine.base import (
-    Engine,
-    EngineError,
-    Finished,
-    Generation,
-    GenerationRequest,
-    Sampling,
-    TokenDelta,
-)
+from mlx_backend.engine.base import Engine, Finished, Generation, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import follow_engine, load_engine, rank
+from mlx_backend.errors import EngineError
 from mlx_backend.prompt import Prompt
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.embedding.base import NetworkFacts, Row
 from mlx_backend.embedding.recipe import Recipe
-from mlx_backend.engine.base import EngineError
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -24,8 +24,8 @@ from mlx_backend.commands.serve_options import (
     readers_of,
     settings_of,
 )
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.ranks import launched
+from mlx_backend.errors import EngineError
 from mlx_backend.models.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:

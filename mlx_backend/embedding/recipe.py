@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.embedding.recognising import ENCODERS, read_json
 from mlx_backend.engine import model_files
-from mlx_backend.engine.base import EngineError
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

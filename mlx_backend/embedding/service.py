@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_backend.embedding.base import Row
-from mlx_backend.engine.base import EngineRefused
+from mlx_backend.errors import EngineRefused, RequestError
 from mlx_backend.models.description import ModelDescription
-from mlx_backend.request import RequestError
 
 if TYPE_CHECKING:
     from array import array

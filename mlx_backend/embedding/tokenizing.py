@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from mlx_backend.embedding.base import Row
 from mlx_backend.embedding.recognising import read_json
-from mlx_backend.engine.base import EngineError, EngineRefused
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,8 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mlx_backend.engine.base import EngineBusy, EngineError, EngineStatus, EngineStopped
+from mlx_backend.engine.base import EngineStatus
+from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 
 if TYPE_CHECKING:
     from array import array

@@ -135,41 +135,6 @@ class Finished:
 type EngineItem = Progress | TokenDelta | Finished
 
 
-class EngineError(Exception):
-    """The engine could not go on; the text is for people."""
-
-
-class EngineRefused(EngineError):
-    """This request cannot be run (bad token id, too long …); others are not touched.
-
-    `field` is what of the `GenerationRequest` is wrong, if it is one field.
-    """
-
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
-
-
-class EngineBusy(EngineError):
-    """The queue is full; try again after `retry_after` seconds."""
-
-    def __init__(self, message: str, retry_after: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class EngineStopped(EngineError):
-    """The engine thread has ended (shutdown, or it could not be started again)."""
-
-
-class EngineFailed(EngineError):
-    """The engine broke in mid-reply and is being restarted; the same request may well succeed then."""
-
-    def __init__(self, message: str, retry_after: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """What an engine is doing at this moment; `detail` is for people."""

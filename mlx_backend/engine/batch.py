@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mlx_backend.engine.base import EngineError, Progress, TokenDelta
+from mlx_backend.engine.base import Progress, TokenDelta
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -11,7 +11,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
-from mlx_backend.engine.base import EngineError, EngineStopped, Finished, Times
+from mlx_backend.engine.base import Finished, Times
+from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,16 +21,9 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
-from mlx_backend.engine.base import (
-    EngineError,
-    EngineRefused,
-    EngineStopped,
-    GenerationRequest,
-    Progress,
-    Sampling,
-    TokenDelta,
-)
+from mlx_backend.engine.base import GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Batch, Ended
+from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -30,7 +30,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.base import EngineError, EngineStopped
+from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -45,18 +45,10 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from mlx_backend.engine.base import (
-    EngineBusy,
-    EngineError,
-    EngineFailed,
-    EngineStatus,
-    EngineStopped,
-    Finished,
-    Progress,
-    TokenDelta,
-)
+from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.jobs import Job, Message, Order, ScheduledGeneration, Warmup
+from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

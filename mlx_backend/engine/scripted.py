@@ -14,9 +14,10 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.base import EngineError, EngineRefused, Progress, TokenDelta
+from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelFacts
 from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -11,14 +11,16 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from mlx_backend.engine.base import EngineRefused, GenerationRequest
+from mlx_backend.engine.base import GenerationRequest
 from mlx_backend.engine.scheduler import Scheduler
+from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mlx_backend.engine.base import EngineStatus, EngineStopped, Generation, Sampling, Tokenizer
+    from mlx_backend.engine.base import EngineStatus, Generation, Sampling, Tokenizer
     from mlx_backend.engine.batch import Batch
+    from mlx_backend.errors import EngineStopped
 
 MOST_LOGPROBS = 20
 MOST_PRIORITY = 2**31 - 1

@@ -29,7 +29,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from mlx_backend.engine.base import EngineError, EngineStopped
+from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.models.errors import ModelLoading, NoRoom, UnknownModel
 from mlx_backend.models.resident import Load, Resident, Served, SystemClock, again, bare, to_make_room, told
 

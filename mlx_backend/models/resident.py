@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mlx_backend.engine.base import EngineError
+from mlx_backend.errors import EngineError
 from mlx_backend.models.errors import ModelError, NoRoom
 
 if TYPE_CHECKING:

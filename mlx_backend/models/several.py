@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from mlx_backend.embedding.recipe import EmbeddingOptions, tokens_read
 from mlx_backend.embedding.service import Embedder
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.ranks import launched
+from mlx_backend.errors import EngineError
 from mlx_backend.models.description import Folders, ModelDescription
 from mlx_backend.models.errors import ModelPinned, UnknownModel, WrongType
 from mlx_backend.models.one import ModelStatus, state_of

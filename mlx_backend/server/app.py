@@ -17,7 +17,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 
 from mlx_backend import __version__
-from mlx_backend.engine.base import EngineStopped
+from mlx_backend.errors import EngineStopped
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.errors import ModelError
 from mlx_backend.server import auth, tokenizing, wire

@@ -29,7 +29,14 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.history import HistoryError
-from mlx_backend.engine.base import EngineBusy, EngineError, EngineFailed, EngineRefused, EngineStopped
+from mlx_backend.errors import (
+    EngineBusy,
+    EngineError,
+    EngineFailed,
+    EngineRefused,
+    EngineStopped,
+    RequestError,
+)
 from mlx_backend.models.errors import (
     ModelLoading,
     ModelNotAllowed,
@@ -38,7 +45,6 @@ from mlx_backend.models.errors import (
     UnknownModel,
     WrongType,
 )
-from mlx_backend.request import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

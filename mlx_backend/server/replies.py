@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from werkzeug import Response
 
 from mlx_backend.conversation.events import StreamEnd
-from mlx_backend.engine.base import EngineStopped, Progress
+from mlx_backend.engine.base import Progress
+from mlx_backend.errors import EngineStopped
 from mlx_backend.server import wire
 from mlx_backend.server.errors import ApiError, as_api_error
 

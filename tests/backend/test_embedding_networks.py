@@ -26,7 +26,7 @@ from engine_models import write_qwen
 from mlx_backend.embedding.base import Row
 from mlx_backend.embedding.mlx.network import MLXNetwork
 from mlx_backend.embedding.recipe import EmbeddingOptions
-from mlx_backend.engine.base import EngineError, EngineRefused
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from array import array

@@ -10,7 +10,7 @@ from embedding_models import write_modules
 
 from mlx_backend.embedding.recipe import EmbeddingOptions, Recipe, recipe_of, tokens_read
 from mlx_backend.embedding.recognising import model_type
-from mlx_backend.engine.base import EngineError
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from pathlib import Path

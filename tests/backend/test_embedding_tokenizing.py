@@ -10,7 +10,7 @@ from engine_models import MARKERS, byte_level, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, processors
 
 from mlx_backend.embedding.tokenizing import LEAST_DOCUMENT, TextEncoder
-from mlx_backend.engine.base import EngineError, EngineRefused
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,10 +24,10 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_backend.engine.base import EngineRefused
 from mlx_backend.engine.mlx import disk
 from mlx_backend.engine.mlx.caches import as_bytes
 from mlx_backend.engine.mlx.disk import DiskCheckpoints, Stored, model_fingerprint
+from mlx_backend.errors import EngineRefused
 
 WINDOW = 32
 SOON = 60  # seconds; nothing takes that long

@@ -8,20 +8,13 @@ import mlx.core as mx
 import pytest
 from engine_models import write_model, write_qwen
 
-from mlx_backend.engine.base import (
-    EngineError,
-    EngineFailed,
-    Finished,
-    Generation,
-    GenerationRequest,
-    Progress,
-    TokenDelta,
-)
+from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.mlx.packing import PackedLayer
 from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.errors import EngineError, EngineFailed
 
 SOON = 60
 

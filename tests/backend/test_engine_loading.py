@@ -11,9 +11,10 @@ import mlx.core as mx
 import pytest
 from engine_models import write_model
 
-from mlx_backend.engine.base import EngineError, GenerationRequest, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.loading import load_model
+from mlx_backend.errors import EngineError
 
 
 @pytest.fixture

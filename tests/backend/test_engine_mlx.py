@@ -11,20 +11,11 @@ import pytest
 from engine_models import write_model
 
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.base import (
-    Engine,
-    EngineError,
-    EngineRefused,
-    EngineStopped,
-    Finished,
-    GenerationRequest,
-    Progress,
-    Sampling,
-    TokenDelta,
-)
+from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.options import EngineOptions
+from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
 SOON = 60
 QUESTIONS = [

@@ -8,23 +8,14 @@ from pathlib import Path
 import pytest
 from engine_models import write_adapter, write_mamba, write_model, write_qwen
 
-from mlx_backend.engine.base import (
-    Engine,
-    EngineBusy,
-    EngineError,
-    EngineRefused,
-    Finished,
-    GenerationRequest,
-    Progress,
-    Sampling,
-    TokenDelta,
-)
+from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine, memory
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.mlx.memory import Holding
 from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
 
 TEXT = "the quick brown fox jumps over the lazy dog "
 

@@ -14,21 +14,13 @@ from typing import Any
 
 import pytest
 
-from mlx_backend.engine.base import (
-    EngineError,
-    EngineRefused,
-    EngineStopped,
-    Finished,
-    GenerationRequest,
-    Progress,
-    Sampling,
-    TokenDelta,
-)
+from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
 from mlx_backend.engine.leading import LeadingBatch, as_plain, follow, from_plain
 from mlx_backend.engine.ranks import LEADER_VARIABLE, Follower, Invitation, Leader
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.engine.scripted import ScriptedTokenizer
+from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
 SOON = 20
 REQUEST = GenerationRequest(prompt=[7, 8, 9], max_tokens=3)

@@ -11,11 +11,12 @@ import mlx.core as mx
 import pytest
 from engine_models import write_adapter, write_model, write_qwen
 
-from mlx_backend.engine.base import EngineError, GenerationRequest, Progress, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.mlx.packing import PackedLayer
 from mlx_backend.engine.mlx.reading import Pace
 from mlx_backend.engine.options import EngineOptions
+from mlx_backend.errors import EngineError
 
 WINDOW = 32  # of write_model's sliding layers
 

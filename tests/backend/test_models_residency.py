@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_backend.engine.base import EngineError, EngineStopped, GenerationRequest, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.models.catalogue import Catalogue
 from mlx_backend.models.errors import ModelLoading, NoRoom, UnknownModel
 from mlx_backend.models.residency import MOST_QUEUED, Hold, Residency, Unloading

@@ -9,13 +9,8 @@ from dataclasses import replace
 import pytest
 
 from mlx_backend.engine.base import (
-    EngineBusy,
-    EngineError,
-    EngineFailed,
     EngineItem,
-    EngineRefused,
     EngineStatus,
-    EngineStopped,
     Finished,
     Generation,
     GenerationRequest,
@@ -26,6 +21,7 @@ from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
 from mlx_backend.engine.jobs import OVERTAKING_SECONDS, Job
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer, Transcript
+from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineRefused, EngineStopped
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
 LONG = "all work and no play makes " * 20

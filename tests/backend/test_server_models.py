@@ -11,10 +11,11 @@ import pytest
 from running_server import RunningServer, running, served
 
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.base import Engine, EngineError
+from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
+from mlx_backend.errors import EngineError
 from mlx_backend.models import configuration
 from mlx_backend.models.catalogue import Catalogue
 from mlx_backend.models.several import SeveralModels

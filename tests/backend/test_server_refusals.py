@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from werkzeug.test import Client
 
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.errors import EngineError
 from mlx_backend.models.one import OneModel
 from mlx_backend.server.app import App
 from mlx_backend.service import Service

@@ -15,8 +15,8 @@ import pytest
 from running_server import HELLO, running
 
 from mlx_backend import __version__
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

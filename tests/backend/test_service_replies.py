@@ -16,7 +16,8 @@ from mlx_backend.conversation.events import (
 )
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
-from mlx_backend.request import ChatRequest, CompletionRequest, RequestError
+from mlx_backend.errors import RequestError
+from mlx_backend.request import ChatRequest, CompletionRequest
 from mlx_backend.service import Service
 
 if TYPE_CHECKING:

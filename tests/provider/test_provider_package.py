@@ -109,7 +109,7 @@ def test_the_same_sources_give_the_same_bytes_wherever_and_whenever_they_are_pac
             os.utime(copy, (1_000_000_000, 1_000_000_000))
     code = (
         "import os, sys, pathlib; os.umask(0o077)\n"
-        "from dify_mlx_provider import package\n"
+        "from dify_mlx_provider.packaging import package\n"
         "print(package.build(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))[1])"
     )
     there = {

@@ -18,7 +18,6 @@ from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.embedding.mlx.pickled import tensors
 from mlx_backend.embedding.recipe import context_length, positions, recipe_of
 from mlx_backend.embedding.recognising import ENCODERS, read_json
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.mlx.loading import (
     evaluate,
     explained,
@@ -26,6 +25,7 @@ from mlx_backend.engine.mlx.loading import (
     prepare,
     read_config,
 )
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

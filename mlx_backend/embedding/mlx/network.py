@@ -16,9 +16,9 @@ from mlx_backend.embedding.base import NetworkFacts
 from mlx_backend.embedding.mlx.causal import Causal
 from mlx_backend.embedding.mlx.loading import load_network
 from mlx_backend.embedding.tokenizing import TextEncoder
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.mlx.loading import network_bytes
 from mlx_backend.engine.mlx.memory import Holding, device_limit
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

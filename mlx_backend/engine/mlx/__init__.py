@@ -8,17 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.leading import LeadingBatch, follow
 from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.ranks import GRACE, launched
 from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mlx_backend.engine.base import EngineStopped
+    from mlx_backend.errors import EngineStopped
 
 
 def load_engine(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.base import EngineError, EngineRefused, TokenDelta
+from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended, ModelFacts
 from mlx_backend.engine.mlx.decoding import Decoder, Row
 from mlx_backend.engine.mlx.keeping import Keeping
@@ -25,6 +25,7 @@ from mlx_backend.engine.mlx.packing import NotRun
 from mlx_backend.engine.mlx.prompts import Prompts
 from mlx_backend.engine.mlx.sampling import Choice
 from mlx_backend.engine.turns import Turns
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

@@ -28,7 +28,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.base import EngineRefused
 from mlx_backend.engine.mlx.caches import as_bytes
 from mlx_backend.engine.mlx.checkpoint_file import (
     TOKEN_BYTES,
@@ -38,6 +37,7 @@ from mlx_backend.engine.mlx.checkpoint_file import (
     model_fingerprint,
     tokens_of,
 )
+from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,12 +26,12 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_config
 
 from mlx_backend.engine import model_files
-from mlx_backend.engine.base import EngineError, EngineRefused
 from mlx_backend.engine.mlx.caches import can_rewind
 from mlx_backend.engine.mlx.drafting import draft_layers
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.engine.options import EngineOptions
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

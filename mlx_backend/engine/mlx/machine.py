@@ -14,13 +14,13 @@ import mlx.core as mx
 from mlx_lm.generate import maybe_set_recommended_wired_limit
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_backend.engine.base import EngineError
 from mlx_backend.engine.mlx.caches import PrefixCache, can_rewind
 from mlx_backend.engine.mlx.drafting import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.loading import load_draft, load_model, network_bytes, with_adapter
 from mlx_backend.engine.mlx.memory import CACHE_SHARE, CacheCost, Ledger, device_limit
 from mlx_backend.engine.mlx.packing import packs
 from mlx_backend.engine.mlx.sampling import text_tokens
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList
 
-from mlx_backend.engine.base import EngineBusy, EngineError, EngineRefused
+from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

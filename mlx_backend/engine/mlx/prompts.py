@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.base import EngineError, Progress
+from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.decoding import Newcomer
 from mlx_backend.engine.mlx.packing import NotRun
 from mlx_backend.engine.mlx.prefill import passed, read
 from mlx_backend.engine.mlx.reading import Pace, Reading, deal, waits_for
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,7 +10,7 @@ import logging
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.base import EngineError
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

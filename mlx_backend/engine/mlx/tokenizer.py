@@ -15,7 +15,6 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokeni
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerBase
 
-from mlx_backend.engine.base import EngineError, EngineRefused
 from mlx_backend.engine.mlx.detokenizing import (
     ByteStream,
     TokenBytes,
@@ -23,6 +22,7 @@ from mlx_backend.engine.mlx.detokenizing import (
     spell_byte_level,
     spell_sentencepiece,
 )
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
