@@ -12,7 +12,8 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.budget import Both, Budgets
+from mlx_backend.constraints import GrammarError, Grammars
+from mlx_backend.constraints.reasoning_budget import Both, Budgets
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.dialects import DIALECTS, detect
 from mlx_backend.conversation.effort import Effort
@@ -22,7 +23,6 @@ from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.ranks import launched
 from mlx_backend.errors import RequestError
-from mlx_backend.grammar import GrammarError, Grammars
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription, describe
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.prompt import Prompt, PromptBuilder
@@ -33,9 +33,9 @@ from mlx_backend.request import UNLIMITED, ChatRequest, CompletionRequest, Reply
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mlx_backend.constraints import Spec
     from mlx_backend.conversation.effort import Resolution
     from mlx_backend.engine.base import Constraint, Engine, Generation
-    from mlx_backend.grammar import Spec
     from mlx_backend.reply import Parser
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import Any
 
-from mlx_backend.budget import Budgets
+from mlx_backend.constraints.reasoning_budget import Budgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Engine, Finished, Generation, GenerationRequest, Sampling, TokenDelta

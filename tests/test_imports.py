@@ -29,7 +29,7 @@ ROWS = [
     ),
     ("mlx_backend.request", ["mlx", "werkzeug", "pydantic", "mlx_backend.engine", "mlx_backend.server"]),
     ("mlx_backend.embedding.mlx", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
-    ("mlx_backend.grammar", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
+    ("mlx_backend.constraints", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
     (
         "mlx_backend.models.several",
         ["werkzeug", "pydantic", "mlx", "mlx_lm", "huggingface_hub", "dify_plugin"],

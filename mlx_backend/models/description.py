@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlx_backend.constraints import can_hold
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.dialects import DIALECTS, detect
 from mlx_backend.conversation.dialects.harmony import HARMONY
@@ -19,7 +20,6 @@ from mlx_backend.conversation.dialects.think import THINK, TOOL_CALL
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.engine import model_files
-from mlx_backend.grammar import can_hold
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from mlx_backend.budget import SECOND_THOUGHT, Budget, Budgets
+from mlx_backend.constraints.reasoning_budget import SECOND_THOUGHT, Budget, Budgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold

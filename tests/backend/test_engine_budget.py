@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from engine_models import write_model
 
-from mlx_backend.budget import Budgets
+from mlx_backend.constraints.reasoning_budget import Budgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Engine, GenerationRequest, Sampling, TokenDelta
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from mlx_backend.budget import Budget
+    from mlx_backend.constraints.reasoning_budget import Budget
     from mlx_backend.engine.base import Tokenizer
 
 TO_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlx_backend.constraints import Grammars, Spec
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
@@ -15,7 +16,6 @@ from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine, Finished, Generation, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.errors import EngineError
-from mlx_backend.grammar import Grammars, Spec
 
 FRANCE = "What is the capital of France?"
 OSLO = "What is the weather in Oslo?"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from mlx_backend.constraints import GrammarError, Grammars, Spec
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Constraint
 from mlx_backend.engine.scripted import ScriptedTokenizer
-from mlx_backend.grammar import GrammarError, Grammars, Spec
 
 
 class Bytes(ScriptedTokenizer):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from mlx_backend.constraints import GrammarError, Grammars, Spec
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.engine.base import Constraint
 from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
-from mlx_backend.grammar import GrammarError, Grammars, Spec
 
 THINK_MARKERS = (
     "<|im_start|>",

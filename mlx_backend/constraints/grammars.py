@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlx_backend.constraints.blocks import BlockTurns
+from mlx_backend.constraints.compiler import Matchers, Rule, choice_rule, lark_rule, regex_rule, schema_rule
+from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.harmony import NEEDED, HarmonyTurns
+from mlx_backend.constraints.plan import Plan
+from mlx_backend.constraints.states import Turn
+from mlx_backend.constraints.vocabulary import MOST_TOKENS, Vocabulary
 from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import THINK
 from mlx_backend.conversation.json_values import shown
-from mlx_backend.grammar.blocks import BlockTurns
-from mlx_backend.grammar.compiling import Matchers, Rule, choice_rule, lark_rule, regex_rule, schema_rule
-from mlx_backend.grammar.errors import GrammarError
-from mlx_backend.grammar.harmony import NEEDED, HarmonyTurns
-from mlx_backend.grammar.plan import Plan
-from mlx_backend.grammar.turns import Turn
-from mlx_backend.grammar.vocabulary import MOST_TOKENS, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from mlx_backend.constraints.states import Place
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Channel
     from mlx_backend.engine.base import Constraint, Tokenizer
-    from mlx_backend.grammar.turns import Place
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 

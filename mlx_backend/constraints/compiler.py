@@ -12,16 +12,24 @@ from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from mlx_backend.grammar.checking import Verdict, check, limits, try_out
-from mlx_backend.grammar.errors import GrammarError
-from mlx_backend.grammar.schema import Schema, closed, constraints_meet, place_of, read_schema, spelt, told
+from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.json_schema import (
+    Schema,
+    closed,
+    constraints_meet,
+    place_of,
+    read_schema,
+    spelt,
+    told,
+)
+from mlx_backend.constraints.sandbox import Verdict, check, limits, try_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llguidance import LLMatcher
 
-    from mlx_backend.grammar.vocabulary import Vocabulary
+    from mlx_backend.constraints.vocabulary import Vocabulary
 
 # The model chooses how a text is cut into tokens: it knows that better than a tokenizer called in mid-mask.
 # It stands at the end, so that the lines an error speaks of are those of the text.

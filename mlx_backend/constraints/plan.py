@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mlx_backend.grammar.compiling import Rule
+    from mlx_backend.constraints.compiler import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

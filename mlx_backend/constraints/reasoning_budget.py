@@ -21,6 +21,7 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING
 
+from mlx_backend.constraints.mask import all_but, bits_of, only
 from mlx_backend.conversation.dialects.harmony import CHANNEL, HARMONY, MESSAGE
 from mlx_backend.conversation.dialects.plain import PLAIN
 from mlx_backend.conversation.dialects.think import OPENERS
@@ -264,7 +265,7 @@ class Both:
         promised, wanted = self._grammar.allowed(), self._budget.allowed()
         if promised is None or wanted is None:
             return promised if wanted is None else wanted
-        both = _bits(promised) & _bits(wanted)
+        both = bits_of(promised) & bits_of(wanted)
         if not both:
             return promised
         return memoryview(both.to_bytes(4 * max(len(promised), len(wanted)), "little")).cast("I")
@@ -273,29 +274,6 @@ class Both:
         """Let both read it."""
         self._grammar.advance(token)
         self._budget.advance(token)
-
-
-def only(size: int, tokens: Iterable[int]) -> Words:
-    """Return the mask of these tokens and no others."""
-    return _mask(size, tokens, allowed=True)
-
-
-def all_but(size: int, tokens: Iterable[int]) -> Words:
-    """Return the mask of all tokens but these."""
-    return _mask(size, tokens, allowed=False)
-
-
-def _mask(size: int, tokens: Iterable[int], *, allowed: bool) -> Words:
-    bits = bytearray((b"\x00" if allowed else b"\xff") * ((size + 31) // 32 * 4))
-    for token in tokens:
-        bits[token >> 3] ^= 1 << (token & 7)
-    return memoryview(bytes(bits)).cast("I")
-
-
-def _bits(words: Sequence[int]) -> int:
-    if isinstance(words, memoryview):
-        return int.from_bytes(words.cast("B"), "little")
-    return sum(word << 32 * at for at, word in enumerate(words))
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING
 
-from mlx_backend.grammar.errors import GrammarError
+from mlx_backend.constraints.errors import GrammarError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

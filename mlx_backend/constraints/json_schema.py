@@ -10,8 +10,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
-from mlx_backend.grammar.errors import GrammarError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ which is imported when the first of them is made.
 
 from __future__ import annotations
 
-from mlx_backend.grammar.errors import GrammarError
-from mlx_backend.grammar.grammars import Grammars, Spec, can_hold
+from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.grammars import Grammars, Spec, can_hold
 
 __all__ = ["GrammarError", "Grammars", "Spec", "can_hold"]

@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from mlx_backend.grammar.errors import GrammarError
-from mlx_backend.grammar.schema import told
+from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.json_schema import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from llguidance import LLMatcher
 
-    from mlx_backend.grammar.vocabulary import Vocabulary, Words
+    from mlx_backend.constraints.vocabulary import Vocabulary, Words
 
     type Way = Callable[[], Place]
     type Branches = dict[int, Branches | Way]

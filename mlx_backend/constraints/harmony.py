@@ -14,20 +14,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.states import Free, Held, Over, Path
 from mlx_backend.conversation.dialects.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from mlx_backend.conversation.events import Channel
-from mlx_backend.grammar.errors import GrammarError
-from mlx_backend.grammar.turns import Free, Held, Over, Path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llguidance import LLMatcher
 
-    from mlx_backend.grammar.compiling import Matchers
-    from mlx_backend.grammar.plan import Plan
-    from mlx_backend.grammar.turns import Place, Way
-    from mlx_backend.grammar.vocabulary import Vocabulary
+    from mlx_backend.constraints.compiler import Matchers
+    from mlx_backend.constraints.plan import Plan
+    from mlx_backend.constraints.states import Place, Way
+    from mlx_backend.constraints.vocabulary import Vocabulary
 
 NEEDED = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
 """The control tokens a turn is made of."""

@@ -14,23 +14,23 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlx_backend.constraints.compiler import joined_rule
+from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.states import Closing, Free, Held, Over, Path
+from mlx_backend.constraints.vocabulary import MOST_BREAKS
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import OPENERS, TOOL_CALL, TOOL_CALL_END
 from mlx_backend.conversation.events import Channel
-from mlx_backend.grammar.compiling import joined_rule
-from mlx_backend.grammar.errors import GrammarError
-from mlx_backend.grammar.turns import Closing, Free, Held, Over, Path
-from mlx_backend.grammar.vocabulary import MOST_BREAKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from llguidance import LLMatcher
 
-    from mlx_backend.grammar.compiling import Matchers, Rule
-    from mlx_backend.grammar.plan import Plan
-    from mlx_backend.grammar.turns import Place, Way
-    from mlx_backend.grammar.vocabulary import Vocabulary
+    from mlx_backend.constraints.compiler import Matchers, Rule
+    from mlx_backend.constraints.plan import Plan
+    from mlx_backend.constraints.states import Place, Way
+    from mlx_backend.constraints.vocabulary import Vocabulary
 
 
 class BlockTurns:
