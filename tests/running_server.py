@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.models.one import OneModel
 from mlx_backend.models.spec import ModelDefaults
+from mlx_backend.registry.base import OneModel
 from mlx_backend.server.app import App
 from mlx_backend.server.serving import Server
 from mlx_backend.service import Service
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlx_backend.engine.base import Engine
-    from mlx_backend.models.one import Models
+    from mlx_backend.registry.base import Models
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 

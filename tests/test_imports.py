@@ -31,7 +31,7 @@ ROWS = [
     ("mlx_backend.embedding.mlx", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
     ("mlx_backend.constraints", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
     (
-        "mlx_backend.models.several",
+        "mlx_backend.registry.registry",
         ["werkzeug", "pydantic", "mlx", "mlx_lm", "huggingface_hub", "dify_plugin"],
     ),
     ("mlx_backend.commands.serve", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),

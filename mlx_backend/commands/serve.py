@@ -26,18 +26,18 @@ from mlx_backend.commands.serve_options import (
 )
 from mlx_backend.engine.ranks import launched
 from mlx_backend.errors import EngineError
-from mlx_backend.models.errors import ConfigurationError, ModelError
+from mlx_backend.registry.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mlx_backend.embedding.recipe import EmbeddingOptions
-    from mlx_backend.embedding.recognising import ModelType
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
-    from mlx_backend.engine.options import EngineOptions
-    from mlx_backend.models.several import SeveralModels
+    from mlx_backend.models.engine_options import EngineOptions
+    from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelSpec
+    from mlx_backend.registry.registry import SeveralModels
     from mlx_backend.settings import Settings
 
 A_REAL_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
@@ -160,11 +160,11 @@ class _Loading(threading.Thread):
 
 def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
     """Put together what can be served; the first is for requests that name none."""
-    from mlx_backend.models import configuration
-    from mlx_backend.models.catalogue import Catalogue
-    from mlx_backend.models.several import SeveralModels
+    from mlx_backend.registry import config_file
+    from mlx_backend.registry.catalogue import Catalogue
+    from mlx_backend.registry.registry import SeveralModels
 
-    read = configuration.read(arguments.config) if arguments.config else configuration.Configuration()
+    read = config_file.read(arguments.config) if arguments.config else config_file.Configuration()
     named = model_of(arguments)
     readers = readers_of(arguments)
     specs = [*([named] if named is not None else []), *read.models, *readers]

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
-from mlx_backend.engine.options import EngineOptions
-from mlx_backend.models.configuration import is_repository
-from mlx_backend.models.errors import ConfigurationError
+from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
+from mlx_backend.registry.config_file import is_repository
+from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.models.model_type import ModelType
 
 API_KEY_VARIABLE = "MLX_BACKEND_API_KEY"
 _MEBI, _GIBI = 1 << 20, 1 << 30

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from mlx_backend.embedding.recipe import Recipe
-    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.models.model_type import ModelType
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from mlx_backend.embedding.base import Row
-from mlx_backend.embedding.recognising import read_json
 from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.models.model_type import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

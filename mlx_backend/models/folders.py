@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlx_backend.embedding.recognising import ENCODERS, read_json
+from mlx_backend.models.model_type import ENCODERS, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

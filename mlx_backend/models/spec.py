@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mlx_backend.conversation.effort import Effort
-    from mlx_backend.embedding.recognising import ModelType
-    from mlx_backend.engine.options import EngineOptions
+    from mlx_backend.models.engine_options import EngineOptions
+    from mlx_backend.models.model_type import ModelType
     from mlx_backend.settings import ReasoningFormat
 
 

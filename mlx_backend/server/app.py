@@ -19,7 +19,7 @@ from werkzeug.routing import Map, Rule
 from mlx_backend import __version__
 from mlx_backend.errors import EngineStopped
 from mlx_backend.models.description import ModelDescription
-from mlx_backend.models.errors import ModelError
+from mlx_backend.registry.errors import ModelError
 from mlx_backend.server import auth, tokenizing, wire
 from mlx_backend.server.errors import ApiError, as_api_error, shutting_down
 from mlx_backend.server.listing import OWNER, model_object, model_objects
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
     from mlx_backend.embedding.service import Embedder, Running
-    from mlx_backend.models.one import Lease, Models, ModelStatus
+    from mlx_backend.registry.base import Lease, Models, ModelStatus
     from mlx_backend.reply import Reply
     from mlx_backend.server.logprobs import LogprobsFormat
     from mlx_backend.server.replies import Watch

@@ -37,7 +37,7 @@ from mlx_backend.errors import (
     EngineStopped,
     RequestError,
 )
-from mlx_backend.models.errors import (
+from mlx_backend.registry.errors import (
     ModelLoading,
     ModelNotAllowed,
     ModelPinned,

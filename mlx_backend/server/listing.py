@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlx_backend.models.description import ModelDescription
-    from mlx_backend.models.one import ModelStatus
+    from mlx_backend.registry.base import ModelStatus
 
 OWNER = "mlx-backend"
 

@@ -11,7 +11,7 @@ from mlx_backend.server.errors import shutting_down
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.models.one import Lease
+    from mlx_backend.registry.base import Lease
 
 
 class Visits:

@@ -9,8 +9,8 @@ import pytest
 from embedding_models import write_modules
 
 from mlx_backend.embedding.recipe import EmbeddingOptions, Recipe, recipe_of, tokens_read
-from mlx_backend.embedding.recognising import model_type
 from mlx_backend.errors import EngineError
+from mlx_backend.models.model_type import model_type
 
 if TYPE_CHECKING:
     from pathlib import Path

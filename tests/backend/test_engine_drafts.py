@@ -12,9 +12,9 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.mlx.drafting import ModelDrafter, TextDrafter
 from mlx_backend.engine.mlx.loading import load_model
-from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import EngineOptions
 
 SAMPLINGS = [
     Sampling(),

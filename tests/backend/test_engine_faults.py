@@ -12,9 +12,9 @@ from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Pro
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.mlx.packing import PackedLayer
-from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineFailed
+from mlx_backend.models.engine_options import EngineOptions
 
 SOON = 60
 

@@ -13,9 +13,9 @@ from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine, memory
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.mlx.memory import Holding
-from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
+from mlx_backend.models.engine_options import EngineOptions
 
 TEXT = "the quick brown fox jumps over the lazy dog "
 

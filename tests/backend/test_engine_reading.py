@@ -15,8 +15,8 @@ from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.engine.mlx.packing import PackedLayer
 from mlx_backend.engine.mlx.reading import Pace
-from mlx_backend.engine.options import EngineOptions
 from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import EngineOptions
 
 WINDOW = 32  # of write_model's sliding layers
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from mlx_backend.models.catalogue import LOOK_EVERY, Catalogue
-from mlx_backend.models.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
+from mlx_backend.registry.catalogue import LOOK_EVERY, Catalogue
+from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 
 LONG_AGO = 1_600_000_000
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -7,11 +7,11 @@ import pytest
 
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.engine.base import Sampling
-from mlx_backend.engine.options import EngineOptions
-from mlx_backend.models import configuration
-from mlx_backend.models.configuration import Configuration, parse, read
-from mlx_backend.models.errors import ConfigurationError
+from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import SAMPLING, ModelDefaults, ModelSpec
+from mlx_backend.registry import config_file
+from mlx_backend.registry.config_file import Configuration, parse, read
+from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.settings import ReasoningFormat
 
 
@@ -130,8 +130,8 @@ def test_only_the_sampling_that_was_said_is_said() -> None:
 
 def test_every_setting_has_the_name_of_what_it_sets() -> None:
     assert set(SAMPLING) == {field.name for field in fields(Sampling)} - {"logit_bias"}
-    assert configuration._ENGINE.keys() <= {field.name for field in fields(EngineOptions)}
-    assert set(SAMPLING) <= configuration._SETTINGS.keys()
+    assert config_file._ENGINE.keys() <= {field.name for field in fields(EngineOptions)}
+    assert set(SAMPLING) <= config_file._SETTINGS.keys()
 
 
 @pytest.mark.parametrize(

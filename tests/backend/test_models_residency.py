@@ -20,11 +20,11 @@ import pytest
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.errors import EngineError, EngineStopped
-from mlx_backend.models.catalogue import Catalogue
-from mlx_backend.models.errors import ModelLoading, NoRoom, UnknownModel
-from mlx_backend.models.residency import MOST_QUEUED, Hold, Residency, Unloading
-from mlx_backend.models.resident import Load, ModelState, Resident, to_make_room
 from mlx_backend.models.spec import ModelSpec
+from mlx_backend.registry.catalogue import Catalogue
+from mlx_backend.registry.errors import ModelLoading, NoRoom, UnknownModel
+from mlx_backend.registry.residency import MOST_QUEUED, Hold, Residency, Unloading
+from mlx_backend.registry.resident import Load, ModelState, Resident, to_make_room
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
 GB = 1_000_000_000

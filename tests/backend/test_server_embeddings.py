@@ -17,17 +17,17 @@ from scripted_network import SOON, Scripted
 
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.embedding.recipe import EmbeddingOptions
-from mlx_backend.embedding.recognising import ModelType
 from mlx_backend.embedding.tokenizing import TextEncoder
 from mlx_backend.embedding.worker import Worker
 from mlx_backend.engine.base import Engine
-from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.engine.turns import Turns
-from mlx_backend.models import configuration
-from mlx_backend.models.catalogue import Catalogue
-from mlx_backend.models.several import SeveralModels
+from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.model_type import ModelType
 from mlx_backend.models.spec import ModelSpec
+from mlx_backend.registry import config_file
+from mlx_backend.registry.catalogue import Catalogue
+from mlx_backend.registry.registry import SeveralModels
 from mlx_backend.settings import Settings
 
 FOX, TOKYO = "the quick brown fox", "tokyo"
@@ -66,7 +66,7 @@ def read(
 
 @contextmanager
 def serving(folder: Path, config: str) -> Iterator[RunningServer]:
-    found = configuration.parse(config.format(folder=folder), folder=folder)
+    found = config_file.parse(config.format(folder=folder), folder=folder)
     models = SeveralModels(
         Catalogue(found.models, others=found.others),
         talk,

@@ -13,13 +13,13 @@ from running_server import RunningServer, running, served
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.errors import EngineError
-from mlx_backend.models import configuration
-from mlx_backend.models.catalogue import Catalogue
-from mlx_backend.models.several import SeveralModels
+from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
+from mlx_backend.registry import config_file
+from mlx_backend.registry.catalogue import Catalogue
+from mlx_backend.registry.registry import SeveralModels
 from mlx_backend.settings import Settings
 
 SOON = 20
@@ -76,7 +76,7 @@ def serving(workshop: Workshop, folder: Path, config: str = CONFIG, **chosen: An
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text("{}")
         (folder / name / "model.safetensors").write_bytes(b"")
-    read = configuration.parse(config.format(folder=folder), folder=folder)
+    read = config_file.parse(config.format(folder=folder), folder=folder)
     settings = Settings(port=0, **chosen)
     catalogue = Catalogue(read.models, others=read.others)
     models = SeveralModels(catalogue, workshop.load, EngineOptions(), settings, default_name="small")

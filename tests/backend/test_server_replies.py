@@ -11,7 +11,7 @@ from werkzeug.test import Client
 from mlx_backend import __version__
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.engine.scripted import ScriptedEngine
-from mlx_backend.models.one import OneModel
+from mlx_backend.registry.base import OneModel
 from mlx_backend.server.app import App
 from mlx_backend.service import Service
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings

@@ -10,7 +10,7 @@ from mlx_backend.embedding.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.models.model_type import ModelType
 
 
 def load_worker(

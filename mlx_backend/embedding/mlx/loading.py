@@ -17,7 +17,6 @@ from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
 from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.embedding.mlx.pickled import tensors
 from mlx_backend.embedding.recipe import context_length, positions, recipe_of
-from mlx_backend.embedding.recognising import ENCODERS, read_json
 from mlx_backend.engine.mlx.loading import (
     evaluate,
     explained,
@@ -26,6 +25,7 @@ from mlx_backend.engine.mlx.loading import (
     read_config,
 )
 from mlx_backend.errors import EngineError
+from mlx_backend.models.model_type import ENCODERS, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

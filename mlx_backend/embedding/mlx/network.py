@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.base import Row
     from mlx_backend.embedding.mlx.loading import Loaded
     from mlx_backend.embedding.recipe import EmbeddingOptions
-    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.models.model_type import ModelType
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.leading import LeadingBatch, follow
-from mlx_backend.engine.options import EngineOptions
 from mlx_backend.engine.ranks import GRACE, launched
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.loading import LoadedModel
     from mlx_backend.engine.mlx.memory import Ledger
     from mlx_backend.engine.mlx.reading import Reading
-    from mlx_backend.engine.options import EngineOptions
+    from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 

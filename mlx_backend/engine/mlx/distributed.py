@@ -26,7 +26,7 @@ from mlx_backend.engine.ranks import LAUNCHERS, Follower, Invitation, Leader, la
 from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
-    from mlx_backend.engine.options import EngineOptions
+    from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.distributed import Ranks
     from mlx_backend.engine.mlx.drafting import Drafter
     from mlx_backend.engine.mlx.loading import LoadedModel
-    from mlx_backend.engine.options import EngineOptions
+    from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 

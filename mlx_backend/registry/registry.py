@@ -15,23 +15,23 @@ from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.ranks import launched
 from mlx_backend.errors import EngineError
 from mlx_backend.models.description import Folders, ModelDescription
-from mlx_backend.models.errors import ModelPinned, UnknownModel, WrongType
-from mlx_backend.models.one import ModelStatus, state_of
-from mlx_backend.models.residency import Residency, Unloading
+from mlx_backend.registry.base import ModelStatus, state_of
+from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
+from mlx_backend.registry.residency import Residency, Unloading
 from mlx_backend.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.conversation.effort import Effort
-    from mlx_backend.embedding.recognising import ModelType
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
-    from mlx_backend.engine.options import EngineOptions
-    from mlx_backend.models.catalogue import Catalogue
-    from mlx_backend.models.residency import Hold
-    from mlx_backend.models.resident import ModelState
+    from mlx_backend.models.engine_options import EngineOptions
+    from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelDefaults, ModelSpec
+    from mlx_backend.registry.catalogue import Catalogue
+    from mlx_backend.registry.residency import Hold
+    from mlx_backend.registry.resident import ModelState
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)

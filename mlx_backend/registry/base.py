@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mlx_backend.models.errors import ModelPinned, UnknownModel, WrongType
+from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mlx_backend.embedding.recognising import ModelType
     from mlx_backend.embedding.service import Embedder
     from mlx_backend.models.description import ModelDescription
+    from mlx_backend.models.model_type import ModelType
     from mlx_backend.service import Service
 
 

@@ -26,9 +26,9 @@ from typing import Any
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.json_values import shown
 from mlx_backend.embedding.recipe import POOLINGS
-from mlx_backend.embedding.recognising import TYPES
-from mlx_backend.models.errors import ConfigurationError
+from mlx_backend.models.model_type import TYPES
 from mlx_backend.models.spec import RESERVED_KWARGS, SAMPLING, ModelDefaults, ModelSpec
+from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.settings import ReasoningFormat
 
 _REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

@@ -21,9 +21,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlx_backend.embedding.recognising import model_type
-from mlx_backend.models.configuration import is_repository
-from mlx_backend.models.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 from mlx_backend.models.folders import (
     Watch,
     holds_model,
@@ -32,12 +29,15 @@ from mlx_backend.models.folders import (
     snapshot,
     weight_sizes,
 )
+from mlx_backend.models.model_type import model_type
 from mlx_backend.models.spec import ModelSpec
+from mlx_backend.registry.config_file import is_repository
+from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from mlx_backend.embedding.recognising import ModelType
+    from mlx_backend.models.model_type import ModelType
 
 log = logging.getLogger(__name__)
 

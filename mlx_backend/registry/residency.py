@@ -30,14 +30,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from mlx_backend.errors import EngineError, EngineStopped
-from mlx_backend.models.errors import ModelLoading, NoRoom, UnknownModel
-from mlx_backend.models.resident import Load, Resident, Served, SystemClock, again, bare, to_make_room, told
+from mlx_backend.registry.errors import ModelLoading, NoRoom, UnknownModel
+from mlx_backend.registry.resident import Load, Resident, Served, SystemClock, again, bare, to_make_room, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.models.resident import Clock, Models, ModelState
     from mlx_backend.models.spec import ModelSpec
+    from mlx_backend.registry.resident import Clock, Models, ModelState
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.errors import EngineError
-from mlx_backend.models.errors import ModelError, NoRoom
+from mlx_backend.registry.errors import ModelError, NoRoom
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
