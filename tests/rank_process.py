@@ -8,13 +8,13 @@ import logging
 import sys
 from typing import Any
 
+from mlx_backend.chat.prompt import Prompt
 from mlx_backend.constraints.reasoning_budget import Budgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Engine, Finished, Generation, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import follow_engine, load_engine, rank
 from mlx_backend.errors import EngineError
-from mlx_backend.prompt import Prompt
 
 
 def main(model: str, options: dict[str, Any]) -> int:

@@ -25,9 +25,9 @@ ROWS = [
     ("mlx_backend.engine.mlx", ["werkzeug", "pydantic", "mlx_backend.conversation", "dify_plugin"]),
     (
         "mlx_backend.embedding.service",
-        ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers", "mlx_backend.service"],
+        ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers", "mlx_backend.chat.service"],
     ),
-    ("mlx_backend.request", ["mlx", "werkzeug", "pydantic", "mlx_backend.engine", "mlx_backend.server"]),
+    ("mlx_backend.chat.request", ["mlx", "werkzeug", "pydantic", "mlx_backend.engine", "mlx_backend.server"]),
     ("mlx_backend.embedding.mlx", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
     ("mlx_backend.constraints", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
     (
@@ -35,7 +35,7 @@ ROWS = [
         ["werkzeug", "pydantic", "mlx", "mlx_lm", "huggingface_hub", "dify_plugin"],
     ),
     ("mlx_backend.commands.serve", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),
-    ("mlx_backend.service", ["werkzeug", "llguidance", "mlx", "mlx_lm", "transformers", "dify_plugin"]),
+    ("mlx_backend.chat.service", ["werkzeug", "llguidance", "mlx", "mlx_lm", "transformers", "dify_plugin"]),
     ("mlx_backend.server.wire", ["werkzeug", "mlx", "dify_plugin"]),
     ("mlx_backend.server.app", ["mlx", "mlx_lm", "transformers", "dify_plugin", "dify_mlx_provider"]),
 ]

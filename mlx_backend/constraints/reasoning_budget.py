@@ -32,9 +32,9 @@ from mlx_backend.engine.base import ALWAYS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from mlx_backend.chat.prompt import Prompt
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.engine.base import Constraint, Tokenizer
-    from mlx_backend.prompt import Prompt
 
     type Words = memoryview[int]
     type Branches = dict[int, Branches]

@@ -1,10 +1,4 @@
-"""What a model can do, for a client's settings page: told of every model that is listed, in memory or not.
-
-    a loaded model     from its tokenizer, its engine and its defaults (`Service.description`)
-    any other          from its folder (`Folders`), by the same rules: what is said does not change by loading
-
-The capabilities are Ollama's words, and only those that hold here. Knows no MLX and no HTTP.
-"""
+"""What is known of a model, as it is told to clients: plain data. Who finds it out is chat/capabilities.py."""
 
 from __future__ import annotations
 
@@ -12,33 +6,15 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_backend.constraints import can_hold
-from mlx_backend.conversation import effort as efforts
-from mlx_backend.conversation.dialects import DIALECTS, detect
-from mlx_backend.conversation.dialects.harmony import HARMONY
-from mlx_backend.conversation.dialects.think import THINK, TOOL_CALL
 from mlx_backend.conversation.effort import Effort
-from mlx_backend.conversation.template import TemplateTraits
-from mlx_backend.models import files
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.models.engine_options import EngineOptions
-    from mlx_backend.models.spec import ModelDefaults
 
 log = logging.getLogger(__name__)
 
-MOST_KEPT = 1024  # folders
 DEFAULT_TEMPERATURE = 1.0  # where neither a request nor anybody else says one
-# What stands inside <tool_call> where it is no JSON: not read here.
-_OTHER_CALLS = ("<function=", "<arg_key>")
-_FILES = (
-    *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
-    "chat_template.jinja",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,127 +28,3 @@ class ModelDescription:
     default_effort: Effort | None = None  # what a request gets that says nothing
     sampling: Mapping[str, Any] = field(default_factory=dict)  # so too, by the names of `Sampling`
     adapters: tuple[str, ...] = ()  # LoRA, by the names a request may send
-
-
-def describe(
-    *,
-    template: str | None,
-    control_tokens: Collection[str],
-    vocabulary_size: int | None,
-    context_length: int | None,
-    advice: Mapping[str, float],
-    defaults: ModelDefaults,
-    server_effort: Effort | None = None,
-    adapters: Collection[str] = (),
-    one_process: bool = True,
-) -> ModelDescription:
-    """Say what a chat model can do. Whether it reasons and takes tools is read off its template."""
-    dialect, traits = DIALECTS[detect(template, control_tokens)], TemplateTraits.of(template)
-    held = one_process and can_hold(dialect, control_tokens, vocabulary_size)
-    holds = {
-        "completion": True,
-        "thinking": traits.reasons,
-        "tools": traits.reads_tools and _reads_calls(dialect, template or ""),
-        "structured_output": held,
-    }
-    wanted = defaults.effort or server_effort or Effort.MEDIUM
-    return ModelDescription(
-        context_length=context_length,
-        capabilities=tuple(word for word, true in holds.items() if true),
-        efforts=efforts.choices(traits),
-        default_effort=efforts.nearest(wanted, traits),
-        sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
-        adapters=tuple(adapters),
-    )
-
-
-def _reads_calls(dialect: Dialect, template: str) -> bool:
-    """Whether the calls a template teaches its model to write are calls here, and not text."""
-    if dialect.name == HARMONY.name:
-        return True
-    json_in_blocks = TOOL_CALL in template and not any(form in template for form in _OTHER_CALLS)
-    return dialect.name == THINK.name and json_in_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """What a folder says of its model."""
-
-    config: Mapping[str, Any]
-    template: str | None
-    tokens: Mapping[str, bool]
-    advice: Mapping[str, float]
-
-
-type _Stamp = tuple[tuple[int, int] | None, ...]
-
-
-class Folders:
-    """Describes models that are not in memory. Every folder is read once, and again when a file has changed.
-
-    Safe to use from several threads: what two of them read at once is read twice, and is the same.
-    """
-
-    def __init__(self) -> None:
-        self._read: dict[Path, tuple[_Stamp, _Files]] = {}
-
-    def describe(
-        self,
-        folder: Path,
-        *,
-        options: EngineOptions,
-        defaults: ModelDefaults,
-        server_effort: Effort | None = None,
-        one_process: bool = True,
-    ) -> ModelDescription:
-        """Describe the model in a folder, as far as its files can be read."""
-        files = self._files(folder)
-        template = files.template if options.chat_template is None else options.chat_template
-        return describe(
-            template=template,
-            control_tokens=[
-                text
-                for text, special in files.tokens.items()
-                if special or (text.strip() and text in (template or ""))
-            ],
-            vocabulary_size=files.vocabulary_size(files.config),
-            context_length=options.context_length or files.context_length(files.config),
-            advice=files.advice,
-            defaults=defaults,
-            server_effort=server_effort,
-            adapters=options.adapters,
-            one_process=one_process,
-        )
-
-    def _files(self, folder: Path) -> _Files:
-        stamp = tuple(_stamp(folder / name) for name in _FILES)
-        before = self._read.get(folder)
-        if before is not None and before[0] == stamp:
-            return before[1]
-        files = _read(folder)
-        while len(self._read) >= MOST_KEPT:
-            self._read.pop(next(iter(self._read)), None)
-        self._read[folder] = (stamp, files)
-        return files
-
-
-def _read(folder: Path) -> _Files:
-    """Read what can be read; the log says what cannot."""
-    config: Mapping[str, Any] = {}
-    template: str | None = None
-    tokens: Mapping[str, bool] = {}
-    try:
-        config = files.read_object(folder / "config.json")
-        template = files.chat_template(folder)
-        tokens = files.added_tokens(folder)
-    except (OSError, ValueError) as error:
-        log.warning("%s is listed with less than could be known: %s.", folder, error)
-    return _Files(config, template, tokens, files.sampling_advice(folder))
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size

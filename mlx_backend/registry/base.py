@@ -10,10 +10,10 @@ from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlx_backend.chat.service import Service
     from mlx_backend.embedding.service import Embedder
     from mlx_backend.models.description import ModelDescription
     from mlx_backend.models.model_type import ModelType
-    from mlx_backend.service import Service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

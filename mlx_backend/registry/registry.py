@@ -10,15 +10,16 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from mlx_backend.chat.capabilities import Folders
+from mlx_backend.chat.service import Service
 from mlx_backend.embedding.recipe import EmbeddingOptions, tokens_read
 from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.ranks import launched
 from mlx_backend.errors import EngineError
-from mlx_backend.models.description import Folders, ModelDescription
+from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.base import ModelStatus, state_of
 from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 from mlx_backend.registry.residency import Residency, Unloading
-from mlx_backend.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

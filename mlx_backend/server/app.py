@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.chat.reply import Reply
+    from mlx_backend.chat.service import Service
     from mlx_backend.embedding.service import Embedder, Running
     from mlx_backend.registry.base import Lease, Models, ModelStatus
-    from mlx_backend.reply import Reply
     from mlx_backend.server.logprobs import LogprobsFormat
     from mlx_backend.server.replies import Watch
     from mlx_backend.server.schemas import AnyBody
     from mlx_backend.server.visits import Visit
     from mlx_backend.server.wire import Writer
-    from mlx_backend.service import Service
     from mlx_backend.settings import Settings
 
 log = logging.getLogger("mlx_backend.requests")

@@ -24,7 +24,7 @@ from mlx_backend.server.errors import ApiError, as_api_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mlx_backend.reply import Reply, ReplyEvent
+    from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.server.schemas import ChatBody, CompletionBody
     from mlx_backend.server.wire import Chunk, Envelope, Writer
 

@@ -19,7 +19,7 @@ from mlx_backend.settings import ReasoningFormat
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mlx_backend.service import Service
+    from mlx_backend.chat.service import Service
 
 
 class TokenizedText(AnyBody):

@@ -17,6 +17,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
     ReasoningDelta,
@@ -25,13 +26,12 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from mlx_backend.reply import ContentLogprobs
 from mlx_backend.settings import ReasoningField, ReasoningFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mlx_backend.reply import ReplyEvent, TokenLogprobs, Usage
+    from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.server.logprobs import LogprobsFormat
 
 DONE = b"data: [DONE]\n\n"

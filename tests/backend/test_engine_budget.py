@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from engine_models import write_model
 
+from mlx_backend.chat.prompt import Prompt
 from mlx_backend.constraints.reasoning_budget import Budgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
@@ -16,7 +17,6 @@ from mlx_backend.engine.base import Engine, GenerationRequest, Sampling, TokenDe
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batching import MLXBatch
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.prompt import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,15 +9,16 @@ import pytest
 from engine_models import byte_level, write_adapter, write_model, write_qwen, write_tokenizer
 from test_template_traits import CODER_LIKE, GEMMA_LIKE, QWEN_LIKE
 
+from mlx_backend.chat.capabilities import Folders, describe
+from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import HARMONY_MARKERS, HARMONY_TEMPLATE
 from mlx_backend.models import files
-from mlx_backend.models.description import Folders, ModelDescription, describe
+from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.service import Service
 
 QWEN = QWEN_LIKE + "{% for tool in tools %}{% endfor %}<tool_call></tool_call><think></think>"
 R1 = "{{ messages[-1].content.split('</think>')[-1] }}{% if add_generation_prompt %}<think>\n{% endif %}"

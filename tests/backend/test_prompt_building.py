@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from mlx_backend.chat.prompt import PromptBuilder
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
-from mlx_backend.prompt import PromptBuilder
 
 CHATML_TEMPLATE = """\
 {%- if tools -%}<|im_start|>system

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from werkzeug.test import Client
 
+from mlx_backend.chat.service import Service
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.registry.base import OneModel
 from mlx_backend.server.app import App
-from mlx_backend.service import Service
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import pytest
 from werkzeug.test import Client
 
 from mlx_backend import __version__
+from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.registry.base import OneModel
 from mlx_backend.server.app import App
-from mlx_backend.service import Service
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
 
 if TYPE_CHECKING:

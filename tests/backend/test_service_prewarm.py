@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
+from mlx_backend.chat.reply import Reply
+from mlx_backend.chat.request import ChatRequest
+from mlx_backend.chat.service import Service
 from mlx_backend.conversation.events import Event, StreamEnd
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import ScriptedEngine
-from mlx_backend.reply import Reply
-from mlx_backend.request import ChatRequest
-from mlx_backend.service import Service
 
 WEATHER: dict[str, Any] = {
     "type": "function",

@@ -1,6 +1,6 @@
 """The store of reasoning behind tool calls."""
 
-from mlx_backend.reasoning_store import ReasoningStore
+from mlx_backend.chat.reasoning_store import ReasoningStore
 
 
 def test_the_calls_of_one_message_share_their_reasoning() -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mlx_backend.chat.request import ChatRequest, CompletionRequest
+from mlx_backend.chat.service import Service
 from mlx_backend.conversation.events import (
     ContentDelta,
     Event,
@@ -17,11 +19,9 @@ from mlx_backend.conversation.events import (
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import RequestError
-from mlx_backend.request import ChatRequest, CompletionRequest
-from mlx_backend.service import Service
 
 if TYPE_CHECKING:
-    from mlx_backend.reply import Reply
+    from mlx_backend.chat.reply import Reply
 
 USER: dict[str, Any] = {"role": "user", "content": "hello"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

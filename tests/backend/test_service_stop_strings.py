@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mlx_backend.stop_strings import StopStrings
+from mlx_backend.chat.stop_strings import StopStrings
 
 CASES = [
     ("one two three", ["two"], "one "),

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from running_server import RunningServer, running
 
+from mlx_backend.chat.prompt import PromptBuilder
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.prompt import PromptBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from running_server import RunningServer, running
 
+from mlx_backend.chat.request import UNLIMITED, ChatRequest
+from mlx_backend.chat.service import Service
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.request import UNLIMITED, ChatRequest
-from mlx_backend.service import Service
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 OSLO = [{"role": "user", "content": "What is the weather in Oslo?"}]

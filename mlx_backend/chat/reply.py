@@ -11,6 +11,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from mlx_backend.chat.stop_strings import StopStrings
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,
@@ -23,14 +24,13 @@ from mlx_backend.conversation.events import (
     ToolCallStart,
 )
 from mlx_backend.engine.base import Finished, Progress, TokenDelta
-from mlx_backend.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from mlx_backend.chat.reasoning_store import ReasoningStore
     from mlx_backend.conversation.effort import Resolution
     from mlx_backend.engine.base import Generation, Logprobs
-    from mlx_backend.reasoning_store import ReasoningStore
 
 
 @dataclass(frozen=True, slots=True)

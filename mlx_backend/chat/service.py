@@ -12,6 +12,11 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.chat.capabilities import describe
+from mlx_backend.chat.prompt import Prompt, PromptBuilder
+from mlx_backend.chat.reasoning_store import ReasoningStore
+from mlx_backend.chat.reply import RawText, Reply
+from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest, ReplyRequest
 from mlx_backend.constraints import GrammarError, Grammars
 from mlx_backend.constraints.reasoning_budget import Both, Budgets
 from mlx_backend.conversation import effort as efforts
@@ -23,20 +28,16 @@ from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.ranks import launched
 from mlx_backend.errors import RequestError
-from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription, describe
+from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.prompt import Prompt, PromptBuilder
-from mlx_backend.reasoning_store import ReasoningStore
-from mlx_backend.reply import RawText, Reply
-from mlx_backend.request import UNLIMITED, ChatRequest, CompletionRequest, ReplyRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mlx_backend.chat.reply import Parser
     from mlx_backend.constraints import Spec
     from mlx_backend.conversation.effort import Resolution
     from mlx_backend.engine.base import Constraint, Engine, Generation
-    from mlx_backend.reply import Parser
 
 log = logging.getLogger(__name__)
 
