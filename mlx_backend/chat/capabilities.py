@@ -19,7 +19,7 @@ from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.dialects.think import THINK, TOOL_CALL
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.template import TemplateTraits
-from mlx_backend.models import files
+from mlx_backend.models import files as model_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -121,8 +121,8 @@ class Folders:
                 for text, special in files.tokens.items()
                 if special or (text.strip() and text in (template or ""))
             ],
-            vocabulary_size=files.vocabulary_size(files.config),
-            context_length=options.context_length or files.context_length(files.config),
+            vocabulary_size=model_files.vocabulary_size(files.config),
+            context_length=options.context_length or model_files.context_length(files.config),
             advice=files.advice,
             defaults=defaults,
             server_effort=server_effort,
@@ -148,12 +148,12 @@ def _read(folder: Path) -> _Files:
     template: str | None = None
     tokens: Mapping[str, bool] = {}
     try:
-        config = files.read_object(folder / "config.json")
-        template = files.chat_template(folder)
-        tokens = files.added_tokens(folder)
+        config = model_files.read_object(folder / "config.json")
+        template = model_files.chat_template(folder)
+        tokens = model_files.added_tokens(folder)
     except (OSError, ValueError) as error:
         log.warning("%s is listed with less than could be known: %s.", folder, error)
-    return _Files(config, template, tokens, files.sampling_advice(folder))
+    return _Files(config, template, tokens, model_files.sampling_advice(folder))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

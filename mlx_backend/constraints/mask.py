@@ -28,6 +28,7 @@ def _mask(size: int, tokens: Iterable[int], *, allowed: bool) -> Words:
 
 
 def bits_of(words: Sequence[int]) -> int:
+    """Return a mask as one number, whose lowest bit is token 0."""
     if isinstance(words, memoryview):
         return int.from_bytes(words.cast("B"), "little")
     return sum(word << 32 * at for at, word in enumerate(words))

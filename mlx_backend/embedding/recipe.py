@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.errors import EngineError
-from mlx_backend.models import files
+from mlx_backend.models import files as model_files
 from mlx_backend.models.model_type import ENCODERS, read_json
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def context_length(folder: Path, config: Mapping[str, Any], recipe: Recipe, opti
 
 def positions(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a network can tell apart by their places. RoBERTa's begin after its padding's."""
-    length = files.context_length(config)
+    length = model_files.context_length(config)
     if length is None or config.get("model_type") not in _ROBERTAS:
         return length
     padding = config.get("pad_token_id")

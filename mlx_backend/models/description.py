@@ -6,10 +6,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_backend.conversation.effort import Effort
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from mlx_backend.conversation.effort import Effort
 
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import HARMONY_MARKERS, HARMONY_TEMPLATE
-from mlx_backend.models import files
+from mlx_backend.models import files as model_files
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults
@@ -213,7 +213,7 @@ def test_the_demonstration_model_is_described() -> None:
     ],
 )
 def test_the_context_is_as_long_as_the_model_was_made_for(config: dict[str, Any], length: int | None) -> None:
-    assert files.context_length(config) == length
+    assert model_files.context_length(config) == length
 
 
 BROKEN: dict[str, dict[str, Any]] = {
@@ -272,12 +272,12 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 def test_a_template_among_the_tokenizers_settings_is_found(settings: dict[str, Any], tmp_path: Path) -> None:
     write_tokenizer(tmp_path, byte_level(), **settings)
     (tmp_path / "chat_template.jinja").unlink()
-    assert files.chat_template(tmp_path) == QWEN
+    assert model_files.chat_template(tmp_path) == QWEN
 
 
 def test_added_tokens_are_found_in_either_file(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, byte_level())
-    found = files.added_tokens(tmp_path)
+    found = model_files.added_tokens(tmp_path)
     assert found["<|return|>"] is True
     assert found["<think>"] is False
     (tmp_path / "tokenizer.json").write_text("{")
@@ -285,4 +285,4 @@ def test_added_tokens_are_found_in_either_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"added_tokens_decoder": decoder, "eos_token": {"content": "<|im_end|>"}})
     )
-    assert files.added_tokens(tmp_path) == {"<|call|>": True, "<b>": False, "<|im_end|>": True}
+    assert model_files.added_tokens(tmp_path) == {"<|call|>": True, "<b>": False, "<|im_end|>": True}

@@ -30,7 +30,7 @@ from mlx_backend.engine.mlx.drafting import draft_layers
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused
-from mlx_backend.models import files
+from mlx_backend.models import files as model_files
 from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def load_model(
         tokenizer=tokenizer,
         end_tokens=frozenset(wrapper.eos_token_ids),
         context_length=stated_context(config),
-        sampling_defaults=files.sampling_advice(folder),
+        sampling_defaults=model_files.sampling_advice(folder),
     )
 
 
@@ -200,7 +200,7 @@ def evaluate(network: Any, report: Callable[[float], None]) -> None:
 
 
 def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
-    return files.vocabulary_size(config) or len(wrapper)
+    return model_files.vocabulary_size(config) or len(wrapper)
 
 
 def find_folder(model: str, *, allow_download: bool, beside: Sequence[str] = ()) -> tuple[Path, str]:
@@ -267,7 +267,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
 
 def stated_context(config: Mapping[str, Any]) -> int:
     """Return how many positions a model says it was made for."""
-    length = files.context_length(config)
+    length = model_files.context_length(config)
     if length is None:
         log.warning("The model does not say how long its context is; 4096 tokens are assumed.")
     return length or 4096
