@@ -20,6 +20,7 @@ from mlx_backend.conversation.dialects.think import THINK, TOOL_CALL
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.models import files as model_files
+from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -26,7 +26,7 @@ from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
-from mlx_backend.engine.ranks import launched
+from mlx_backend.engine.distributed.transport import launched
 from mlx_backend.errors import RequestError
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.models.spec import ModelDefaults

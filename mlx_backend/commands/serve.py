@@ -24,7 +24,7 @@ from mlx_backend.commands.serve_options import (
     readers_of,
     settings_of,
 )
-from mlx_backend.engine.ranks import launched
+from mlx_backend.engine.distributed.transport import launched
 from mlx_backend.errors import EngineError
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
@@ -190,7 +190,7 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
     options = engine_options_of(arguments)
     limit = options.memory_bytes
     if limit is None and len(catalogue.models()) > 1:
-        from mlx_backend.engine.mlx.memory import device_limit
+        from mlx_backend.engine.mlx.cache_cost import device_limit
 
         limit = device_limit()
     talking = [spec for spec in (*listed, *catalogue.models()) if catalogue.type(spec) == "llm"]

@@ -14,7 +14,7 @@ from mlx_backend.chat.capabilities import Folders
 from mlx_backend.chat.service import Service
 from mlx_backend.embedding.recipe import EmbeddingOptions, tokens_read
 from mlx_backend.embedding.service import Embedder
-from mlx_backend.engine.ranks import launched
+from mlx_backend.engine.distributed.transport import launched
 from mlx_backend.errors import EngineError
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.base import ModelStatus, state_of

@@ -339,7 +339,7 @@ def test_numbers_that_are_none_are_an_error_and_no_vector(tmp_path: Path) -> Non
 
 
 def test_memory_is_held_while_it_works_and_given_back(tmp_path: Path) -> None:
-    from mlx_backend.engine.mlx import memory
+    from mlx_backend.device import memory
 
     before = sum(memory._HOLDINGS.values())
     loaded = Loaded(write_bert(tmp_path), memory_bytes=1 << 20)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_network import SOON, Scripted
 
+from mlx_backend.device.lock import Turns
 from mlx_backend.embedding.base import Row
 from mlx_backend.embedding.worker import MOST_ROWS, PIECE_TOKENS, Job, Worker
-from mlx_backend.engine.turns import Turns
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 
 if TYPE_CHECKING:

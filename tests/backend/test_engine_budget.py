@@ -15,7 +15,7 @@ from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Engine, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:

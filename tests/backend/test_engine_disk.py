@@ -24,9 +24,9 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from mlx_backend.engine.mlx import disk
-from mlx_backend.engine.mlx.caches import as_bytes
-from mlx_backend.engine.mlx.disk import DiskCheckpoints, Stored, model_fingerprint
+from mlx_backend.engine.mlx import disk_cache
+from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, Stored, model_fingerprint
+from mlx_backend.engine.mlx.kv_cache import as_bytes
 from mlx_backend.errors import EngineRefused
 
 WINDOW = 32
@@ -286,13 +286,13 @@ def test_the_oldest_that_waits_gives_way_when_too_many_do(store: Stores) -> None
     here = store.of(Gated)
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
-    for token in range(2, 2 + disk.MOST_WAITING + 2):
+    for token in range(2, 2 + disk_cache.MOST_WAITING + 2):
         here.write([token], small([token]))
     assert not here.has([2])
     assert not here.has([3])
     here.gate.set()
     here.flush()
-    assert len(here) == 1 + disk.MOST_WAITING
+    assert len(here) == 1 + disk_cache.MOST_WAITING
 
 
 def test_what_waits_takes_no_more_memory_than_one_or_a_limit(
@@ -302,11 +302,11 @@ def test_what_waits_takes_no_more_memory_than_one_or_a_limit(
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
     here.write([2], small([2]))
-    monkeypatch.setattr(disk, "MOST_WAITING_BYTES", 2 * here._waiting[as_bytes([2])].size)
+    monkeypatch.setattr(disk_cache, "MOST_WAITING_BYTES", 2 * here._waiting[as_bytes([2])].size)
     for token in (3, 4):
         here.write([token], small([token]))
     assert [here.has([token]) for token in (2, 3, 4)] == [False, True, True]
-    monkeypatch.setattr(disk, "MOST_WAITING_BYTES", 1)
+    monkeypatch.setattr(disk_cache, "MOST_WAITING_BYTES", 1)
     here.write([5], small([5]))
     here.gate.set()
     here.flush()
@@ -622,7 +622,7 @@ import logging, os, resource, sys, threading
 from pathlib import Path
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
-from mlx_backend.engine.mlx.disk import DiskCheckpoints
+from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
 
 def large(megabytes, length=1024):
     layer = KVCache()
@@ -686,7 +686,7 @@ store.flush()
     [left] = (tmp_path / "kept").iterdir()
     assert left.suffix == ".partial"
     assert files(store()) == [left], "it might be another server's that is being written"
-    used(left, int(left.stat().st_mtime - disk.LEFTOVER_AGE - 1))
+    used(left, int(left.stat().st_mtime - disk_cache.LEFTOVER_AGE - 1))
     assert files(store()) == []
 
 
@@ -731,7 +731,7 @@ def test_closing_does_not_wait_for_ever_and_leaves_no_partial_file(
     here = store.of(Slow)
     here.write([1], small([1]))
     here.write([2], small([2]))
-    monkeypatch.setattr(disk, "LONGEST_CLOSE", 0.01)
+    monkeypatch.setattr(disk_cache, "LONGEST_CLOSE", 0.01)
     closing = threading.Thread(target=here.close)
     closing.start()
     closing.join(SOON)

@@ -9,9 +9,9 @@ from engine_models import write_mamba, write_model, write_qwen
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batching import MLXBatch
-from mlx_backend.engine.mlx.drafting import ModelDrafter, TextDrafter
+from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
+from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions

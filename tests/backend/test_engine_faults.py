@@ -10,8 +10,8 @@ from engine_models import write_model, write_qwen
 
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batching import MLXBatch
-from mlx_backend.engine.mlx.packing import PackedLayer
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.packed_forward import PackedLayer
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.models.engine_options import EngineOptions
@@ -165,7 +165,7 @@ class CountingNetwork:
 def test_a_prompt_with_many_checkpoints_is_read_in_a_piece_or_two_and_all_are_kept(
     model: Path, monkeypatch: pytest.MonkeyPatch, logits: int, pieces: list[int]
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.machine.LOGITS_BYTES", logits)
+    monkeypatch.setattr("mlx_backend.engine.mlx.runtime.LOGITS_BYTES", logits)
     prompt = list(range(20, 120))
     marks = (30, 60, 97)
     batch = Counting(model, EngineOptions())

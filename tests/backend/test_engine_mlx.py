@@ -13,7 +13,7 @@ from engine_models import write_model
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batching import MLXBatch
+from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 from mlx_backend.models.engine_options import EngineOptions
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from engine_models import write_adapter, write_mamba, write_model, write_qwen
 
+from mlx_backend.device import memory
+from mlx_backend.device.memory import Holding
 from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx import load_engine, memory
-from mlx_backend.engine.mlx.batching import MLXBatch
-from mlx_backend.engine.mlx.memory import Holding
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions
@@ -178,7 +179,7 @@ def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
 def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back_unchanged(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batching.EXPECTED_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch.EXPECTED_TOKENS", 100)
     caplog.set_level("INFO")
     sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
     fields = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
@@ -193,7 +194,7 @@ def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back
 def test_replies_that_take_turns_are_put_off_and_brought_back_unchanged(
     qwen: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batching.EXPECTED_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch.EXPECTED_TOKENS", 100)
     caplog.set_level("INFO")
     fields = {"count": 600, "expected_tokens": 50, "sampling": Sampling(temperature=1, seed=1)}
     options = {"cache_bytes": 0, "kv_bits": 8}
@@ -208,7 +209,7 @@ def test_replies_that_take_turns_are_put_off_and_brought_back_unchanged(
 def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batching.EXPECTED_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.batch.EXPECTED_TOKENS", 100)
     limit = room_beside(windowed, 2_000_000)
     asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
 

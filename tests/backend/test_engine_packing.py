@@ -12,8 +12,8 @@ from mlx import nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
-from mlx_backend.engine.mlx.caches import merged
-from mlx_backend.engine.mlx.packing import NotRun, Part, packs, run
+from mlx_backend.engine.mlx.kv_cache import merged
+from mlx_backend.engine.mlx.packed_forward import NotRun, Part, packs, run
 
 
 @pytest.fixture(scope="module", params=["windowed", "qwen"])

@@ -8,8 +8,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from mlx_backend.engine.mlx.caches import PrefixCache, alias
-from mlx_backend.engine.mlx.memory import CacheCost
+from mlx_backend.engine.mlx.cache_cost import CacheCost
+from mlx_backend.engine.mlx.kv_cache import alias
+from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 
 
 def layers(length: int, size: int = 4) -> list[Any]:

@@ -16,8 +16,8 @@ import pytest
 
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
-from mlx_backend.engine.leading import LeadingBatch, as_plain, follow, from_plain
-from mlx_backend.engine.ranks import LEADER_VARIABLE, Follower, Invitation, Leader
+from mlx_backend.engine.distributed.batch import LeadingBatch, as_plain, follow, from_plain
+from mlx_backend.engine.distributed.transport import LEADER_VARIABLE, Follower, Invitation, Leader
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.engine.scripted import ScriptedTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
@@ -157,7 +157,7 @@ def test_a_rank_learns_that_rank_0_has_gone() -> None:
 
 STUCK = """
 import sys, threading
-from mlx_backend.engine.ranks import Follower, Leader
+from mlx_backend.engine.distributed.transport import Follower, Leader
 leader = Leader(2, ["127.0.0.1"], patience=0.1)
 follower = Follower(1, 2, leader.invitation, patience=0.1)
 leader.gather()

@@ -12,9 +12,9 @@ import pytest
 from engine_models import write_adapter, write_model, write_qwen
 
 from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
-from mlx_backend.engine.mlx.batching import MLXBatch
-from mlx_backend.engine.mlx.packing import PackedLayer
-from mlx_backend.engine.mlx.reading import Pace
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.packed_forward import PackedLayer
+from mlx_backend.engine.mlx.prefill_plan import Pace
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 

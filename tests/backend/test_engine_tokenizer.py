@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import load as load_wrapper
 from tokenizers import Tokenizer
 
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.mlx.detokenizing import ByteStream, WindowStream
+from mlx_backend.engine.mlx.detokenizer import ByteStream, WindowStream
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.engine.scripted import ScriptedTokenizer
 from mlx_backend.errors import EngineRefused

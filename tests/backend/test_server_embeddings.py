@@ -15,13 +15,13 @@ from openai import OpenAI
 from running_server import RunningServer, served
 from scripted_network import SOON, Scripted
 
+from mlx_backend.device.lock import Turns
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.embedding.recipe import EmbeddingOptions
 from mlx_backend.embedding.tokenizing import TextEncoder
 from mlx_backend.embedding.worker import Worker
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.scripted import ScriptedEngine
-from mlx_backend.engine.turns import Turns
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.model_type import ModelType
 from mlx_backend.models.spec import ModelSpec

@@ -26,7 +26,7 @@ def load_worker(
     `report` hears on that thread how far loading has come, from 0 to 1. Raises EngineError with a text for people.
     """
     from mlx_backend.embedding.mlx.network import MLXNetwork
-    from mlx_backend.engine.mlx.batching import DEVICE
+    from mlx_backend.engine.mlx.batch import DEVICE
 
     chosen = options or EmbeddingOptions()
     network = MLXNetwork(model, kind, chosen, model_id=model_id)

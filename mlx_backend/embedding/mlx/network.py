@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_backend.device.memory import Holding
 from mlx_backend.embedding.base import NetworkFacts
 from mlx_backend.embedding.mlx.causal import Causal
 from mlx_backend.embedding.mlx.loading import load_network
 from mlx_backend.embedding.tokenizing import TextEncoder
+from mlx_backend.engine.mlx.cache_cost import device_limit
 from mlx_backend.engine.mlx.loading import network_bytes
-from mlx_backend.engine.mlx.memory import Holding, device_limit
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:

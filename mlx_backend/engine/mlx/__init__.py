@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.leading import LeadingBatch, follow
-from mlx_backend.engine.ranks import GRACE, launched
+from mlx_backend.engine.distributed.batch import LeadingBatch, follow
+from mlx_backend.engine.distributed.transport import GRACE, launched
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
@@ -36,8 +36,8 @@ def load_engine(
     Raises EngineError with a text for people. Where several processes were launched to share the model, this is
     for rank 0; the others `follow_engine`.
     """
-    from mlx_backend.engine.mlx.batching import MLXBatch
-    from mlx_backend.engine.mlx.distributed import joined
+    from mlx_backend.engine.mlx.batch import MLXBatch
+    from mlx_backend.engine.mlx.collectives import joined
 
     chosen = replace(options or EngineOptions(), **changes)
     ranks = joined()
@@ -67,7 +67,7 @@ def rank() -> int:
     """
     if launched() is None:
         return 0
-    from mlx_backend.engine.mlx.distributed import group
+    from mlx_backend.engine.mlx.collectives import group
 
     found = group()
     return found.rank() if found is not None else 0
@@ -78,8 +78,8 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
 
     For ranks above 0, on the main thread, with the model and options of rank 0.
     """
-    from mlx_backend.engine.mlx.batching import MLXBatch
-    from mlx_backend.engine.mlx.distributed import joined
+    from mlx_backend.engine.mlx.batch import MLXBatch
+    from mlx_backend.engine.mlx.collectives import joined
 
     ranks = joined()
     if ranks is None or ranks.rank == 0:

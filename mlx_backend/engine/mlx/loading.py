@@ -25,9 +25,9 @@ from huggingface_hub.errors import (
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_config
 
-from mlx_backend.engine.mlx.caches import can_rewind
-from mlx_backend.engine.mlx.drafting import draft_layers
+from mlx_backend.engine.mlx.kv_cache import can_rewind
 from mlx_backend.engine.mlx.sharding import shard
+from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models import files as model_files

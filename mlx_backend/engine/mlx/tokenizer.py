@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokeni
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerBase
 
-from mlx_backend.engine.mlx.detokenizing import (
+from mlx_backend.engine.mlx.detokenizer import (
     ByteStream,
     TokenBytes,
     WindowStream,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from mlx_backend.engine.mlx.detokenizing import TextStream
+    from mlx_backend.engine.mlx.detokenizer import TextStream
 
 
 # What steers the renderer and not the template; `chat_template` would even replace it.

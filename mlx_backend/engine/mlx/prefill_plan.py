@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.engine.mlx.decoding import Layers, Row
+    from mlx_backend.engine.mlx.kv_cache import Layers
+    from mlx_backend.engine.mlx.sequences import Row
 
 LAST_PIECE = 2  # tokens of a prompt that is read in two pieces: the last, and one that can be taken back
 LEAST_CHUNK, MOST_CHUNK = 64, 2048  # tokens

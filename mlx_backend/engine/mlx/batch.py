@@ -16,28 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_backend.device.lock import Turns
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended, ModelFacts
-from mlx_backend.engine.mlx.decoding import Decoder, Row
-from mlx_backend.engine.mlx.keeping import Keeping
-from mlx_backend.engine.mlx.machine import Machine
-from mlx_backend.engine.mlx.packing import NotRun
-from mlx_backend.engine.mlx.prompts import Prompts
+from mlx_backend.engine.mlx.decode import Decoder
+from mlx_backend.engine.mlx.packed_forward import NotRun
+from mlx_backend.engine.mlx.prefill_queue import Prompts
+from mlx_backend.engine.mlx.prefix_store import Keeping
+from mlx_backend.engine.mlx.runtime import Machine
 from mlx_backend.engine.mlx.sampling import Choice
-from mlx_backend.engine.turns import Turns
+from mlx_backend.engine.mlx.sequences import Row
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
+    from mlx_backend.device.memory import Ledger
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
-    from mlx_backend.engine.mlx.decoding import Said
-    from mlx_backend.engine.mlx.distributed import Ranks
+    from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.loading import LoadedModel
-    from mlx_backend.engine.mlx.memory import Ledger
-    from mlx_backend.engine.mlx.reading import Reading
+    from mlx_backend.engine.mlx.prefill_plan import Reading
+    from mlx_backend.engine.mlx.sequences import Said
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend import __version__
-from mlx_backend.engine.mlx.memory import MARGIN, CacheCost
-from mlx_backend.engine.ranks import LAUNCHERS, Follower, Invitation, Leader, launched
+from mlx_backend.device.memory import MARGIN
+from mlx_backend.engine.distributed.transport import LAUNCHERS, Follower, Invitation, Leader, launched
+from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:

@@ -9,25 +9,28 @@ import logging
 from bisect import insort
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx.decoding import Newcomer
-from mlx_backend.engine.mlx.packing import NotRun
-from mlx_backend.engine.mlx.prefill import passed, read
-from mlx_backend.engine.mlx.reading import Pace, Reading, deal, waits_for
+from mlx_backend.engine.mlx.kv_cache import rewound
+from mlx_backend.engine.mlx.packed_forward import NotRun, Part, run
+from mlx_backend.engine.mlx.prefill_plan import Pace, Reading, deal, waits_for
+from mlx_backend.engine.mlx.sequences import Newcomer
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mlx_backend.engine.batch import Outcome
-    from mlx_backend.engine.mlx.decoding import Row
-    from mlx_backend.engine.mlx.keeping import Keeping
-    from mlx_backend.engine.mlx.machine import Machine
+    from mlx_backend.engine.mlx.kv_cache import Layers
+    from mlx_backend.engine.mlx.prefix_store import Keeping
+    from mlx_backend.engine.mlx.runtime import Machine
+    from mlx_backend.engine.mlx.sequences import Row
+
+    type Keep = Callable[[Reading, int, Layers], None]
 
 log = logging.getLogger(__name__)
 
@@ -200,3 +203,29 @@ def _turn(reading: Reading) -> int:
     """Whose prompt is read first. Time has no part in it: it would differ between processes that share a model."""
     row = reading.row
     return row.key + OVERTAKEN * row.request.priority
+
+
+def read(network: Any, pieces: Sequence[tuple[Reading, int]], keep: Keep | None) -> list[mx.array]:
+    """Read prompts up to positions in them, in one run; return what is then to be computed: no logits."""
+    parts = []
+    for reading, stop in pieces:
+        assert reading.layers is not None
+        parts.append(Part(mx.array([reading.row.tokens[reading.done : stop]]), reading.layers))
+    run(network, parts)
+    for reading, stop in pieces:
+        passed(reading, stop, keep)
+    return [layer.state for part in parts for layer in part.layers]
+
+
+def passed(reading: Reading, stop: int, keep: Keep | None) -> None:
+    """Note that a prompt has been read up to a position, and keep the checkpoints on the way.
+
+    The prompt's own end is one only if no reply follows: that adds to the same caches.
+    """
+    start, reading.done = reading.done, stop
+    layers, row = reading.layers, reading.row
+    assert layers is not None
+    for mark in reading.marks:
+        ends = mark == len(row.tokens) and reading.replies
+        if keep is not None and start < mark <= stop and not ends:
+            keep(reading, mark, rewound(layers, stop - mark) if mark < stop else layers)

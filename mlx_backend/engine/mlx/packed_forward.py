@@ -25,12 +25,12 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import base, rope_utils
 
-from mlx_backend.engine.mlx.caches import alias, merged
+from mlx_backend.engine.mlx.kv_cache import alias, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.engine.mlx.decoding import Layers
+    from mlx_backend.engine.mlx.kv_cache import Layers
 
 log = logging.getLogger(__name__)
 

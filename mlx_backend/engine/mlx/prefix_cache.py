@@ -15,22 +15,17 @@ one before it are only those between the two, and everything ages by what was gi
 
 from __future__ import annotations
 
-import copy
-from array import array
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache
+
+from mlx_backend.engine.mlx.kv_cache import TOKEN, Layers, alias, as_bytes, keep_only, trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-type Layers = list[Any]
-
-TOKEN = 4  # bytes
-ROOM_KEPT = 1.25  # how much room a full layer may have for each of its tokens; more is worth a copy
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +197,7 @@ class PrefixCache:
             heir = max(kept.views, key=lambda view: len(view.tokens))
             for layer in heir.layers:
                 if type(layer) is KVCache:
-                    _keep_only(layer, slice(None))
+                    keep_only(layer, slice(None))
                     heir.own += layer.nbytes
                     self._nbytes += layer.nbytes
             mx.eval([layer.state for layer in heir.layers])
@@ -218,73 +213,6 @@ def _shareable(one: _Kept, other: _Kept) -> list[tuple[Any, Any]]:
     return [(mine, theirs) for mine, theirs in pairs if type(mine) is KVCache and type(theirs) is KVCache]
 
 
-def alias(layer: Any) -> Any:
-    """Return a cache layer with the same contents, independent of the first: writing to either copies."""
-    match layer:
-        case mx.array():
-            return copy.copy(layer)
-        case list():
-            return [alias(item) for item in layer]
-        case tuple():
-            return tuple(alias(item) for item in layer)
-        case _ if hasattr(layer, "state"):
-            twin = layer.__class__.__new__(layer.__class__)
-            twin.__dict__.update({name: alias(value) for name, value in layer.__dict__.items()})
-            return twin
-        case _:
-            return layer
-
-
-class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
-    """A sliding window from which the tokens of the last step can be taken back, all but one.
-
-    After a step of S tokens mlx-lm's rotating cache holds the last `window - 1 + S` in their order, so that
-    many are there to go back over; it only does not know that it can be trimmed.
-    """
-
-    @classmethod
-    def of(cls, layer: Any) -> Any:
-        """Return a rewindable cache with the same contents, or the layer itself if it is no rotating one."""
-        if type(layer) is not RotatingKVCache:
-            return layer
-        ours = cls(layer.max_size, layer.keep)
-        ours.__dict__.update(layer.__dict__)
-        return ours
-
-    def is_trimmable(self) -> bool:
-        """It is, directly after a step of several tokens."""
-        return True
-
-    def trim(self, n: int) -> int:
-        """Take back the last n tokens of the last step."""
-        if n:
-            self.keys: mx.array = self.keys[..., :-n, :]
-            self.values: mx.array = self.values[..., :-n, :]
-            self.offset -= n
-            self._idx = self.keys.shape[2]
-        return n
-
-
-def merged(texts: Sequence[Layers]) -> Layers:
-    """Return the caches of several texts as those of one batch, in their order."""
-    return [each[0].merge(list(each)) for each in zip(*texts, strict=True)]
-
-
-def can_rewind(layer: Any) -> bool:
-    """Whether the tokens of a step can be taken back from a cache, all but the first."""
-    if isinstance(layer, RotatingKVCache):
-        return not layer.keep
-    return type(layer) in (KVCache, QuantizedKVCache)
-
-
-def rewound(layers: Layers, count: int) -> Layers:
-    """Return copies of caches without the last tokens of their last step, of which there were more."""
-    copies = [RewindableRotatingKVCache.of(alias(layer)) for layer in layers]
-    for layer in copies:
-        layer.trim(count)
-    return copies
-
-
 def _common(one: bytes, other: bytes) -> int:
     """Return how many bytes two texts begin with together, by halving: comparing slices is one memcmp each."""
     low, high = 0, min(len(one), len(other))
@@ -295,37 +223,3 @@ def _common(one: bytes, other: bytes) -> int:
         else:
             high = middle - 1
     return low
-
-
-def as_bytes(tokens: Sequence[int]) -> bytes:
-    """Write tokens as bytes, four each: comparing two prefixes is then one memcmp."""
-    return array("I", tokens).tobytes()
-
-
-def trimmed(layers: Layers) -> Layers:
-    """Return copies of caches that hold what is in them and little else."""
-    return [_trimmed(alias(layer)) for layer in layers]
-
-
-def _trimmed(layer: Any) -> Any:
-    """Give back what a layer holds beside its tokens: what has left a window, and much of the room for more."""
-    match layer:
-        case CacheList():
-            layer.caches = tuple(_trimmed(each) for each in layer.caches)
-        case ArraysCache():  # whose arrays may be one text's part of a batch's
-            layer.cache = [mx.contiguous(each) if each is not None else None for each in layer.cache]
-        case KVCache() if layer.keys is not None and layer.keys.shape[2] > ROOM_KEPT * layer.offset:
-            _keep_only(layer, slice(layer.offset))
-        case RotatingKVCache(keep=0) if layer.keys is not None and layer._idx == layer.keys.shape[2]:
-            # In order, as a piece of prompt leaves it.
-            length = layer.keys.shape[2]
-            _keep_only(layer, slice(max(0, length - layer.max_size), length))
-            layer._idx = min(length, layer.max_size)
-    return layer
-
-
-def _keep_only(layer: Any, tokens: slice) -> None:
-    """Keep some tokens of a layer, and the memory of no others."""
-    # Unlike a slice, which holds on to all that it is a part of, and unlike `whole[...] = part`, which is that slice.
-    layer.keys = mx.contiguous(layer.keys[..., tokens, :])
-    layer.values = mx.contiguous(layer.values[..., tokens, :])

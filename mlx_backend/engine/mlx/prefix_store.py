@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.caches import trimmed
+from mlx_backend.engine.mlx.kv_cache import trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlx_backend.device.memory import Ledger
     from mlx_backend.engine.base import GenerationRequest
-    from mlx_backend.engine.mlx.caches import PrefixCache
-    from mlx_backend.engine.mlx.decoding import Layers, Row
-    from mlx_backend.engine.mlx.disk import DiskCheckpoints
-    from mlx_backend.engine.mlx.memory import Ledger
-    from mlx_backend.engine.mlx.reading import Reading
+    from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
+    from mlx_backend.engine.mlx.kv_cache import Layers
+    from mlx_backend.engine.mlx.prefill_plan import Reading
+    from mlx_backend.engine.mlx.prefix_cache import PrefixCache
+    from mlx_backend.engine.mlx.sequences import Row
 
 
 class Keeping:

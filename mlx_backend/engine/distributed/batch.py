@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from mlx_backend.engine.batch import ModelFacts, Outcome
-    from mlx_backend.engine.ranks import Follower, Leader
+    from mlx_backend.engine.distributed.transport import Follower, Leader
 
 log = logging.getLogger(__name__)
 

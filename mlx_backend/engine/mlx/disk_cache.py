@@ -28,8 +28,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.engine.mlx.caches import as_bytes
-from mlx_backend.engine.mlx.checkpoint_file import (
+from mlx_backend.engine.mlx.disk_format import (
     TOKEN_BYTES,
     UNREADABLE,
     lay_out,
@@ -37,13 +36,14 @@ from mlx_backend.engine.mlx.checkpoint_file import (
     model_fingerprint,
     tokens_of,
 )
+from mlx_backend.engine.mlx.kv_cache import as_bytes
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from mlx_backend.engine.mlx.checkpoint_file import Checkpoint
+    from mlx_backend.engine.mlx.disk_format import Checkpoint
 
 __all__ = ["DiskCheckpoints", "Stored", "model_fingerprint"]
 

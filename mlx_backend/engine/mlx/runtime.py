@@ -14,23 +14,25 @@ import mlx.core as mx
 from mlx_lm.generate import maybe_set_recommended_wired_limit
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_backend.engine.mlx.caches import PrefixCache, can_rewind
-from mlx_backend.engine.mlx.drafting import ModelDrafter, TextDrafter, draft_layers
+from mlx_backend.device.memory import CACHE_SHARE, Ledger
+from mlx_backend.engine.mlx.cache_cost import CacheCost, device_limit
+from mlx_backend.engine.mlx.kv_cache import can_rewind
 from mlx_backend.engine.mlx.loading import load_draft, load_model, network_bytes, with_adapter
-from mlx_backend.engine.mlx.memory import CACHE_SHARE, CacheCost, Ledger, device_limit
-from mlx_backend.engine.mlx.packing import packs
+from mlx_backend.engine.mlx.packed_forward import packs
+from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_tokens
+from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mlx_backend.engine.mlx.decoding import Layers
-    from mlx_backend.engine.mlx.disk import DiskCheckpoints
-    from mlx_backend.engine.mlx.distributed import Ranks
-    from mlx_backend.engine.mlx.drafting import Drafter
+    from mlx_backend.engine.mlx.collectives import Ranks
+    from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
+    from mlx_backend.engine.mlx.kv_cache import Layers
     from mlx_backend.engine.mlx.loading import LoadedModel
+    from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class Machine:
             self.prefixes = PrefixCache(cache_bytes if alike else 0)
             made.callback(self.prefixes.clear)
             if options.cache_folder is not None:
-                from mlx_backend.engine.mlx.disk import DiskCheckpoints, model_fingerprint
+                from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, model_fingerprint
 
                 extra = f"kv_bits={options.kv_bits}/{options.kv_group_size} max_kv_size={options.max_kv_size}"
                 if options.adapter is not None:
