@@ -15,7 +15,7 @@ from mlx_backend.chat.service import Service
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.registry.base import OneModel
 from mlx_backend.server.app import App
-from mlx_backend.server.serving import Server
+from mlx_backend.server.wsgi_server import Server
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlx_backend.commands.serve_options import (
+from mlx_backend.commands.options import (
     API_KEY_VARIABLE,
     add_options,
     engine_options_of,
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     from mlx_backend.server.app import App
-    from mlx_backend.server.serving import Server
+    from mlx_backend.server.wsgi_server import Server
 
     models = _models(settings, arguments)
     app = App(models, settings)

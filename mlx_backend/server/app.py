@@ -17,19 +17,20 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Map, Rule
 
 from mlx_backend import __version__
+from mlx_backend.api.errors import ApiError, as_api_error, shutting_down
+from mlx_backend.api.openai import stream, tokenize
+from mlx_backend.api.openai.embeddings import EmbeddingsBody, RerankBody
+from mlx_backend.api.openai.logprobs import ChatLogprobs, TextLogprobs
+from mlx_backend.api.openai.models import OWNER, model_object, model_objects
+from mlx_backend.api.openai.schemas import ChatBody, CompletionBody, parse_json
 from mlx_backend.errors import EngineStopped
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
-from mlx_backend.server import auth, tokenizing, wire
-from mlx_backend.server.errors import ApiError, as_api_error, shutting_down
-from mlx_backend.server.listing import OWNER, model_object, model_objects
-from mlx_backend.server.logprobs import ChatLogprobs, TextLogprobs
-from mlx_backend.server.origins import Origins
-from mlx_backend.server.replies import CLIENT_LEFT, RunningReply, json_response, names
-from mlx_backend.server.schemas import ChatBody, CompletionBody, parse_json
-from mlx_backend.server.serving import WATCH
-from mlx_backend.server.vectors import EmbeddingsBody, RerankBody
-from mlx_backend.server.visits import Visits
+from mlx_backend.server import auth
+from mlx_backend.server.cors import Origins
+from mlx_backend.server.in_flight import Visits
+from mlx_backend.server.reply_response import CLIENT_LEFT, RunningReply, json_response, names
+from mlx_backend.server.wsgi_server import WATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.api.openai.logprobs import LogprobsFormat
+    from mlx_backend.api.openai.schemas import AnyBody
+    from mlx_backend.api.openai.stream import Writer
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.service import Embedder, Running
     from mlx_backend.registry.base import Lease, Models, ModelStatus
-    from mlx_backend.server.logprobs import LogprobsFormat
-    from mlx_backend.server.replies import Watch
-    from mlx_backend.server.schemas import AnyBody
-    from mlx_backend.server.visits import Visit
-    from mlx_backend.server.wire import Writer
+    from mlx_backend.server.in_flight import Visit
+    from mlx_backend.server.reply_response import Watch
     from mlx_backend.settings import Settings
 
 log = logging.getLogger("mlx_backend.requests")
@@ -178,7 +179,7 @@ class App:
             shown = body.shown_reasoning(service.defaults.reasoning_format or self._settings.reasoning_format)
             reply = service.chat(body.request(written, shown))
             logprobs = ChatLogprobs(service.engine.tokenizer.bytes_of) if body.logprobs else None
-            writer = wire.ChatWriter(
+            writer = stream.ChatWriter(
                 call_id=reply.call_id,
                 reasoning_format=shown,
                 reasoning_field=self._settings.reasoning_field,
@@ -193,21 +194,21 @@ class App:
             reply = lease.service.complete(body.request())
             bytes_of = lease.service.engine.tokenizer.bytes_of
             logprobs = TextLogprobs(bytes_of) if body.logprobs is not None else None
-            writer = wire.TextWriter(logprobs)
+            writer = stream.TextWriter(logprobs)
             return self._answer(request, body, reply, writer, logprobs, lease, chat=False)
 
     def on_tokenize(self, request: Request) -> Response:
         """Count the tokens of a text, or of the prompt that a conversation becomes."""
         written = parse_json(self._body(request))
-        body = tokenizing.read(written)
+        body = tokenize.read(written)
         with self._having(lambda wait: self._models.acquire_any(body.model, wait)) as visit:
-            told = tokenizing.answer(visit.service, body, written)
+            told = tokenize.answer(visit.service, body, written)
             visit.end()
         return _with_ignored(json_response(told), body)
 
     def on_detokenize(self, request: Request) -> Response:
         """Write tokens out as text."""
-        body = tokenizing.DetokenizeBody.read(parse_json(self._body(request)))
+        body = tokenize.DetokenizeBody.read(parse_json(self._body(request)))
         with self._using(body.model) as visit:
             text = body.text(visit.service)
             visit.end()
@@ -279,7 +280,7 @@ class App:
         chat: bool,
     ) -> Response:
         model = visit.service.engine.model_id
-        envelope = wire.Envelope(model, self._fingerprint, chat=chat, logprobs=logprobs)
+        envelope = stream.Envelope(model, self._fingerprint, chat=chat, logprobs=logprobs)
         keepalive = self._settings.keepalive_seconds
         run = RunningReply(reply, writer, envelope, body, keepalive, _watch(request), explain=self._explained)
         response = run.stream() if body.stream else run.whole()

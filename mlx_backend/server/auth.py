@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from typing import TYPE_CHECKING
 
-from mlx_backend.server.errors import ApiError
+from mlx_backend.api.errors import ApiError
 
 if TYPE_CHECKING:
     from werkzeug import Request

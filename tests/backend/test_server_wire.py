@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mlx_backend.api.openai.stream import ChatWriter, Chunk, Envelope, TextWriter, last_chunks, usage_object
 from mlx_backend.chat.reply import Usage
 from mlx_backend.conversation.events import (
     Channel,
@@ -17,7 +18,6 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from mlx_backend.server.wire import ChatWriter, Chunk, Envelope, TextWriter, last_chunks, usage_object
 from mlx_backend.settings import ReasoningField, ReasoningFormat
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.api.errors import refuse
 from mlx_backend.chat.request import AnswerFormat, ToolChoice
 from mlx_backend.conversation.json_values import shown
 from mlx_backend.models.spec import RESERVED_KWARGS
-from mlx_backend.server.errors import refuse
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mlx_backend.server.errors import shutting_down
+from mlx_backend.api.errors import shutting_down
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from werkzeug import Response
 
+from mlx_backend.api.errors import ApiError, as_api_error
+from mlx_backend.api.openai import stream
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import Progress
 from mlx_backend.errors import EngineStopped
-from mlx_backend.server import wire
-from mlx_backend.server.errors import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mlx_backend.api.openai.schemas import ChatBody, CompletionBody
+    from mlx_backend.api.openai.stream import Chunk, Envelope, Writer
     from mlx_backend.chat.reply import Reply, ReplyEvent
-    from mlx_backend.server.schemas import ChatBody, CompletionBody
-    from mlx_backend.server.wire import Chunk, Envelope, Writer
 
 # A context in which the callable given is called if the client leaves.
 type Watch = Callable[[Callable[[], None]], AbstractContextManager[None]]
@@ -94,12 +94,12 @@ class RunningReply:
         sse = self._envelope.sse
         try:
             for step in self._steps(self._keepalive, include_usage=self._body.include_usage):
-                yield b"".join(map(sse, step)) if isinstance(step, list) else wire.comment(step)
+                yield b"".join(map(sse, step)) if isinstance(step, list) else stream.comment(step)
         except Exception as error:
             self._outcome = "error"
-            yield wire.error(self._explain(error).body)
+            yield stream.error(self._explain(error).body)
         else:
-            yield wire.DONE
+            yield stream.DONE
         finally:
             self._end()
 
@@ -119,7 +119,7 @@ class RunningReply:
                     case StreamEnd():
                         *chunks, finish = self._writer.feed(event)
                         usage = self._reply.usage
-                        step = chunks + wire.last_chunks(finish, usage, include_usage=include_usage)
+                        step = chunks + stream.last_chunks(finish, usage, include_usage=include_usage)
                         self._outcome = finish.finish or ""
                     case _:
                         step = self._write(event)
@@ -165,7 +165,7 @@ class RunningReply:
 
 def json_response(body: dict[str, Any], status: int = 200) -> Response:
     """Answer with one JSON object."""
-    return Response(wire.dumps(body) + "\n", status=status, mimetype="application/json")
+    return Response(stream.dumps(body) + "\n", status=status, mimetype="application/json")
 
 
 def names(fields: list[str]) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from werkzeug import Response
 
-from mlx_backend.server.errors import ApiError
+from mlx_backend.api.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

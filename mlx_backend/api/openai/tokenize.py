@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.openai.schemas import AnyBody, ChatBody
 from mlx_backend.conversation.json_values import kind
 from mlx_backend.embedding.service import Embedder
-from mlx_backend.server.errors import refuse
-from mlx_backend.server.schemas import AnyBody, ChatBody
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:

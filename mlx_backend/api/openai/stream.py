@@ -31,8 +31,8 @@ from mlx_backend.settings import ReasoningField, ReasoningFormat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from mlx_backend.api.openai.logprobs import LogprobsFormat
     from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
-    from mlx_backend.server.logprobs import LogprobsFormat
 
 DONE = b"data: [DONE]\n\n"
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.openai import fields
 from mlx_backend.chat.request import UNLIMITED, AnswerFormat, ChatRequest, CompletionRequest, ToolChoice
 from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
-from mlx_backend.server import fields
-from mlx_backend.server.errors import refuse
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:

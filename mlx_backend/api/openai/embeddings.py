@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.openai.schemas import AnyBody
 from mlx_backend.conversation.json_values import shown
 from mlx_backend.embedding.service import MOST_TEXTS, RankingRequest, VectorsRequest
-from mlx_backend.server.errors import refuse
-from mlx_backend.server.schemas import AnyBody
 
 if TYPE_CHECKING:
     from array import array

@@ -1,0 +1,1 @@
+"""Wire protocols: how requests are written and replies are answered. One folder each. Knows no HTTP."""
