@@ -815,7 +815,7 @@ def test_a_crowd_never_meets_a_model_that_has_been_unloaded_under_it(
 
 
 def test_importing_the_models_is_free() -> None:
-    modules = ["configuration", "catalogue", "residency"]
+    modules = ["config_file", "catalogue", "residency"]
     heavy = [
         "huggingface_hub",
         "mlx",
@@ -826,7 +826,7 @@ def test_importing_the_models_is_free() -> None:
         "werkzeug",
         "mlx_backend.server",
     ]
-    imports = ", ".join(f"mlx_backend.models.{module}" for module in modules)
+    imports = ", ".join(f"mlx_backend.registry.{module}" for module in modules)
     code = f"import sys, {imports}; print(*(sys.modules.keys() & {heavy!r}))"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

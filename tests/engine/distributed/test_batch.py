@@ -20,7 +20,7 @@ from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 
 SOON = 90
-PROGRAM = Path(__file__).parents[1] / "rank_process.py"
+PROGRAM = Path(__file__).parents[2] / "rank_process.py"
 GREEDY: dict[str, Any] = {"prompt": [9, 10, 11], "max_tokens": 20}
 SEEDED: dict[str, Any] = {
     "prompt": [9, 10, 12],
