@@ -23,7 +23,7 @@ from dify_mlx_provider.upstream.effort_levels import lowest
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-LEAST_ROOM = 1024
+MIN_ROOM = 1024
 """Tokens. With fewer, a model that reasons at its usual effort often has none left for the answer."""
 
 # Not streamed, and nothing of a user's conversation in it but what the errand is about.
@@ -67,7 +67,7 @@ def is_aside(
     if stream or any(name in chosen for name in _EFFORT_SETTINGS):
         return False
     limit = parameters.get("max_tokens")
-    return is_errand(texts, stream=stream) or (isinstance(limit, int) and limit <= LEAST_ROOM)
+    return is_errand(texts, stream=stream) or (isinstance(limit, int) and limit <= MIN_ROOM)
 
 
 def quick(parameters: Mapping[str, Any], efforts: Collection[str] = ()) -> dict[str, Any]:

@@ -59,7 +59,7 @@ FEATURES = (
     "polling",
 )
 ICONS = ("icon_small", "icon_large", "icon_small_dark", "icon_large_dark")
-MOST_RULES = 128
+MAX_RULES = 128
 LONGEST_NAME = 255
 
 MANIFEST_KEYS = {
@@ -302,8 +302,8 @@ def _model(path: str, model: Mapping[str, Any], kind: str) -> Iterator[str]:
         if type(value) is not int or value <= 0:
             yield f"{at}model_properties.{key} is {value!r}; Dify wants a whole number above 0"
     rules = model.get("parameter_rules") or []
-    if len(rules) > MOST_RULES:
-        yield f"{at}{len(rules)} parameter_rules; Dify takes {MOST_RULES}"
+    if len(rules) > MAX_RULES:
+        yield f"{at}{len(rules)} parameter_rules; Dify takes {MAX_RULES}"
     names = [rule.get("name") for rule in rules]
     for twice in sorted({str(name) for name in names if names.count(name) > 1}):
         yield f"{at}parameter_rules: {twice} stands twice"

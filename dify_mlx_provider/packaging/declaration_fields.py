@@ -22,8 +22,8 @@ FIELD_KEYS = {
 }
 VARIABLE = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
 MODEL_TYPE = "__model_type"  # a show_on of this name asks for the kind of model that is being added
-MOST_FIELDS = 32
-MOST_OPTIONS = 128
+MAX_FIELDS = 32
+MAX_OPTIONS = 128
 
 PARAMETER_TYPES = ("float", "int", "string", "boolean", "text")
 PARAMETER_KEYS = {
@@ -64,8 +64,8 @@ def i18n_faults(at: str, text: Any) -> Iterator[str]:
 
 def form_faults(at: str, fields: Sequence[Mapping[str, Any]], model_types: Sequence[str]) -> Iterator[str]:
     """Yield the faults of a credential form."""
-    if len(fields) > MOST_FIELDS:
-        yield f"{at}{len(fields)} fields; Dify takes {MOST_FIELDS}"
+    if len(fields) > MAX_FIELDS:
+        yield f"{at}{len(fields)} fields; Dify takes {MAX_FIELDS}"
     values: dict[str, list[str]] = {MODEL_TYPE: list(model_types)}
     for field in fields:
         variable = str(field.get("variable"))
@@ -99,8 +99,8 @@ def _field_faults(at: str, field: Mapping[str, Any]) -> Iterator[str]:
     if field.get("type") not in ("select", "radio"):
         return
     options = field.get("options") or []
-    if not 0 < len(options) <= MOST_OPTIONS:
-        yield f"{at}{len(options)} options; Dify takes 1 to {MOST_OPTIONS}"
+    if not 0 < len(options) <= MAX_OPTIONS:
+        yield f"{at}{len(options)} options; Dify takes 1 to {MAX_OPTIONS}"
     values = [option.get("value") for option in options]
     for option in options:
         if not isinstance(option.get("value"), str):
@@ -166,8 +166,8 @@ def _option_faults(at: str, kind: str, rule: Mapping[str, Any]) -> Iterator[str]
     default = rule.get("default")
     if options and kind != "string":
         yield f"{at}options are for a string, not for a {kind}"
-    if len(options) > MOST_OPTIONS:
-        yield f"{at}{len(options)} options; Dify takes {MOST_OPTIONS}"
+    if len(options) > MAX_OPTIONS:
+        yield f"{at}{len(options)} options; Dify takes {MAX_OPTIONS}"
     if not all(isinstance(option, str) for option in options) or len(set(map(str, options))) < len(options):
         yield f"{at}options are {options!r}; Dify wants texts, each once"
     if options and default is not None and default not in options:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 EFFORT = "reasoning_effort"
-MOST_TOKENS = 8192
+MAX_TOKENS = 8192
 """What `max_tokens` starts from: a long thought and a long answer, and an end for a model that finds none."""
 
 type Rule = dict[str, Any]
@@ -50,7 +50,7 @@ def rules(settings: Settings) -> list[Rule]:
         if name in settings.unread:
             continue
         if name == "max_tokens":
-            default = min(MOST_TOKENS, max(1, settings.max_output // 2))
+            default = min(MAX_TOKENS, max(1, settings.max_output // 2))
             found.append({**rule, "default": default, "max": settings.max_output})
         elif (value := settings.sampling.get(name)) is not None and _fits(rule, value):
             found.append({**rule, "default": int(value) if rule["type"] == "int" else float(value)})
@@ -162,7 +162,7 @@ _SAMPLING: tuple[Rule, ...] = (
             "モデルが生成できるトークン数の上限です。思考の分も含まれるため、推論を深くする場合は余裕を持たせてください。",
             "模型最多可生成的词元数。思考内容也计算在内，推理强度高时请留出余量。",
         ),
-        default=MOST_TOKENS,
+        default=MAX_TOKENS,
         min=1,
         max=131_072,
     ),

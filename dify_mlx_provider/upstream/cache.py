@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 HOLDS = 30.0
 """Seconds an answer, or none, is taken for the truth."""
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 
 
 class Kept[T]:
     """The answers of one kind of question. Safe between threads. `clock` says the time in seconds."""
 
     def __init__(
-        self, holds: float = HOLDS, *, most: int = MOST_KEPT, clock: Callable[[], float] = time.monotonic
+        self, holds: float = HOLDS, *, most: int = MAX_KEPT, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._holds, self._most, self._clock = holds, most, clock
         self._lock = threading.Lock()

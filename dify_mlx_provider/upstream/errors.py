@@ -25,7 +25,7 @@ from dify_mlx_provider.upstream.surrogates import mended
 LONGEST_QUOTE = 500
 """Characters of a server's own words that are passed on."""
 
-MOST_NAMES = 12
+MAX_NAMES = 12
 """Models that are listed to people."""
 
 SHORTEST = 16
@@ -87,7 +87,7 @@ class ModelNotFound(Refused):
     def with_list(self, served: Sequence[str]) -> ModelNotFound:
         """The same, and what there is instead, unless the server said so itself."""
         words = str(self)
-        if not served or any(_names(words, name) for name in served[:MOST_NAMES]):
+        if not served or any(_names(words, name) for name in served[:MAX_NAMES]):
             return self
         words = words.rstrip(".")
         return ModelNotFound(f"{words}. The server at this address serves: {listed(served)}.")
@@ -136,7 +136,7 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
 
 def listed(names: Sequence[str]) -> str:
     """Write models' names into a sentence."""
-    return ", ".join(names[:MOST_NAMES]) + (" …" if len(names) > MOST_NAMES else "")
+    return ", ".join(names[:MAX_NAMES]) + (" …" if len(names) > MAX_NAMES else "")
 
 
 def _without_secrets(location: str) -> str:

@@ -21,7 +21,7 @@ LONGEST_LINE = 8 * 2**20
 LARGEST_BODY = 32 * 2**20
 """Bytes of an answer in one piece."""
 
-_MOST_DATA_LINES = 1000  # of one event
+_MAX_DATA_LINES = 1000  # of one event
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data:|event:|id:|retry:|:)")
 
@@ -77,7 +77,7 @@ def objects(pieces: Iterable[bytes]) -> Iterator[Any]:
         if value is not _NOT_WHOLE:
             data = []
             yield value
-        elif not line or len(data) > _MOST_DATA_LINES:
+        elif not line or len(data) > _MAX_DATA_LINES:
             raise Malformed("an event that is no JSON")
     if any(data):
         raise Malformed("an event that is no JSON")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_KEPT = 1024  # folders
+MAX_KEPT = 1024  # folders
 # What stands inside <tool_call> where it is no JSON: not read here.
 _OTHER_CALLS = ("<function=", "<arg_key>")
 _FILES = (
@@ -137,7 +137,7 @@ class Folders:
         if before is not None and before[0] == stamp:
             return before[1]
         files = _read(folder)
-        while len(self._read) >= MOST_KEPT:
+        while len(self._read) >= MAX_KEPT:
             self._read.pop(next(iter(self._read)), None)
         self._read[folder] = (stamp, files)
         return files

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.constraints.compiler import joined_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.states import Closing, Free, Held, Over, Path
-from mlx_backend.constraints.vocabulary import MOST_BREAKS
+from mlx_backend.constraints.vocabulary import MAX_BREAKS
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import OPENERS, TOOL_CALL, TOOL_CALL_END
 from mlx_backend.conversation.events import Channel
@@ -80,7 +80,7 @@ class _Turn:
     def thought(self, closers: Collection[str]) -> Place:
         """Reasoning, until one of these markers. Which of them it is, only its opener tells for certain."""
         vocabulary = self._vocabulary
-        behind = partial(self.answer, breaks=MOST_BREAKS)
+        behind = partial(self.answer, breaks=MAX_BREAKS)
         # Where nothing is demanded it may also end here.
         ends = self._ends if self._plan.answers and self._plan.answer is None else {}
         if tokens := {vocabulary.ids[closer]: behind for closer in closers if closer in vocabulary.ids}:
@@ -133,7 +133,7 @@ class _Turn:
         closes: dict[int, Way] = {self._vocabulary.ids[TOOL_CALL_END]: self._behind_call}
         return Held(self._vocabulary, self._calls.deep_copy(), closes)
 
-    def _behind_call(self, breaks: int = MOST_BREAKS) -> Place:
+    def _behind_call(self, breaks: int = MAX_BREAKS) -> Place:
         ways = dict(self._ends)
         if self._plan.several:
             ways[self._vocabulary.ids[TOOL_CALL]] = self._call

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # It stands at the end, so that the lines an error speaks of are those of the text.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
-MOST_CHOICES = 10_000
+MAX_CHOICES = 10_000
 LONGEST = 200_000  # characters of a pattern or a grammar
 
 
@@ -72,8 +72,8 @@ def regex_rule(pattern: str) -> Rule:
 
 def choice_rule(choices: Sequence[str]) -> Rule:
     """Return the rule of a text that is one of these."""
-    if not choices or len(choices) > MOST_CHOICES:
-        raise GrammarError(f"A reply can be chosen from 1 to {MOST_CHOICES} texts, not {len(choices)}.")
+    if not choices or len(choices) > MAX_CHOICES:
+        raise GrammarError(f"A reply can be chosen from 1 to {MAX_CHOICES} texts, not {len(choices)}.")
     for choice in choices:
         _bear("choice", choice)
     texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)

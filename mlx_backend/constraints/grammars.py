@@ -17,7 +17,7 @@ from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.harmony import NEEDED, HarmonyTurns
 from mlx_backend.constraints.plan import Plan
 from mlx_backend.constraints.states import Turn
-from mlx_backend.constraints.vocabulary import MOST_TOKENS, Vocabulary
+from mlx_backend.constraints.vocabulary import MAX_TOKENS, Vocabulary
 from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import THINK
@@ -161,7 +161,7 @@ class Grammars:
 
 def can_hold(dialect: Dialect, control_tokens: Collection[str], vocabulary_size: int | None) -> bool:
     """Whether the replies of a model with these tokens can be held, as far as that is known without its vocabulary."""
-    if vocabulary_size is not None and vocabulary_size > MOST_TOKENS:
+    if vocabulary_size is not None and vocabulary_size > MAX_TOKENS:
         return False
     there = set(control_tokens)
     return there.issuperset(NEEDED) if dialect.name == HARMONY.name else not there.isdisjoint(END_MARKERS)

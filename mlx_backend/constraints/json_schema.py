@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 type Schema = dict[str, Any]
 
 LONGEST = 200_000  # characters of a schema
-MOST_OPTIONAL = 500  # properties of one object: each of them may be the next, or not
-MOST_LOOKS = 60  # how often a part of a schema is read to find the place of an error
+MAX_OPTIONAL = 500  # properties of one object: each of them may be the next, or not
+MAX_LOOKS = 60  # how often a part of a schema is read to find the place of an error
 
 WHITE_SPACE = r"( |\r?\n[ \t]{0,40})"
 """What may stand between two parts of a JSON text: a blank, or a line break and an indentation."""
@@ -41,7 +41,7 @@ _OPENING = (  # what says something about further properties, or may
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "if"),
 )
-_MOST_CHOICES = 50  # of a oneOf, compared pairwise
+_MAX_CHOICES = 50  # of a oneOf, compared pairwise
 
 
 def read_schema(schema: object) -> Schema:
@@ -61,9 +61,9 @@ def read_schema(schema: object) -> Schema:
     for value in _values(schema):
         if isinstance(value, dict):
             count = _length(value.get("properties")) - _length(value.get("required"))
-            if count > MOST_OPTIONAL:
+            if count > MAX_OPTIONAL:
                 raise GrammarError(
-                    f"An object of the schema has {count} optional properties; {MOST_OPTIONAL} are the most."
+                    f"An object of the schema has {count} optional properties; {MAX_OPTIONAL} are the most."
                 )
     return schema
 
@@ -129,7 +129,7 @@ def _meet(schema: Schema) -> bool:
     return (
         (bool(combining) and len(says) > 1)
         or _length(schema.get("allOf")) > 1
-        or _length(schema.get("oneOf")) > _MOST_CHOICES
+        or _length(schema.get("oneOf")) > _MAX_CHOICES
         or _length(schema.get("patternProperties")) > 1
     )
 
@@ -149,7 +149,7 @@ def place_of(schema: Schema, error: str, error_of: Callable[[Schema], str]) -> s
     while True:
         for pointer, inner in _parts(schema, place, part):
             looks += 1
-            if looks > MOST_LOOKS:
+            if looks > MAX_LOOKS:
                 return place
             if pointer not in been and not constraints_meet(inner) and error_of({**inner, **kept}) == error:
                 place, part = pointer, inner

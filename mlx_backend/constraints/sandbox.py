@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 SECONDS = 3
-MOST_MEMORY = 4 << 30
+MAX_MEMORY = 4 << 30
 
 _one_trial = Lock()  # whatever many clients ask for, one processor is enough
 
@@ -82,7 +82,7 @@ def main() -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(ValueError, OSError):  # macOS does not limit it
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, hard))
     verdict = check(sys.stdin.buffer.read().decode())
     print(json.dumps({"error": verdict.error, "ignored": verdict.ignored}))
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 type Words = memoryview[int]
 
-MOST_TOKENS = 1_000_000  # models have up to 262,144; what is made for each token takes memory
-MOST_BREAKS = 2
+MAX_TOKENS = 1_000_000  # models have up to 262,144; what is made for each token takes memory
+MAX_BREAKS = 2
 
 
 class Vocabulary:
@@ -88,10 +88,10 @@ class Vocabulary:
     def tokens(self) -> Sequence[bytes]:
         """What every token spells."""
         size = self.tokenizer.vocabulary_size
-        if size > MOST_TOKENS:
+        if size > MAX_TOKENS:
             raise GrammarError(
                 f"Replies cannot be held to a grammar with this model: its vocabulary of {size} tokens is larger "
-                f"than {MOST_TOKENS}."
+                f"than {MAX_TOKENS}."
             )
         if not self.special:
             raise GrammarError(
@@ -106,7 +106,7 @@ class Vocabulary:
         return {
             token: len(text)
             for token, text in enumerate(self.tokens)
-            if text and len(text) <= MOST_BREAKS and not text.strip(b"\n")
+            if text and len(text) <= MAX_BREAKS and not text.strip(b"\n")
         }
 
     @cached_property

@@ -103,7 +103,7 @@ _CUT_HEADER = re.compile(
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 _CLAUSE_ENDS = tuple(",.;:!?、。")
 _SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
-_MOST_WRAPPINGS = 16
+_MAX_WRAPPINGS = 16
 _HIDER = "\ufdd0"  # stands behind the `<` of what is hidden; no text may hold this character
 _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
@@ -119,7 +119,7 @@ def read_echo(text: str, tools: Sequence[str] | None = None) -> list[Echo]:
 def _read_wrapped(text: str, tools: Sequence[str] | None, depth: int) -> list[Echo]:
     stretches: list[Echo] = []
     for echo in _read_once(text, tools):
-        if echo.content in ("", text) or depth == _MOST_WRAPPINGS:
+        if echo.content in ("", text) or depth == _MAX_WRAPPINGS:
             stretches.append(echo)
             continue
         first, *rest = _read_wrapped(echo.content, tools, depth + 1)
@@ -131,7 +131,7 @@ def _read_wrapped(text: str, tools: Sequence[str] | None, depth: int) -> list[Ec
 
 def read_reasoning(text: str) -> str:
     """Read the text of a reasoning field: servers leave the markup of the channel in it."""
-    for _ in range(_MOST_WRAPPINGS):
+    for _ in range(_MAX_WRAPPINGS):
         if not (is_raw_harmony(text) or _OPENER.match(text) or _OTHER_OPENER.match(text)):
             break
         bare = _joined([part for echo in read_echo(text) for part in (echo.reasoning, echo.content)])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.recipe import Role
     from mlx_backend.embedding.worker import Job, Worker
 
-MOST_TEXTS = 2048  # in a request, as OpenAI has it
+MAX_TEXTS = 2048  # in a request, as OpenAI has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

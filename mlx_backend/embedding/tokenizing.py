@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Encoding
 
-LEAST_DOCUMENT = 16  # tokens; a query that leaves a document less is too long
+MIN_DOCUMENT = 16  # tokens; a query that leaves a document less is too long
 
 # How Qwen3-Reranker was taught to be asked. Its answer is one token, yes or no.
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -93,10 +93,10 @@ class TextEncoder:
 
     @staticmethod
     def _room(room: int, query: int, document: int, most: int) -> int:
-        if room < min(document, LEAST_DOCUMENT):
+        if room < min(document, MIN_DOCUMENT):
             raise EngineRefused(
                 f"The query has {query} tokens; with a document the model holds {most}, and at least "
-                f"{LEAST_DOCUMENT} must be left for that."
+                f"{MIN_DOCUMENT} must be left for that."
             )
         return room
 

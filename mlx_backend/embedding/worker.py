@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 STAGE_SECONDS = 0.1  # that others who may come wait for the device
 SHORT_STAGE_SECONDS = 0.04  # that others who are there do
 COMPANY_SECONDS = 0.001  # of waiting for the device tell that somebody is there
-LEAST_TOKENS, MOST_TOKENS = 64, 16_384  # of a stage
+MIN_TOKENS, MAX_TOKENS = 64, 16_384  # of a stage
 PIECE_TOKENS = 512  # that are worth running together however slow the machine is
-MOST_ROWS = 256  # in a piece
-MOST_PADDED = 1.5  # times what its rows hold
+MAX_ROWS = 256  # in a piece
+MAX_PADDED = 1.5  # times what its rows hold
 
 
 class Job:
@@ -74,11 +74,11 @@ class Job:
         """Take rows of like length that come to `most` tokens, padding included; one row in any case."""
         piece: list[int] = []
         tokens = 0
-        while self._order and len(piece) < MOST_ROWS:
+        while self._order and len(piece) < MAX_ROWS:
             length = len(self.rows[self._order[0]].tokens)
             tokens += length
             padded = length * (len(piece) + 1)
-            if piece and (padded > most or padded > max(PIECE_TOKENS, MOST_PADDED * tokens)):
+            if piece and (padded > most or padded > max(PIECE_TOKENS, MAX_PADDED * tokens)):
                 break
             piece.append(self._order.popleft())
         return piece
@@ -212,7 +212,7 @@ class Worker:
         if job.closed:
             return
         seconds = SHORT_STAGE_SECONDS if self._company else STAGE_SECONDS
-        stage = int(min(MOST_TOKENS, max(LEAST_TOKENS, self._speed * seconds)))
+        stage = int(min(MAX_TOKENS, max(MIN_TOKENS, self._speed * seconds)))
         piece = job.next_piece(max(stage, PIECE_TOKENS))
         try:
             done = self._run_piece(job, piece, stage)
@@ -254,7 +254,7 @@ class Worker:
                     spent += self._clock() - begun
         self._company = waited > COMPANY_SECONDS
         tokens = len(rows) * max(len(row.tokens) for row in rows)
-        if tokens >= LEAST_TOKENS and spent > 0:
+        if tokens >= MIN_TOKENS and spent > 0:
             now = tokens / spent
             self._speed = now if not self._speed else 0.7 * self._speed + 0.3 * now
         for at, vector in zip(piece, vectors, strict=True):

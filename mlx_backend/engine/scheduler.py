@@ -28,7 +28,7 @@ Locks: other threads only ever put into the inbox and get from an outbox. Both a
 lock is for callers of `submit` among themselves; the engine thread never takes it, so `stop` cannot deadlock.
 
 Memory: an outbox holds at most what its request may produce (prompt / chunk + max_tokens items), the waiting
-line at most `max_waiting` jobs, the warm-ups at most `MOST_WARMUPS`.
+line at most `max_waiting` jobs, the warm-ups at most `MAX_WARMUPS`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_WARMUPS = 16
+MAX_WARMUPS = 16
 FIRST_PAUSE = 1.0  # seconds before the second restart in a row; doubled for each one after it
 LONGEST_PAUSE = 60.0
 
@@ -86,7 +86,7 @@ class Scheduler:
         self._arrived = 0  # written at the door
         self._departed = 0  # written by the engine thread
         self._waiting: list[Job] = []  # in the order of their turns
-        self._warmups: deque[Warmup] = deque(maxlen=MOST_WARMUPS)
+        self._warmups: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
         self._warming: Warmup | None = None
         self._running: dict[int, Job] = {}
         self._mean_seconds = 1.0
@@ -287,7 +287,7 @@ class Scheduler:
         warmup, self._warming = self._warming, None
         if warmup is not None:
             self._batch.remove(warmup.key)
-            if len(self._warmups) < MOST_WARMUPS:
+            if len(self._warmups) < MAX_WARMUPS:
                 self._warmups.appendleft(warmup)
 
     def _give_up_on_the_late(self) -> float | None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.batch import Batch
     from mlx_backend.errors import EngineStopped
 
-MOST_LOGPROBS = 20
-MOST_PRIORITY = 2**31 - 1
+MAX_LOGPROBS = 20
+MAX_PRIORITY = 2**31 - 1
 
 
 class ThreadedEngine:
@@ -110,10 +110,10 @@ class ThreadedEngine:
             )
         if request.max_tokens < 1:
             raise EngineRefused(f"max_tokens must be at least 1, not {request.max_tokens}.")
-        if request.logprobs is not None and not 0 <= request.logprobs <= MOST_LOGPROBS:
-            raise EngineRefused(f"logprobs must be between 0 and {MOST_LOGPROBS}, not {request.logprobs}.")
-        if not -MOST_PRIORITY <= request.priority <= MOST_PRIORITY:
-            raise EngineRefused(f"A priority is at most {MOST_PRIORITY} from 0, not {request.priority}.")
+        if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+            raise EngineRefused(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {request.logprobs}.")
+        if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
+            raise EngineRefused(f"A priority is at most {MAX_PRIORITY} from 0, not {request.priority}.")
         if request.adapter is not None and request.adapter not in self._facts.adapters:
             there = ", ".join(map(repr, self._facts.adapters)) or "none"
             raise EngineRefused(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0  # seconds
-_MOST_NAMES = 20  # in an error's text
+_MAX_NAMES = 20  # in an error's text
 _NEVER = frozenset(["..", "\\", "\0"])  # in a path from a request
 
 
@@ -282,6 +282,6 @@ def _there(name: str, listing: _Listing) -> str:
     if not listing.models:
         return "There is no model here at all."
     nearest = sorted(listing.models, key=likeness, reverse=True)
-    names = ", ".join(repr(spec.name) for spec in nearest[:_MOST_NAMES])
-    more = f" and {len(nearest) - _MOST_NAMES} more" if len(nearest) > _MOST_NAMES else ""
+    names = ", ".join(repr(spec.name) for spec in nearest[:_MAX_NAMES])
+    more = f" and {len(nearest) - _MAX_NAMES} more" if len(nearest) > _MAX_NAMES else ""
     return f"There is {names}{more}."

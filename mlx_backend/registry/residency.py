@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_QUEUED = 16  # models; whoever comes then has to come again
-_MOST_REMEMBERED = 256  # models that are not in memory any more
+MAX_QUEUED = 16  # models; whoever comes then has to come again
+_MAX_REMEMBERED = 256  # models that are not in memory any more
 
 
 class Unloading(StrEnum):
@@ -242,7 +242,7 @@ class Residency[S: Served]:
         resident = self._residents.get(spec.name)
         if resident is None:
             gone = [name for name, each in self._residents.items() if each.state in ("unloaded", "failed")]
-            for name in gone[: max(0, len(gone) - _MOST_REMEMBERED)]:
+            for name in gone[: max(0, len(gone) - _MAX_REMEMBERED)]:
                 del self._residents[name]
             resident = self._residents[spec.name] = Resident(spec)
         return resident
@@ -276,7 +276,7 @@ class Residency[S: Served]:
             assert resident.load is not None
             assert resident.load.error is not None
             raise again(resident.load.error)
-        if len(self._queue) >= MOST_QUEUED:
+        if len(self._queue) >= MAX_QUEUED:
             return None
         resident.spec, resident.state, resident.load = spec, "loading", Load()
         self._queue.append(resident)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HARMONY = load("valid.toml", "harmony") + load("malformed.toml", "harmony")
 CASES = HARMONY + load("think.toml", "think")
-MOST_PAIRS = 10**9 if os.environ.get("EVERY_SPLIT") else 400
+MAX_PAIRS = 10**9 if os.environ.get("EVERY_SPLIT") else 400
 
 by_text = pytest.mark.parametrize(
     "case", [c for c in CASES if not c.quotes_markers], ids=lambda case: case.name
@@ -42,7 +42,7 @@ def test_it_means_the_same_at_every_cut(case: Case) -> None:
 def test_it_means_the_same_at_every_two_cuts(case: Case) -> None:
     """All pairs of a short text; of a long one pairs that are spread evenly, with every place among them."""
     pairs = list(combinations(range(len(case.text) + 1), 2))
-    for places in pairs[:: len(pairs) // MOST_PAIRS + 1]:
+    for places in pairs[:: len(pairs) // MAX_PAIRS + 1]:
         assert case.read(*cut(case.text, *places)) == case.message, cut(case.text, *places)
 
 

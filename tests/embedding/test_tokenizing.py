@@ -9,7 +9,7 @@ from embedding_models import unigram, wordpiece
 from engine_models import MARKERS, byte_level, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, processors
 
-from mlx_backend.embedding.tokenizing import LEAST_DOCUMENT, TextEncoder
+from mlx_backend.embedding.tokenizing import MIN_DOCUMENT, TextEncoder
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_of_a_pair_that_is_too_long_the_document_is_cut(tmp_path: Path) -> None:
     assert cut
     assert len(row.tokens) == 40
     assert list(row.tokens) == [*whole.tokens[:39], 3]
-    with pytest.raises(EngineRefused, match=f"at least {LEAST_DOCUMENT} must be left"):
+    with pytest.raises(EngineRefused, match=f"at least {MIN_DOCUMENT} must be left"):
         read.pair(FOX * 20, "fox " * 100, None, 40)
 
 

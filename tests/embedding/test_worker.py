@@ -11,7 +11,7 @@ from scripted_network import SOON, Scripted
 
 from mlx_backend.device.lock import Turns
 from mlx_backend.embedding.base import Row
-from mlx_backend.embedding.worker import MOST_ROWS, PIECE_TOKENS, Job, Worker
+from mlx_backend.embedding.worker import MAX_ROWS, PIECE_TOKENS, Job, Worker
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_pieces_are_of_rows_of_like_length_and_bounded() -> None:
     network = Scripted()
     with worker(network) as working:
         working.submit(rows(*[1] * 600, 5000, 300, 200, 2)).wait()
-    assert all(count <= MOST_ROWS for count, _ in network.pieces)
+    assert all(count <= MAX_ROWS for count, _ in network.pieces)
     assert (1, 5000) in network.pieces, "what is longer than a piece is read alone"
     assert network.pieces == sorted(network.pieces, key=lambda piece: piece[1])
 

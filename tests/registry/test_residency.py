@@ -23,7 +23,7 @@ from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.errors import ModelLoading, NoRoom, UnknownModel
-from mlx_backend.registry.residency import MOST_QUEUED, Hold, Residency, Unloading
+from mlx_backend.registry.residency import MAX_QUEUED, Hold, Residency, Unloading
 from mlx_backend.registry.resident import Load, ModelState, Resident, to_make_room
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
@@ -265,7 +265,7 @@ def test_a_model_in_the_line_is_not_said_to_be_at_any_percent(world: World) -> N
 
 
 def test_the_line_of_models_to_be_loaded_has_an_end(world: World) -> None:
-    names = [f"m{i}" for i in range(MOST_QUEUED + 5)]
+    names = [f"m{i}" for i in range(MAX_QUEUED + 5)]
     residency = world.serve(*map(spec, names))
     gate = world.hold_up("m0")
     for name in names:
@@ -273,7 +273,7 @@ def test_the_line_of_models_to_be_loaded_has_an_end(world: World) -> None:
             residency.acquire(name, 0)
         assert world.begun["m0"].wait(SOON)
     states = [world.state(name).state for name in names]
-    assert states == ["loading"] * (MOST_QUEUED + 1) + ["unloaded"] * 4
+    assert states == ["loading"] * (MAX_QUEUED + 1) + ["unloaded"] * 4
     gate.set()
     residency.acquire(names[-1], math.inf).release()
 

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai.schemas import AnyBody
 from mlx_backend.conversation.json_values import shown
-from mlx_backend.embedding.service import MOST_TEXTS, RankingRequest, VectorsRequest
+from mlx_backend.embedding.service import MAX_TEXTS, RankingRequest, VectorsRequest
 
 if TYPE_CHECKING:
     from array import array
@@ -105,7 +105,7 @@ class RerankBody(AnyBody):
     """POST /v1/rerank. Of a document that is too long its beginning is read, as everybody does."""
 
     query: str
-    documents: Annotated[list[Any], Field(max_length=MOST_TEXTS)]
+    documents: Annotated[list[Any], Field(max_length=MAX_TEXTS)]
     top_n: Annotated[int, Field(gt=0)] | None = None
     return_documents: bool | None = None
     instruction: Annotated[str, Field(min_length=1)] | None = None
@@ -148,9 +148,9 @@ def _texts(value: Any) -> list[str | list[int]]:
         case [int(), *_] if all(type(token) is int for token in value):
             return [value]
         case [*several] if several:
-            if len(several) > MOST_TEXTS:
+            if len(several) > MAX_TEXTS:
                 raise refuse(
-                    f"input: {len(several)} texts are too many for a request; send {MOST_TEXTS} at most.",
+                    f"input: {len(several)} texts are too many for a request; send {MAX_TEXTS} at most.",
                     "input",
                 )
             return [_one(at, text) for at, text in enumerate(several)]

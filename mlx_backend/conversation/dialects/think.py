@@ -59,7 +59,7 @@ _MARKERS = frozenset({*OPENERS, *_CLOSERS, TOOL_CALL, TOOL_CALL_END})
 # Where there are no ids; `</s>` is HTML too.
 _SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>"})
 _LAYOUT = "\r\n"
-_MOST_LAYOUT = 16  # line breaks that are held at the end of reasoning
+_MAX_LAYOUT = 16  # line breaks that are held at the end of reasoning
 _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
@@ -163,7 +163,7 @@ class ThinkReader(Reader):
         if self._trims:  # behind a block: its layout goes, other white space stays
             text = text if self._layout else text.lstrip(_LAYOUT)
         self._layout += text
-        if self._layout.strip() or len(self._layout) > _MOST_LAYOUT:
+        if self._layout.strip() or len(self._layout) > _MAX_LAYOUT:
             text, self._layout = self._layout, ""
             self._trims = False
             self._enter_answer()
@@ -177,7 +177,7 @@ class ThinkReader(Reader):
             self._trims = False
             self._expect(_Place.REASONING, _CLOSERS & self.markers.markers, watched=_LAYOUT)
         text = self._layout + text
-        shown = text[: max(len(text.rstrip(_LAYOUT)), len(text) - _MOST_LAYOUT)]
+        shown = text[: max(len(text.rstrip(_LAYOUT)), len(text) - _MAX_LAYOUT)]
         self._layout = text[len(shown) :]
         self.delta = None if self._layout else ReasoningDelta
         if shown:

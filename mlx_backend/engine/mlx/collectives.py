@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INVITATION_BYTES = 4096
-LEAST_SUM = 64  # elements; of fewer than there are ranks the ring makes slow work, and of the next sum too
+MIN_SUM = 64  # elements; of fewer than there are ranks the ring makes slow work, and of the next sum too
 _ALIKE = (
     "context_length",
     "chat_template",
@@ -152,8 +152,8 @@ class Ranks:
         # Zeros made of the tokens: they must not be summed before the sums of which the tokens are made.
         mine = tokens if self.rank == 0 else tokens * 0
         count = tokens.shape[0]
-        if count < LEAST_SUM:
-            mine = mx.pad(mine, (0, LEAST_SUM - count))
+        if count < MIN_SUM:
+            mine = mx.pad(mine, (0, MIN_SUM - count))
         return mx.distributed.all_sum(mine, group=self.group)[:count]
 
     def close(self) -> None:

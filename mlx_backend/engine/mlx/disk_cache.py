@@ -49,8 +49,8 @@ __all__ = ["DiskCheckpoints", "Stored", "model_fingerprint"]
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 4  # checkpoints that wait to be written; each holds on to its arrays
-MOST_WAITING_BYTES = 1 << 30  # of those, if there are several
+MAX_WAITING = 4  # checkpoints that wait to be written; each holds on to its arrays
+MAX_WAITING_BYTES = 1 << 30  # of those, if there are several
 LONGEST_CLOSE = 10.0  # seconds to finish writing in when we are closed
 LEFTOVER_AGE = 600.0  # seconds after which nobody is still writing a partial file
 
@@ -158,8 +158,8 @@ class DiskCheckpoints:
         with self._lock:
             self._waiting[key] = checkpoint
             while len(self._waiting) > 1 and (
-                len(self._waiting) > MOST_WAITING
-                or sum(each.size for each in self._waiting.values()) > MOST_WAITING_BYTES
+                len(self._waiting) > MAX_WAITING
+                or sum(each.size for each in self._waiting.values()) > MAX_WAITING_BYTES
             ):
                 del self._waiting[next(iter(self._waiting))]
             self._lock.notify_all()

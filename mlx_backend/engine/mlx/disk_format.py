@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = "1"
-MOST_HEADER = 100 << 20  # bytes; as safetensors itself has it
+MAX_HEADER = 100 << 20  # bytes; as safetensors itself has it
 CHUNK = 8 << 20
 TOKEN_BYTES = 4
 
@@ -67,7 +67,7 @@ def model_fingerprint(folder: Path, extra: str = "") -> str:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 length = int.from_bytes(file.read(8), "little")
-                content = file.read(min(length, MOST_HEADER))
+                content = file.read(min(length, MAX_HEADER))
             about = f"{path.name} {status.st_size} {status.st_mtime_ns}"
         elif path.suffix == ".py" or path.name in {"config.json", "adapter_config.json"}:
             content = path.read_bytes()
@@ -189,7 +189,7 @@ def _read_header(file: BinaryIO, fingerprint: str) -> tuple[bytes, bytes, bytes]
     """Return the header as it stands, the tokens, and the checksum."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
-    if not 2 <= length <= min(size - 8, MOST_HEADER):
+    if not 2 <= length <= min(size - 8, MAX_HEADER):
         raise ValueError("it is cut short, or no safetensors file")
     header = file.read(length)
     entries = json.loads(header)

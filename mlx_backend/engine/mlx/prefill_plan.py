@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.sequences import Row
 
 LAST_PIECE = 2  # tokens of a prompt that is read in two pieces: the last, and one that can be taken back
-LEAST_CHUNK, MOST_CHUNK = 64, 2048  # tokens
+MIN_CHUNK, MAX_CHUNK = 64, 2048  # tokens
 FIRST_CHUNK = 256
 LONGEST_STALL = 0.25  # seconds that a running stream should wait for a chunk at most
 LONGEST_CHUNK_SECONDS = 1.0  # where nobody runs, but somebody may come
@@ -70,11 +70,11 @@ class Pace:
         if self.rate is None:
             return FIRST_CHUNK
         seconds = LONGEST_STALL if others else LONGEST_CHUNK_SECONDS
-        return max(LEAST_CHUNK, min(MOST_CHUNK, int(self.rate * seconds)))
+        return max(MIN_CHUNK, min(MAX_CHUNK, int(self.rate * seconds)))
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Learn from a chunk that was read; short ones say little."""
-        if tokens >= LEAST_CHUNK and seconds > 0:
+        if tokens >= MIN_CHUNK and seconds > 0:
             rate = tokens / seconds
             self.rate = rate if self.rate is None else 0.7 * self.rate + 0.3 * rate
 

@@ -286,13 +286,13 @@ def test_the_oldest_that_waits_gives_way_when_too_many_do(store: Stores) -> None
     here = store.of(Gated)
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
-    for token in range(2, 2 + disk_cache.MOST_WAITING + 2):
+    for token in range(2, 2 + disk_cache.MAX_WAITING + 2):
         here.write([token], small([token]))
     assert not here.has([2])
     assert not here.has([3])
     here.gate.set()
     here.flush()
-    assert len(here) == 1 + disk_cache.MOST_WAITING
+    assert len(here) == 1 + disk_cache.MAX_WAITING
 
 
 def test_what_waits_takes_no_more_memory_than_one_or_a_limit(
@@ -302,11 +302,11 @@ def test_what_waits_takes_no_more_memory_than_one_or_a_limit(
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
     here.write([2], small([2]))
-    monkeypatch.setattr(disk_cache, "MOST_WAITING_BYTES", 2 * here._waiting[as_bytes([2])].size)
+    monkeypatch.setattr(disk_cache, "MAX_WAITING_BYTES", 2 * here._waiting[as_bytes([2])].size)
     for token in (3, 4):
         here.write([token], small([token]))
     assert [here.has([token]) for token in (2, 3, 4)] == [False, True, True]
-    monkeypatch.setattr(disk_cache, "MOST_WAITING_BYTES", 1)
+    monkeypatch.setattr(disk_cache, "MAX_WAITING_BYTES", 1)
     here.write([5], small([5]))
     here.gate.set()
     here.flush()
