@@ -66,7 +66,7 @@ def test_without_a_network_an_unknown_repository_says_what_to_do(tmp_path: Path)
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
     said = done.stderr.splitlines()[-1]
-    assert said.startswith("mlx_backend.engine.base.EngineError: There is no folder 'nobody/no-such-model'")
+    assert said.startswith("mlx_backend.errors.EngineError: There is no folder 'nobody/no-such-model'")
     assert said.endswith("Check the network, or name a folder that holds the model.")
 
 
