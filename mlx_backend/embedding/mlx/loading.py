@@ -18,11 +18,11 @@ from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.embedding.mlx.pickled import tensors
 from mlx_backend.embedding.recipe import context_length, positions, recipe_of
 from mlx_backend.engine.mlx.loading import (
-    evaluate,
-    explained,
+    explain_load_errors,
     find_folder,
-    prepare,
+    load_weights,
     read_config,
+    set_precision,
 )
 from mlx_backend.errors import EngineError
 from mlx_backend.models.model_type import ENCODERS, read_json
@@ -65,25 +65,25 @@ def load_network(
     source: str, options: EmbeddingOptions, report: Callable[[float], None], *, ranks: bool
 ) -> Loaded:
     """Load a folder or a Hugging Face repository. Must run on the thread that will use the model."""
-    folder, name = find_folder(source, allow_download=options.allow_download, beside=_BESIDE)
+    folder, name = find_folder(source, allow_download=options.allow_download, extra_files=_BESIDE)
     config = read_config(folder, name)
     kind = config["model_type"]
     if kind in _NETWORKS and not any(folder.glob("model*.safetensors")):
         beside = (*_BESIDE, *_PICKLED)
-        folder, name = find_folder(source, allow_download=options.allow_download, beside=beside)
+        folder, name = find_folder(source, allow_download=options.allow_download, extra_files=beside)
     _refuse_unknown(folder, name, config, ranks=ranks)
     recipe = recipe_of(folder, name, options, causal=kind not in ENCODERS and not _both_ways(config))
     network: Any
-    with explained(name):
+    with explain_load_errors(name):
         if kind in _NETWORKS:
             network = weights = _encoder(folder, config, ranks=ranks)
         else:
             weights, config = load_causal(folder, ranks=ranks)
             network = Bidirectional(weights, config) if _both_ways(config) else Causal(weights)
         weights.eval()
-        prepare(weights, name)
+        set_precision(weights, name)
         dense = tuple(_dense_layers(folder, recipe, config))
-        evaluate(weights, report)
+        load_weights(weights, report)
     dtypes = [value.dtype for _, value in tree_flatten(weights.parameters())]
     dtype = next((each for each in dtypes if mx.issubdtype(each, mx.floating)), mx.float32)
     return Loaded(

@@ -37,10 +37,10 @@ def load_engine(
     for rank 0; the others `follow_engine`.
     """
     from mlx_backend.engine.mlx.batch import MLXBatch
-    from mlx_backend.engine.mlx.collectives import joined
+    from mlx_backend.engine.mlx.collectives import join
 
     chosen = replace(options or EngineOptions(), **changes)
-    ranks = joined()
+    ranks = join()
     batch = MLXBatch(model, chosen, model_id=model_id, ranks=ranks)
     leading = LeadingBatch(batch, ranks) if ranks is not None else None
     engine = ThreadedEngine(
@@ -79,9 +79,9 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
     For ranks above 0, on the main thread, with the model and options of rank 0.
     """
     from mlx_backend.engine.mlx.batch import MLXBatch
-    from mlx_backend.engine.mlx.collectives import joined
+    from mlx_backend.engine.mlx.collectives import join
 
-    ranks = joined()
+    ranks = join()
     if ranks is None or ranks.rank == 0:
         raise EngineError("Only a rank above 0 can follow.")
     chosen = replace(options or EngineOptions(), **changes)

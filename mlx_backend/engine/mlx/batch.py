@@ -20,12 +20,12 @@ from mlx_backend.device.lock import Turns
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended, ModelFacts
 from mlx_backend.engine.mlx.decode import Decoder
-from mlx_backend.engine.mlx.packed_forward import NotRun
-from mlx_backend.engine.mlx.prefill_queue import Prompts
-from mlx_backend.engine.mlx.prefix_store import Keeping
-from mlx_backend.engine.mlx.runtime import Machine
-from mlx_backend.engine.mlx.sampling import Choice
-from mlx_backend.engine.mlx.sequences import Row
+from mlx_backend.engine.mlx.packed_forward import ForwardError
+from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
+from mlx_backend.engine.mlx.prefix_store import PrefixStore
+from mlx_backend.engine.mlx.runtime import Runtime
+from mlx_backend.engine.mlx.sampling import RequestSampler
+from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.mlx.collectives import Ranks
-    from mlx_backend.engine.mlx.loading import LoadedModel
-    from mlx_backend.engine.mlx.prefill_plan import Reading
-    from mlx_backend.engine.mlx.sequences import Said
+    from mlx_backend.engine.mlx.loading import LoadedNetwork
+    from mlx_backend.engine.mlx.prefill_plan import PrefillJob
+    from mlx_backend.engine.mlx.sequences import GeneratedToken
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 
 DEVICE = Turns()  # one for all engines of the process
-EXPECTED_TOKENS = 2048  # set aside for a reply whose length nobody knows
-STEPS_BETWEEN_CLEANINGS = 512
+RESERVED_REPLY_TOKENS = 2048  # set aside for a reply whose length nobody knows
+STEPS_PER_CACHE_CLEAR = 512
 
 
 class MLXBatch:
     """Implements the scheduler's `Batch`."""
 
     _ledger: Ledger  # these three while a model is loaded
-    _keeping: Keeping
-    _prompts: Prompts
+    _prefix_store: PrefixStore
+    _prefill_queue: PrefillQueue
 
     def __init__(
         self,
@@ -69,42 +69,46 @@ class MLXBatch:
         self._options = options
         self._model_id = model_id
         self._ranks = ranks  # the processes that share the model
-        self._machine: Machine | None = None
+        self._runtime: Runtime | None = None
         self.steps = 0
         self._reset()
 
     def _reset(self) -> None:
-        self._model: LoadedModel | None = None
+        self._model: LoadedNetwork | None = None
         self._networks: dict[str, Any] = {}
         self._decoders: dict[str, list[Decoder]] = {}
-        self._rows: dict[int, Row] = {}
-        self._put_off: deque[Row] = deque()  # for want of memory, in the middle of their replies
+        self._sequences: dict[int, DecodingSequence] = {}
+        self._preempted: deque[DecodingSequence] = (
+            deque()
+        )  # for want of memory, in the middle of their replies
 
     # -- the model -------------------------------------------------------------------------------------------
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
         """Load the model on this thread, warm it up, and see how much memory is left."""
-        machine = self._machine = Machine(self._source, self._options, self._ranks, report)
-        self._model, self._networks = machine.model, machine.networks
-        self._ledger = machine.ledger
+        runtime = self._runtime = Runtime(self._source, self._options, self._ranks, report)
+        self._model, self._networks = runtime.model, runtime.networks
+        self._ledger = runtime.ledger
         on_disk = self._options.adapter or ""  # what most requests are about
-        self._keeping = Keeping(machine.prefixes, machine.disk, machine.ledger, on_disk)
-        self._prompts = Prompts(machine, self._keeping, self._forget, shared=self._ranks is not None)
+        self._prefix_store = PrefixStore(runtime.prefixes, runtime.disk, runtime.ledger, on_disk)
+        self._prefill_queue = PrefillQueue(
+            runtime, self._prefix_store, self._release, shared=self._ranks is not None
+        )
         return ModelFacts(
-            model_id=self._model_id or machine.model.name,
-            context_length=self._options.context_length or machine.model.context_length,
-            tokenizer=machine.model.tokenizer,
-            sampling_defaults=machine.model.sampling_defaults,
+            model_id=self._model_id or runtime.model.name,
+            context_length=self._options.context_length or runtime.model.context_length,
+            tokenizer=runtime.model.tokenizer,
+            sampling_defaults=runtime.model.sampling_defaults,
             adapters=tuple(self._options.adapters),
         )
 
     def unload(self) -> None:
         """Give the memory back."""
-        machine, self._machine = self._machine, None
+        runtime, self._runtime = self._runtime, None
         self._reset()
-        if machine is not None:
-            del self._ledger, self._keeping, self._prompts
-            machine.close()
+        if runtime is not None:
+            del self._ledger, self._prefix_store, self._prefill_queue
+            runtime.close()
         mx.clear_cache()
 
     def close(self) -> None:
@@ -122,41 +126,41 @@ class MLXBatch:
 
         Raises EngineRefused if they never can, EngineBusy if other models leave no room for them even alone.
         """
-        if request.max_tokens == 0 and not self._keeping.enabled:
+        if request.max_tokens == 0 and not self._prefix_store.enabled:
             raise EngineRefused("Nothing is kept here, so there is nothing to warm up.")
         tokens = _expected(request)
         reply = tokens - len(request.prompt)
         self._ledger.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
-        if self._put_off:
+        if self._preempted:
             return False
-        return not self._rows or self._ledger.fits(tokens, self._space(request))
+        return not self._sequences or self._ledger.fits(tokens, self._adapter_of(request))
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Begin a request."""
-        assert self._machine is not None
+        assert self._runtime is not None
         assert self._model is not None
-        choice = Choice(request, self._machine.text)
-        row = Row(
+        choice = RequestSampler(request, self._runtime.text)
+        sequence = DecodingSequence(
             key,
             request,
             choice,
-            self._model.tokenizer.text_stream(),
+            self._model.tokenizer.detokenizer(),
             list(request.prompt),
             self._model.end_tokens,
-            self._space(request),
+            self._adapter_of(request),
         )
-        row.memory = choice.memory_of(())
-        row.drafter = self._machine.drafter()
-        self._begin(row, _expected(request))
+        sequence.memory = choice.penalty_state(())
+        sequence.drafter = self._runtime.drafter()
+        self._begin(sequence, _expected(request))
 
     @property
     def rate(self) -> float | None:
         """How many tokens of prompt a second this machine reads; None before it is known."""
-        return self._prompts.pace.rate
+        return self._prefill_queue.pace.rate
 
     @rate.setter
     def rate(self, rate: float | None) -> None:
-        self._prompts.pace.rate = rate
+        self._prefill_queue.pace.rate = rate
 
     def ready(self) -> bool:
         """There is always a token or a chunk to compute."""
@@ -170,184 +174,196 @@ class MLXBatch:
         """
         with DEVICE:
             self.steps += 1
-            if self.steps % STEPS_BETWEEN_CLEANINGS == 0:
+            if self.steps % STEPS_PER_CACHE_CLEAR == 0:
                 mx.clear_cache()
-            self._bring_back()
-            due = (yield from self._read()) if self._prompts.waiting else []
-            for space in dict.fromkeys([*self._decoders, *(each.row.space for each in due)]):
-                here = [each for each in due if each.row.space == space and each in self._prompts.waiting]
-                yield from self._decode(space, here)
-            if due and not self._prompts.waiting:
+            self._resume_preempted()
+            due = (yield from self._read()) if self._prefill_queue.waiting else []
+            for adapter in dict.fromkeys([*self._decoders, *(each.sequence.adapter for each in due)]):
+                here = [
+                    each
+                    for each in due
+                    if each.sequence.adapter == adapter and each in self._prefill_queue.waiting
+                ]
+                yield from self._decode(adapter, here)
+            if due and not self._prefill_queue.waiting:
                 # With others waiting, their run is begun before these are said: the device does not rest.
-                yield from self._begin_replies()
-            self._keeping.declare()
+                yield from self._emit_first_tokens()
+            self._prefix_store.report_usage()
 
     def remove(self, key: int) -> None:
         """Drop a request that nobody wants any more."""
-        row = self._rows[key]
-        if row in self._put_off:
-            self._put_off.remove(row)
+        sequence = self._sequences[key]
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
         else:
-            self._take_out(row)
-        self._forget(row)
+            self._detach(sequence)
+        self._release(sequence)
 
-    def _begin(self, row: Row, expected: int) -> None:
-        self._ledger.reserve(row.key, expected, row.space)
-        self._keeping.make_room()
-        self._prompts.add(row)
-        self._rows[row.key] = row
+    def _begin(self, sequence: DecodingSequence, expected: int) -> None:
+        self._ledger.reserve(sequence.key, expected, sequence.adapter)
+        self._prefix_store.evict_to_fit()
+        self._prefill_queue.add(sequence)
+        self._sequences[sequence.key] = sequence
 
-    def _forget(self, row: Row) -> None:
-        self._rows.pop(row.key, None)
-        self._ledger.release(row.key)
+    def _release(self, sequence: DecodingSequence) -> None:
+        self._sequences.pop(sequence.key, None)
+        self._ledger.release(sequence.key)
 
-    def _space(self, request: GenerationRequest) -> str:
+    def _adapter_of(self, request: GenerationRequest) -> str:
         return request.adapter or self._options.adapter or ""
 
     # -- replies ---------------------------------------------------------------------------------------------
 
-    def _read(self) -> Generator[tuple[int, Outcome], None, list[Reading]]:
+    def _read(self) -> Generator[tuple[int, Outcome], None, list[PrefillJob]]:
         """Read one chunk, and return the prompts of which only the last pieces are left, which are due now."""
-        dealt = self._prompts.deal(talking=bool(self._decoders))
+        dealt = self._prefill_queue.plan_step(talking=bool(self._decoders))
         if dealt.chunks:  # nobody's first word waits for those
-            yield from self._begin_replies()
-        yield from self._prompts.read(dealt)
+            yield from self._emit_first_tokens()
+        yield from self._prefill_queue.read(dealt)
         return dealt.due
 
-    def _decode(self, space: str, due: Sequence[Reading]) -> Iterator[tuple[int, Outcome]]:
+    def _decode(self, adapter: str, due: Sequence[PrefillJob]) -> Iterator[tuple[int, Outcome]]:
         """Say one token for everybody of a space, and let in those whose last pieces are due."""
-        assert self._machine is not None
-        if due and self._machine.packs:
-            decoder = self._decoder(due[0].row)
+        assert self._runtime is not None
+        if due and self._runtime.can_pack:
+            decoder = self._decoder(due[0].sequence)
             try:
-                said = decoder.step([self._prompts.newcomer(reading) for reading in due])
-            except NotRun as error:
-                if not decoder.everybody and len(due) == 1:
-                    yield self._prompts.give_up(due[0], error)
+                said = decoder.step([self._prefill_queue.prefilled_sequence(job) for job in due])
+            except ForwardError as error:
+                if not decoder.all_sequences and len(due) == 1:
+                    yield self._prefill_queue.fail(due[0], error)
                     return
-                self._prompts.complain(error)
+                self._prefill_queue.on_packed_failure(error)
             else:
-                yield from self._come_in(space, decoder, due)
-                yield from self._said(space, decoder, said)
+                yield from self._admit(adapter, decoder, due)
+                yield from self._said(adapter, decoder, said)
                 return
-        for reading in due:
-            decoder = self._decoder(reading.row)
+        for job in due:
+            decoder = self._decoder(job.sequence)
             try:
-                decoder.join([self._prompts.newcomer(reading)])
-            except NotRun as error:
-                yield self._prompts.give_up(reading, error)
+                decoder.join([self._prefill_queue.prefilled_sequence(job)])
+            except ForwardError as error:
+                yield self._prefill_queue.fail(job, error)
             else:
-                yield from self._come_in(space, decoder, [reading])
-        for decoder in list(self._decoders.get(space, ())):
-            if decoder.everybody:  # the one before may have had to put its only reply off
-                yield from self._said(space, decoder, decoder.step())
+                yield from self._admit(adapter, decoder, [job])
+        for decoder in list(self._decoders.get(adapter, ())):
+            if decoder.all_sequences:  # the one before may have had to put its only reply off
+                yield from self._said(adapter, decoder, decoder.step())
 
-    def _come_in(
-        self, space: str, decoder: Decoder, readings: Sequence[Reading]
+    def _admit(
+        self, adapter: str, decoder: Decoder, jobs: Sequence[PrefillJob]
     ) -> Iterator[tuple[int, Outcome]]:
-        for reading in readings:
-            yield from self._prompts.come_in(reading)
-        if decoder not in self._decoders.setdefault(space, []):
-            self._decoders[space].append(decoder)
+        for job in jobs:
+            yield from self._prefill_queue.complete(job)
+        if decoder not in self._decoders.setdefault(adapter, []):
+            self._decoders[adapter].append(decoder)
 
-    def _begin_replies(self) -> Iterator[tuple[int, Outcome]]:
+    def _emit_first_tokens(self) -> Iterator[tuple[int, Outcome]]:
         """Say the first words of those who came in, which are still being computed."""
-        for space, decoders in list(self._decoders.items()):
+        for adapter, decoders in list(self._decoders.items()):
             for decoder in list(decoders):
-                yield from self._said(space, decoder, decoder.begin())
+                yield from self._said(adapter, decoder, decoder.begin())
 
-    def _said(self, space: str, decoder: Decoder, said: Sequence[Said]) -> Iterator[tuple[int, Outcome]]:
+    def _said(
+        self, adapter: str, decoder: Decoder, said: Sequence[GeneratedToken]
+    ) -> Iterator[tuple[int, Outcome]]:
         """Report what was said, and let those go who are done."""
-        ended: list[Row] = []
+        ended: list[DecodingSequence] = []
         for each in said:
-            row = each.row
-            if row.choice.error is not None:
+            sequence = each.sequence
+            if sequence.choice.error is not None:
                 continue
-            yield row.key, TokenDelta(each.token, row.text.push(each.token), each.logprobs)
+            yield sequence.key, TokenDelta(each.token, sequence.text.push(each.token), each.logprobs)
             if each.reason is not None:
-                ended.append(row)
-                yield row.key, Ended(each.reason)
-        broken = [row for row in decoder.rows if row.choice.error is not None]
-        for row in broken:
-            yield row.key, _failure(row)
-        kept = decoder.leave([*ended, *broken], wanted=ended if self._keeping.enabled else ())
-        for row in [*ended, *broken]:
-            if row.key in kept:
-                self._keeping.keep(row, row.tokens[: row.fed], kept.pop(row.key))
-            self._forget(row)
-        self._tidy(space)
-        yield from self._make_room(decoder)
+                ended.append(sequence)
+                yield sequence.key, Ended(each.reason)
+        broken = [sequence for sequence in decoder.sequences if sequence.choice.error is not None]
+        for sequence in broken:
+            yield sequence.key, _failure(sequence)
+        kept = decoder.remove([*ended, *broken], wanted=ended if self._prefix_store.enabled else ())
+        for sequence in [*ended, *broken]:
+            if sequence.key in kept:
+                self._prefix_store.keep(sequence, sequence.tokens[: sequence.fed], kept.pop(sequence.key))
+            self._release(sequence)
+        self._drop_empty_decoders(adapter)
+        yield from self._extend_reservations(decoder)
 
-    def _make_room(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+    def _extend_reservations(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
         """Set more aside for replies that grow longer than expected, or put the least urgent off until it fits."""
-        for row in list(decoder.rows):
-            if row in self._put_off or len(row.tokens) < self._ledger.reserved(row.key):
+        for sequence in list(decoder.sequences):
+            if sequence in self._preempted or len(sequence.tokens) < self._ledger.reserved(sequence.key):
                 continue
-            most = len(row.request.prompt) + row.request.max_tokens
-            self._ledger.reserve(row.key, min(most, len(row.tokens) + EXPECTED_TOKENS), row.space)
-            self._keeping.make_room()
-            while self._ledger.used > self._ledger.room and row not in self._put_off:
-                others = [other for other in self._rows.values() if other not in self._put_off]
+            most = len(sequence.request.prompt) + sequence.request.max_tokens
+            self._ledger.reserve(
+                sequence.key, min(most, len(sequence.tokens) + RESERVED_REPLY_TOKENS), sequence.adapter
+            )
+            self._prefix_store.evict_to_fit()
+            while self._ledger.used > self._ledger.room and sequence not in self._preempted:
+                others = [other for other in self._sequences.values() if other not in self._preempted]
                 if len(others) > 1:
-                    self._put_one_off(max(others, key=lambda other: (other.request.priority, other.key)))
+                    self._preempt(max(others, key=lambda other: (other.request.priority, other.key)))
                     continue
                 if self._ledger.used > self._ledger.most_room:  # alone: this is as long as it can get
-                    decoder.leave([row])
-                    self._tidy(row.space)
-                    self._forget(row)
-                    yield row.key, Ended("length")
+                    decoder.remove([sequence])
+                    self._drop_empty_decoders(sequence.adapter)
+                    self._release(sequence)
+                    yield sequence.key, Ended("length")
                 break
 
-    def _put_one_off(self, row: Row) -> None:
+    def _preempt(self, sequence: DecodingSequence) -> None:
         """Take a reply out; it is read again, from its prompt to its last word, when there is room."""
-        log.info("Memory is short: a reply of %d tokens so far has to wait.", row.said)
-        self._take_out(row)
-        self._ledger.release(row.key)
-        if row.said and not row.waits_to_say:  # said and not fed: the grammar has not read it
-            row.choice.advance(row.tokens[-1])
-        row.chosen = row.said
-        row.memory = row.choice.memory_of(row.tokens[len(row.request.prompt) :])
-        row.report = None
-        assert self._machine is not None
-        row.drafter = self._machine.drafter()  # the old one has caches of its own
-        self._put_off.append(row)
+        log.info("Memory is short: a reply of %d tokens so far has to wait.", sequence.said)
+        self._detach(sequence)
+        self._ledger.release(sequence.key)
+        if sequence.said and not sequence.has_pending_token:  # said and not fed: the grammar has not read it
+            sequence.choice.advance(sequence.tokens[-1])
+        sequence.chosen = sequence.said
+        sequence.memory = sequence.choice.penalty_state(sequence.tokens[len(sequence.request.prompt) :])
+        sequence.report = None
+        assert self._runtime is not None
+        sequence.drafter = self._runtime.drafter()  # the old one has caches of its own
+        self._preempted.append(sequence)
 
-    def _bring_back(self) -> None:
-        while self._put_off:
-            row = self._put_off[0]
-            tokens = len(row.tokens) + min(row.request.max_tokens - row.said, EXPECTED_TOKENS)
-            alone = len(self._put_off) == len(self._rows)
-            if not (alone or self._ledger.fits(tokens, row.space)):
+    def _resume_preempted(self) -> None:
+        while self._preempted:
+            sequence = self._preempted[0]
+            tokens = len(sequence.tokens) + min(
+                sequence.request.max_tokens - sequence.said, RESERVED_REPLY_TOKENS
+            )
+            alone = len(self._preempted) == len(self._sequences)
+            if not (alone or self._ledger.fits(tokens, sequence.adapter)):
                 return
-            self._begin(self._put_off.popleft(), tokens)
+            self._begin(self._preempted.popleft(), tokens)
 
-    def _take_out(self, row: Row) -> None:
+    def _detach(self, sequence: DecodingSequence) -> None:
         """Take a row out of wherever it is."""
-        if self._prompts.take_out(row):
+        if self._prefill_queue.remove(sequence):
             return
-        for decoder in self._decoders.get(row.space, ()):
-            if row in decoder.everybody:
-                decoder.leave([row])
-        self._tidy(row.space)
+        for decoder in self._decoders.get(sequence.adapter, ()):
+            if sequence in decoder.all_sequences:
+                decoder.remove([sequence])
+        self._drop_empty_decoders(sequence.adapter)
 
-    def _tidy(self, space: str) -> None:
-        running = [decoder for decoder in self._decoders.pop(space, ()) if decoder.everybody]
+    def _drop_empty_decoders(self, adapter: str) -> None:
+        running = [decoder for decoder in self._decoders.pop(adapter, ()) if decoder.all_sequences]
         if running:
-            self._decoders[space] = running
+            self._decoders[adapter] = running
 
-    def _decoder(self, row: Row) -> Decoder:
+    def _decoder(self, sequence: DecodingSequence) -> Decoder:
         """Return who decodes the row: those of its network who run, or a new one."""
-        assert self._machine is not None
-        decoders = self._decoders.get(row.space)
-        if decoders and self._machine.together:
+        assert self._runtime is not None
+        decoders = self._decoders.get(sequence.adapter)
+        if decoders and self._runtime.can_batch:
             return decoders[-1]
-        drafts = self._options.draft_tokens if row.drafter is not None else 0
+        drafts = self._options.draft_tokens if sequence.drafter is not None else 0
         agree = self._ranks.agree if self._ranks is not None else None
-        return Decoder(self._networks[row.space], packs=self._machine.packs, drafts=drafts, agree=agree)
+        return Decoder(
+            self._networks[sequence.adapter], can_pack=self._runtime.can_pack, drafts=drafts, agree=agree
+        )
 
 
-def _failure(row: Row) -> EngineError:
-    return EngineError(f"Choosing the next token failed: {row.choice.error}")
+def _failure(sequence: DecodingSequence) -> EngineError:
+    return EngineError(f"Choosing the next token failed: {sequence.choice.error}")
 
 
 def _expected(request: GenerationRequest) -> int:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-STEP = 256  # mlx-lm's caches grow by so many tokens
-SHARE = 0.9  # of what the device recommends, for model and caches together
-SHARE_OF_RAM = 0.7  # where it recommends nothing
+GROWTH_TOKENS = 256  # mlx-lm's caches grow by so many tokens
+DEVICE_SHARE = 0.9  # of what the device recommends, for model and caches together
+RAM_SHARE = 0.7  # where it recommends nothing
 
 
 def device_limit() -> int:
@@ -24,12 +24,12 @@ def device_limit() -> int:
     info = mx.device_info()
     recommended = info.get("max_recommended_working_set_size") or info.get("total_memory")
     if recommended:
-        return int(int(recommended) * SHARE)
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARE_OF_RAM)
+        return int(int(recommended) * DEVICE_SHARE)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * RAM_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _LayerCost:
     per_token: int
     most_tokens: int | None
     constant: int
@@ -45,7 +45,7 @@ class CacheCost:
     def of(cls, plain: Iterable[Sequence[Any]]) -> CacheCost:
         """Read what another process measured."""
         cost = cls([], 0)
-        cost._layers = [_Layer(*layer) for layer in plain]
+        cost._layers = [_LayerCost(*layer) for layer in plain]
         return cost
 
     def as_plain(self) -> list[list[Any]]:
@@ -54,7 +54,7 @@ class CacheCost:
 
     def __call__(self, tokens: int) -> int:
         """Return the bytes for so many tokens."""
-        rounded = -(-tokens // STEP) * STEP
+        rounded = -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
         return sum(
             layer.constant
             + layer.per_token * (rounded if layer.most_tokens is None else min(rounded, layer.most_tokens))
@@ -62,13 +62,13 @@ class CacheCost:
         )
 
 
-def _measured(layer: Any, tokens: int) -> list[_Layer]:
+def _measured(layer: Any, tokens: int) -> list[_LayerCost]:
     if isinstance(layer, CacheList):
         return [each for part in layer.caches for each in _measured(part, tokens)]
     arrays = [value for _, value in tree_flatten(layer.state) if isinstance(value, mx.array)]
     if not hasattr(layer, "keys"):  # a state of one size, or something that is not known here
-        return [_Layer(0, None, sum(value.nbytes for value in arrays))]
+        return [_LayerCost(0, None, sum(value.nbytes for value in arrays))]
     per_token = sum(
         value.nbytes // value.shape[2] for value in arrays if value.ndim == 4 and value.shape[2] >= tokens
     )
-    return [_Layer(per_token, getattr(layer, "max_size", None), 0)]
+    return [_LayerCost(per_token, getattr(layer, "max_size", None), 0)]

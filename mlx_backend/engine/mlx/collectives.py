@@ -62,18 +62,18 @@ def group() -> mx.distributed.Group | None:
     return found if found.size() > 1 else None
 
 
-_joined = False
+_has_joined = False
 
 
-def joined() -> Ranks | None:
+def join() -> Ranks | None:
     """Take this process's place among those that share a model, which can be one; None if there are none."""
-    global _joined
+    global _has_joined
     found = group()
     if found is None:
         return None
-    if _joined:
+    if _has_joined:
         raise EngineError("Processes that share a model can have only one.")
-    _joined = True
+    _has_joined = True
     return Ranks(found)
 
 
@@ -115,7 +115,7 @@ class Ranks:
             if chosen:
                 raise EngineError(f"{name}: not possible yet while {self.size} processes share the model.")
 
-    def be_alike(self, folder: Path, options: EngineOptions) -> None:
+    def check_alike(self, folder: Path, options: EngineOptions) -> None:
         """Wait until all have their weights; refuse ranks that were started for something else."""
         mine = {
             "version": f"{__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}",
@@ -131,15 +131,15 @@ class Ranks:
                         f"{str(value)[:60]}). Start all ranks with the same model and options."
                     )
 
-    def settle(
-        self, memory: int, weights: int, cost: CacheCost, *, together: bool
+    def agree_on_memory(
+        self, memory: int, weights: int, cost: CacheCost, *, can_batch: bool
     ) -> tuple[int, int, CacheCost, bool, bool]:
         """Count with the least memory and the dearest caches of all ranks, or requests would differ in their room.
 
         The last of what is returned says whether the caches are alike; if not, prefixes would not be given up
         alike, and none are kept.
         """
-        everybody = self.meet([memory, weights, cost.as_plain(), together])
+        everybody = self.meet([memory, weights, cost.as_plain(), can_batch])
         least = min(everybody, key=lambda each: each[0] * (1 - MARGIN) - each[1])
         dearest = max((CacheCost.of(each[2]) for each in everybody), key=lambda each: each(1 << 16))
         alike = all(each[2] == everybody[0][2] for each in everybody)

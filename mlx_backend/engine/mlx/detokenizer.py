@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 REPLACEMENT = "\ufffd"
-LONGEST_CHARACTER = 4  # bytes, and so at most as many tokens
+MAX_CHARACTER_BYTES = 4  # bytes, and so at most as many tokens
 
 
-class TextStream(Protocol):
+class Detokenizer(Protocol):
     """The text of one request."""
 
     def push(self, token: int) -> str:
@@ -25,7 +25,7 @@ class TextStream(Protocol):
         ...
 
 
-class ByteStream:
+class ByteDetokenizer:
     """For vocabularies whose tokens are byte strings: exact, and a dictionary look-up per token."""
 
     def __init__(self, special: Mapping[int, str], bytes_of: Callable[[int], bytes]) -> None:
@@ -42,7 +42,7 @@ class ByteStream:
         return self._utf8.decode(self._bytes_of(token))
 
 
-class WindowStream:
+class WindowDetokenizer:
     """For every other vocabulary: decode the last tokens again and show what is new."""
 
     def __init__(self, special: Mapping[int, str], decode: Callable[[Sequence[int]], str]) -> None:
@@ -61,7 +61,7 @@ class WindowStream:
         self._window.append(token)
         before = self._decode(self._window[: self._shown])
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT) and len(self._window) - self._shown < LONGEST_CHARACTER:
+        if text.endswith(REPLACEMENT) and len(self._window) - self._shown < MAX_CHARACTER_BYTES:
             return ""
         self._window = self._window[self._shown :]
         self._shown = len(self._window)

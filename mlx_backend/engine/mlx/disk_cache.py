@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.engine.mlx.disk_format import (
     TOKEN_BYTES,
     UNREADABLE,
-    lay_out,
-    layers_of,
     model_fingerprint,
-    tokens_of,
+    read_layers,
+    read_tokens,
+    serialise,
 )
 from mlx_backend.engine.mlx.kv_cache import as_bytes
 from mlx_backend.errors import EngineRefused
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.mlx.disk_format import Checkpoint
 
-__all__ = ["DiskCheckpoints", "Stored", "model_fingerprint"]
+__all__ = ["DiskCheckpoints", "StoredCheckpoint", "model_fingerprint"]
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 4  # checkpoints that wait to be written; each holds on to its arrays
 MAX_WAITING_BYTES = 1 << 30  # of those, if there are several
-LONGEST_CLOSE = 10.0  # seconds to finish writing in when we are closed
+MAX_CLOSE_SECONDS = 10.0  # seconds to finish writing in when we are closed
 LEFTOVER_AGE = 600.0  # seconds after which nobody is still writing a partial file
 
 _NAME = re.compile(r"prompt-([0-9a-f]{16})-[0-9a-f]{40}\.safetensors")
@@ -59,7 +59,7 @@ _PARTIAL = re.compile(r"prompt-[0-9a-f]{32}\.partial")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCheckpoint:
     """A checkpoint in the folder."""
 
     path: Path
@@ -71,7 +71,7 @@ class Stored:
         return len(self.tokens) // TOKEN_BYTES
 
 
-class _GivenUpError(Exception):
+class _AbandonedError(Exception):
     """There is no time left to finish writing."""
 
 
@@ -85,9 +85,9 @@ class DiskCheckpoints:
         self._model = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
         self._thread: threading.Thread | None = None
         self._complained = False
-        self._given_up = False
+        self._abandoned = False
         self._lock = threading.Condition()  # for all that follows
-        self._stored: dict[bytes, Stored] = {}
+        self._stored: dict[bytes, StoredCheckpoint] = {}
         self._waiting: dict[bytes, Checkpoint] = {}  # oldest first
         self._writing: bytes | None = None
         self._closing = False
@@ -101,17 +101,17 @@ class DiskCheckpoints:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self._look_around()
+            self._rescan()
         except OSError as error:
             raise EngineRefused(
                 f"{self.folder} cannot hold prompt checkpoints: {_reason(error)}. "
                 "Name a folder that can be written to, or none."
             ) from error
-        self._closing = self._given_up = False
+        self._closing = self._abandoned = False
         self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
-    def longest(self, tokens: Sequence[int], *, beyond: int = 0) -> Stored | None:
+    def find_longest(self, tokens: Sequence[int], *, beyond: int = 0) -> StoredCheckpoint | None:
         """Find the longest stored prefix of the tokens that is longer than `beyond`."""
         wanted = as_bytes(tokens)
         with self._lock:
@@ -128,11 +128,11 @@ class DiskCheckpoints:
         with self._lock:
             return key in self._stored or key in self._waiting or key == self._writing
 
-    def read(self, stored: Stored) -> list[Any] | None:
+    def read(self, stored: StoredCheckpoint) -> list[Any] | None:
         """Return the layers, evaluated. None if the file has vanished, or is spoiled: then it is removed."""
         try:
             os.utime(stored.path)
-            return layers_of(stored.path, stored.tokens, self._fingerprint)
+            return read_layers(stored.path, stored.tokens, self._fingerprint)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -149,9 +149,9 @@ class DiskCheckpoints:
             return
         key = as_bytes(tokens)
         try:
-            checkpoint = lay_out(key, layers, self._fingerprint)
+            checkpoint = serialise(key, layers, self._fingerprint)
         except Exception as error:  # a checkpoint is never worth an answer
-            self._complain(error)
+            self._warn_once(error)
             return
         if checkpoint.size > self.max_bytes:
             return
@@ -176,16 +176,16 @@ class DiskCheckpoints:
         with self._lock:
             self._closing = True
             self._lock.notify_all()
-            if not self._lock.wait_for(self._idle, timeout=LONGEST_CLOSE):
+            if not self._lock.wait_for(self._idle, timeout=MAX_CLOSE_SECONDS):
                 self._waiting.clear()
-                self._given_up = True
-        self._thread.join(LONGEST_CLOSE)
+                self._abandoned = True
+        self._thread.join(MAX_CLOSE_SECONDS)
         self._thread = None
 
     def _idle(self) -> bool:
         return not self._waiting and self._writing is None
 
-    def _complain(self, error: Exception) -> None:
+    def _warn_once(self, error: Exception) -> None:
         """Warn once; again only after something could be written in between."""
         if not self._complained:
             self._complained = True
@@ -209,12 +209,12 @@ class DiskCheckpoints:
                 self._writing = key
             try:
                 self._save(key, checkpoint)
-                self._look_around()
+                self._rescan()
                 self._complained = False
-            except _GivenUpError:
+            except _AbandonedError:
                 pass
             except Exception as error:  # whatever it is, the next one may succeed
-                self._complain(error)
+                self._warn_once(error)
             del checkpoint  # and what it holds on to
             with self._lock:
                 self._writing = None
@@ -237,14 +237,14 @@ class DiskCheckpoints:
             raise
 
     def _go_on(self) -> None:
-        if self._given_up:
-            raise _GivenUpError
+        if self._abandoned:
+            raise _AbandonedError
 
-    def _look_around(self) -> None:
+    def _rescan(self) -> None:
         """Learn what the folder holds by now, drop what is of no use, and keep to the limit."""
         with self._lock:
             known = {stored.path.name: stored for stored in self._stored.values()}
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredCheckpoint] = {}
         held: list[tuple[int, str, int]] = []  # last use, name and size
         for name, status in _files(self.folder):
             ours = _NAME.fullmatch(name)
@@ -268,9 +268,9 @@ class DiskCheckpoints:
         with self._lock:
             self._stored = {stored.tokens: stored for stored in found.values()}
 
-    def _recognise(self, path: Path) -> Stored | None:
+    def _recognise(self, path: Path) -> StoredCheckpoint | None:
         try:
-            return Stored(path, tokens_of(path, self._fingerprint))
+            return StoredCheckpoint(path, read_tokens(path, self._fingerprint))
         except OSError:
             return None
         except UNREADABLE as error:

@@ -105,7 +105,7 @@ class Checkpoint:
         file.write(b"%08x" % checksum)
 
 
-def lay_out(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
+def serialise(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
     """Lay a checkpoint out: arrays by their places in the layers' states, and scalars as arrays among them."""
     arrays: dict[str, mx.array] = {}
     scalars: list[Any] = [""]  # mlx-lm's own first entry: an empty list would be dropped
@@ -146,13 +146,13 @@ def lay_out(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
     return Checkpoint(text + b" " * (-len(text) % 8), [np.asarray(value) for value in plain])
 
 
-def tokens_of(path: Path, fingerprint: str) -> bytes:
+def read_tokens(path: Path, fingerprint: str) -> bytes:
     """Read only the header: which tokens the file holds. Raises one of UNREADABLE if it is none of ours."""
     with path.open("rb") as file:
         return _read_header(file, fingerprint)[1]
 
 
-def layers_of(path: Path, tokens: bytes, fingerprint: str) -> list[Any]:
+def read_layers(path: Path, tokens: bytes, fingerprint: str) -> list[Any]:
     """Read the layers and evaluate them. Raises one of UNREADABLE unless the file is whole and holds the tokens."""
     with path.open("rb") as file:
         header, held, expected = _read_header(file, fingerprint)

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-type Layers = list[Any]
+type LayerCaches = list[Any]
 
 
 TOKEN = 4  # bytes
-ROOM_KEPT = 1.25  # how much room a full layer may have for each of its tokens; more is worth a copy
+MAX_SLACK = 1.25  # how much room a full layer may have for each of its tokens; more is worth a copy
 
 
 def alias(layer: Any) -> Any:
@@ -67,7 +67,7 @@ class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
         return n
 
 
-def merged(texts: Sequence[Layers]) -> Layers:
+def merged(texts: Sequence[LayerCaches]) -> LayerCaches:
     """Return the caches of several texts as those of one batch, in their order."""
     return [each[0].merge(list(each)) for each in zip(*texts, strict=True)]
 
@@ -79,7 +79,7 @@ def can_rewind(layer: Any) -> bool:
     return type(layer) in (KVCache, QuantizedKVCache)
 
 
-def rewound(layers: Layers, count: int) -> Layers:
+def rewind_copies(layers: LayerCaches, count: int) -> LayerCaches:
     """Return copies of caches without the last tokens of their last step, of which there were more."""
     copies = [RewindableRotatingKVCache.of(alias(layer)) for layer in layers]
     for layer in copies:
@@ -92,29 +92,29 @@ def as_bytes(tokens: Sequence[int]) -> bytes:
     return array("I", tokens).tobytes()
 
 
-def trimmed(layers: Layers) -> Layers:
+def compact_copies(layers: LayerCaches) -> LayerCaches:
     """Return copies of caches that hold what is in them and little else."""
-    return [_trimmed(alias(layer)) for layer in layers]
+    return [_compacted(alias(layer)) for layer in layers]
 
 
-def _trimmed(layer: Any) -> Any:
+def _compacted(layer: Any) -> Any:
     """Give back what a layer holds beside its tokens: what has left a window, and much of the room for more."""
     match layer:
         case CacheList():
-            layer.caches = tuple(_trimmed(each) for each in layer.caches)
+            layer.caches = tuple(_compacted(each) for each in layer.caches)
         case ArraysCache():  # whose arrays may be one text's part of a batch's
             layer.cache = [mx.contiguous(each) if each is not None else None for each in layer.cache]
-        case KVCache() if layer.keys is not None and layer.keys.shape[2] > ROOM_KEPT * layer.offset:
-            keep_only(layer, slice(layer.offset))
+        case KVCache() if layer.keys is not None and layer.keys.shape[2] > MAX_SLACK * layer.offset:
+            keep_slice(layer, slice(layer.offset))
         case RotatingKVCache(keep=0) if layer.keys is not None and layer._idx == layer.keys.shape[2]:
             # In order, as a piece of prompt leaves it.
             length = layer.keys.shape[2]
-            keep_only(layer, slice(max(0, length - layer.max_size), length))
+            keep_slice(layer, slice(max(0, length - layer.max_size), length))
             layer._idx = min(length, layer.max_size)
     return layer
 
 
-def keep_only(layer: Any, tokens: slice) -> None:
+def keep_slice(layer: Any, tokens: slice) -> None:
     """Keep some tokens of a layer, and the memory of no others."""
     # Unlike a slice, which holds on to all that it is a part of, and unlike `whole[...] = part`, which is that slice.
     layer.keys = mx.contiguous(layer.keys[..., tokens, :])

@@ -45,7 +45,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedNetwork:
     """A model in memory, its weights evaluated."""
 
     name: str
@@ -62,7 +62,7 @@ def load_model(
     options: EngineOptions = EngineOptions(),  # noqa: B008 - frozen
     report: Callable[[float], None] = lambda _part: None,
     group: mx.distributed.Group | None = None,
-) -> LoadedModel:
+) -> LoadedNetwork:
     """Load a folder or a Hugging Face repository, or with a group this process's part of it.
 
     Must run on the thread that will use the model.
@@ -74,7 +74,7 @@ def load_model(
     settings: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if options.chat_template is not None:
         settings["chat_template"] = options.chat_template
-    with explained(name):
+    with explain_load_errors(name):
         network, wrapper = mlx_lm.load(
             str(folder), settings, lazy=True, trust_remote_code=options.trust_remote_code
         )
@@ -82,27 +82,27 @@ def load_model(
             wrapper.chat_template = options.chat_template
     if group is not None:
         shard(network, config, group, name)
-    with explained(name):
-        prepare(network, name)
-        evaluate(network, report)
+    with explain_load_errors(name):
+        set_precision(network, name)
+        load_weights(network, report)
     tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper))
     if options.chat_template is not None:
         try:
             tokenizer.render([{"role": "user", "content": "hello"}], None)
         except EngineRefused as error:
             raise EngineError(f"The chat template that was given does not work. {error}") from error
-    return LoadedModel(
+    return LoadedNetwork(
         name=name,
         folder=folder,
         network=network,
         tokenizer=tokenizer,
         end_tokens=frozenset(wrapper.eos_token_ids),
-        context_length=stated_context(config),
+        context_length=context_length_of(config),
         sampling_defaults=model_files.sampling_advice(folder),
     )
 
 
-def with_adapter(model: LoadedModel, options: EngineOptions, adapter: str) -> Any:
+def with_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> Any:
     """Return a second network that shares the model's weights and has a LoRA adapter on top.
 
     The first is not touched, so there is nothing to take off again: mlx-lm's own removal leaves the experts of
@@ -128,18 +128,18 @@ def with_adapter(model: LoadedModel, options: EngineOptions, adapter: str) -> An
     return network
 
 
-def load_draft(draft: str, options: EngineOptions, model: LoadedModel) -> Any:
+def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> Any:
     """Load a smaller model that drafts for `model`; it must have the same vocabulary."""
     folder, name = find_folder(draft, allow_download=options.allow_download)
     read_config(folder, name)
-    with explained(name):
+    with explain_load_errors(name):
         network, wrapper = mlx_lm.load(
             str(folder),
             {"trust_remote_code": options.trust_remote_code},
             lazy=True,
             trust_remote_code=options.trust_remote_code,
         )
-        prepare(network, name)
+        set_precision(network, name)
         mx.eval(network.parameters())
     sample = " the quick brown fox 12345 { } \n 日本語"
     encoded = wrapper.encode(sample, add_special_tokens=False)
@@ -160,7 +160,7 @@ def network_bytes(network: Any, *, shared: bool = False) -> int:
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
+def explain_load_errors(name: str) -> Iterator[None]:
     """Turn whatever loading raises into an EngineError with advice."""
     try:
         yield
@@ -179,13 +179,13 @@ def explained(name: str) -> Iterator[None]:
         raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
 
 
-def prepare(network: Any, name: str) -> None:
+def set_precision(network: Any, name: str) -> None:
     """Bring a network to the precision that this machine computes in."""
     if mx.default_device() == mx.Device(mx.cpu):
         _to_float32(network, name)
 
 
-def evaluate(network: Any, report: Callable[[float], None]) -> None:
+def load_weights(network: Any, report: Callable[[float], None]) -> None:
     """Read the weights into memory, a gigabyte at a time, so that somebody can watch."""
     weights = [value for _, value in tree_flatten(network.parameters())]
     total, done = sum(value.nbytes for value in weights) or 1, 0
@@ -203,7 +203,7 @@ def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
     return model_files.vocabulary_size(config) or len(wrapper)
 
 
-def find_folder(model: str, *, allow_download: bool, beside: Sequence[str] = ()) -> tuple[Path, str]:
+def find_folder(model: str, *, allow_download: bool, extra_files: Sequence[str] = ()) -> tuple[Path, str]:
     """Give the model's folder, downloaded if need be, and its name. `beside` are files that others do not need."""
     path = Path(model).expanduser()
     if path.is_dir():
@@ -217,10 +217,10 @@ def find_folder(model: str, *, allow_download: bool, beside: Sequence[str] = ())
             f"There is no folder {model!r}. Name a folder with an MLX model, or a Hugging Face repository "
             "such as mlx-community/gpt-oss-20b-MXFP4-Q8."
         )
-    return _download(model, beside, local_only=not allow_download), model
+    return _download(model, extra_files, local_only=not allow_download), model
 
 
-def _download(repository: str, beside: Sequence[str], *, local_only: bool) -> Path:
+def _download(repository: str, extra_files: Sequence[str], *, local_only: bool) -> Path:
     # The small files first: an unknown name or an unsupported model is then known before the gigabytes.
     try:
         folder = Path(snapshot_download(repository, allow_patterns=["*.json"], local_files_only=local_only))
@@ -230,7 +230,7 @@ def _download(repository: str, beside: Sequence[str], *, local_only: bool) -> Pa
                 repository,
                 allow_patterns=[
                     *("*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "model*.safetensors"),
-                    *beside,
+                    *extra_files,
                 ],
                 local_files_only=local_only,
             )
@@ -265,7 +265,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def stated_context(config: Mapping[str, Any]) -> int:
+def context_length_of(config: Mapping[str, Any]) -> int:
     """Return how many positions a model says it was made for."""
     length = model_files.context_length(config)
     if length is None:

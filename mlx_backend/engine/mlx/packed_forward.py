@@ -30,7 +30,7 @@ from mlx_backend.engine.mlx.kv_cache import alias, merged
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.engine.mlx.kv_cache import Layers
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +39,15 @@ SAME = 0.03  # how far logits may lie apart, as a part of their size, and still 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Segment:
     """Tokens that follow what `layers` hold: a prompt's next piece ([1, length]), or one of every reply ([rows, 1])."""
 
     tokens: mx.array
-    layers: Layers
+    layers: LayerCaches
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TokenPositions:
     """Where each token stands in its own text ([tokens])."""
 
     of_tokens: mx.array
@@ -56,7 +56,9 @@ class Places:
 class PackedLayer:
     """Stands for one layer's caches of all parts, in the order of their tokens."""
 
-    def __init__(self, caches: Sequence[Any], shapes: Sequence[tuple[int, int]], places: Places) -> None:
+    def __init__(
+        self, caches: Sequence[Any], shapes: Sequence[tuple[int, int]], places: TokenPositions
+    ) -> None:
         self.offset = places
         self.shapes = shapes  # of the parts: rows, and tokens of each
         self._caches = caches
@@ -103,11 +105,11 @@ class PackedLayer:
         return parts
 
 
-class NotRun(Exception):
+class ForwardError(Exception):
     """What the network raised, which is the cause. If there were several parts, their caches are as they were."""
 
 
-def run(network: Any, parts: Sequence[Part]) -> mx.array:
+def run(network: Any, parts: Sequence[Segment]) -> mx.array:
     """Run all parts through the network at once; return the logits of all their tokens ([tokens, vocabulary]).
 
     Nothing is computed yet. Raises NotRun.
@@ -115,20 +117,20 @@ def run(network: Any, parts: Sequence[Part]) -> mx.array:
     if len(parts) == 1 and parts[0].tokens.shape[0] == 1:
         return _called(network, parts[0].tokens, parts[0].layers)
     shapes = [(part.tokens.shape[0], part.tokens.shape[1]) for part in parts]
-    places = Places(mx.concatenate([_places(part) for part in parts]))
+    places = TokenPositions(mx.concatenate([_places(part) for part in parts]))
     caches = zip(*(part.layers for part in parts), strict=True)
     layers = [PackedLayer(each, shapes, places) for each in caches]
     tokens = mx.concatenate([part.tokens.reshape(-1) for part in parts])
     before = [[alias(layer) for layer in part.layers] for part in parts] if len(parts) > 1 else []
     try:
         return _called(network, tokens[None], layers)
-    except NotRun:
+    except ForwardError:
         for part, aliases in zip(parts, before, strict=False):
             part.layers[:] = aliases
         raise
 
 
-def packs(network: Any, fresh: Callable[[], Layers]) -> bool:
+def can_pack(network: Any, fresh: Callable[[], LayerCaches]) -> bool:
     """Prepare a network for packed runs, and try one: whether it says what the network says of each part alone."""
     texts = mx.array([[1, 2, 3, 4]]), mx.array([[5, 3]]), mx.array([[2, 6, 1]])
     nexts = mx.array([[4], [7]])
@@ -138,8 +140,8 @@ def packs(network: Any, fresh: Callable[[], Layers]) -> bool:
         expected = [network(text, cache=layers) for text, layers in zip(texts, alone, strict=True)]
         expected.append(network(nexts, cache=merged(alone[:2])))
         own = [fresh() for _ in texts]
-        first = run(network, [Part(*pair) for pair in zip(texts[:2], own[:2], strict=True)])
-        second = run(network, [Part(nexts, merged(own[:2])), Part(texts[2], own[2])])
+        first = run(network, [Segment(*pair) for pair in zip(texts[:2], own[:2], strict=True)])
+        second = run(network, [Segment(nexts, merged(own[:2])), Segment(texts[2], own[2])])
         count = nexts.shape[0]
         found = mx.concatenate([first, second[count:], second[:count]])
     except Exception as error:  # it is no reason not to serve the network, one text after the other
@@ -155,7 +157,7 @@ def _called(network: Any, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
     try:
         logits: mx.array = network(tokens, cache=layers)
     except Exception as error:
-        raise NotRun from error
+        raise ForwardError from error
     return logits[0]
 
 
@@ -172,7 +174,7 @@ def _prepare(network: Any) -> None:
 
 def _packable(rotation: type[Any]) -> type[Any]:
     def call(self: Any, heads: mx.array, offset: Any = 0, **named: Any) -> Any:
-        if isinstance(offset, Places):
+        if isinstance(offset, TokenPositions):
             return rotation.__call__(self, heads.swapaxes(0, 2), offset=offset.of_tokens, **named).swapaxes(
                 0, 2
             )
@@ -210,7 +212,7 @@ def _attention(
     return attended
 
 
-def _places(part: Part) -> mx.array:
+def _places(part: Segment) -> mx.array:
     rows, length = part.tokens.shape
     begin = mx.broadcast_to(mx.array(part.layers[0].offset), (rows,))
     return (begin[:, None] + mx.arange(length)).reshape(-1)

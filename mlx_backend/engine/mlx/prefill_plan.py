@@ -11,31 +11,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.engine.mlx.kv_cache import Layers
-    from mlx_backend.engine.mlx.sequences import Row
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-LAST_PIECE = 2  # tokens of a prompt that is read in two pieces: the last, and one that can be taken back
+LAST_CHUNK_TOKENS = (
+    2  # tokens of a prompt that is read in two pieces: the last, and one that can be taken back
+)
 MIN_CHUNK, MAX_CHUNK = 64, 2048  # tokens
 FIRST_CHUNK = 256
-LONGEST_STALL = 0.25  # seconds that a running stream should wait for a chunk at most
-LONGEST_CHUNK_SECONDS = 1.0  # where nobody runs, but somebody may come
+MAX_STALL_SECONDS = 0.25  # seconds that a running stream should wait for a chunk at most
+MAX_CHUNK_SECONDS = 1.0  # where nobody runs, but somebody may come
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class PrefillJob:
     """A prompt on its way into a cache. `layers` is None until its first piece is read."""
 
-    row: Row
-    marks: tuple[int, ...]  # positions to stop at, ascending; the last is the prompt's end
-    layers: Layers | None = None
+    sequence: DecodingSequence
+    boundaries: tuple[int, ...]  # positions to stop at, ascending; the last is the prompt's end
+    layers: LayerCaches | None = None
     done: int = 0
 
     @property
     def left(self) -> int:
         """Return how many tokens are still to be read."""
-        return self.marks[-1] - self.done
+        return self.boundaries[-1] - self.done
 
-    def stops(self, until: int, *, rewinds: bool, most_logits: int) -> list[int]:
+    def stops(self, until: int, *, can_rewind: bool, max_spare_logits: int) -> list[int]:
         """Return where the pieces end in which the prompt is read up to `until`, which is the last of them.
 
         Every piece costs a run of the whole network. Where caches can be rewound, marks inside a piece need no
@@ -43,20 +45,25 @@ class Reading:
         read in one piece, as long as the logits of `most_logits` tokens, which nobody needs but of the last, are
         cheaper than another run; and else in two, of which the second is as short as can be.
         """
-        if not rewinds:
-            return [*(mark for mark in self.marks if self.done < mark < until), until]
-        tail = self.marks[-1] - LAST_PIECE
-        if until < self.marks[-1] or self.left <= most_logits or not self.done < tail or not self.replies:
+        if not can_rewind:
+            return [*(boundary for boundary in self.boundaries if self.done < boundary < until), until]
+        tail = self.boundaries[-1] - LAST_CHUNK_TOKENS
+        if (
+            until < self.boundaries[-1]
+            or self.left <= max_spare_logits
+            or not self.done < tail
+            or not self.has_reply
+        ):
             return [until]
         return [tail, until]
 
     @property
-    def replies(self) -> bool:
+    def has_reply(self) -> bool:
         """Whether a reply follows, or the prompt is only to be kept."""
-        return self.row.request.max_tokens > 0
+        return self.sequence.request.max_tokens > 0
 
 
-class Pace:
+class PrefillPacer:
     """How large a chunk may be: as large as fits into the longest stall, measured on this machine."""
 
     def __init__(self, fixed: int | None) -> None:
@@ -69,7 +76,7 @@ class Pace:
             return self._fixed
         if self.rate is None:
             return FIRST_CHUNK
-        seconds = LONGEST_STALL if others else LONGEST_CHUNK_SECONDS
+        seconds = MAX_STALL_SECONDS if others else MAX_CHUNK_SECONDS
         return max(MIN_CHUNK, min(MAX_CHUNK, int(self.rate * seconds)))
 
     def measured(self, tokens: int, seconds: float) -> None:
@@ -79,43 +86,43 @@ class Pace:
             self.rate = rate if self.rate is None else 0.7 * self.rate + 0.3 * rate
 
 
-def waits_for(group: Sequence[Reading], other: Reading, covered: int) -> bool:
+def will_share_prefix(group: Sequence[PrefillJob], other: PrefillJob, covered_tokens: int) -> bool:
     """Whether a prompt, of which `covered` tokens are known, will find more when the group's have been read."""
-    tokens = other.row.tokens
+    tokens = other.sequence.tokens
     return any(
-        covered < mark < len(tokens) and each.row.tokens[:mark] == tokens[:mark]
+        covered_tokens < boundary < len(tokens) and each.sequence.tokens[:boundary] == tokens[:boundary]
         for each in group
-        if each.row.space == other.row.space
-        for mark in each.marks
+        if each.sequence.adapter == other.sequence.adapter
+        for boundary in each.boundaries
     )
 
 
-def deal(
-    readings: Sequence[Reading],
+def plan_step(
+    jobs: Sequence[PrefillJob],
     budget: int,
     *,
-    to_read: Callable[[Reading], int],
-    at_most: Callable[[Reading], int],
-    waits: Callable[[Sequence[Reading], Reading], bool],
-) -> list[tuple[Reading, int]]:
+    to_read: Callable[[PrefillJob], int],
+    at_most: Callable[[PrefillJob], int],
+    waits: Callable[[Sequence[PrefillJob], PrefillJob], bool],
+) -> list[tuple[PrefillJob, int]]:
     """Deal a chunk out: all the first needs, or half of it if others could be done with the other half.
 
     Returns who gets how many tokens. `to_read` looks a prompt up among the prefixes; one that `waits` for what those
     before it will leave there gets nothing yet. `at_most` is a guess that looks nothing up for good.
     """
-    first, *others = readings
+    first, *others = jobs
     share = to_read(first)
     if share > budget:
         others = [other for other in others if at_most(other) <= budget // 2]
         share = budget // 2 if others else budget
     dealt = [(first, share)]
     budget -= share
-    for reading in others:
-        if waits([each for each, _ in dealt], reading):
+    for job in others:
+        if waits([each for each, _ in dealt], job):
             continue
-        share = to_read(reading)
+        share = to_read(job)
         if share > budget:
             break
-        dealt.append((reading, share))
+        dealt.append((job, share))
         budget -= share
     return dealt

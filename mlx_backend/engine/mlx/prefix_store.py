@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import trimmed
+from mlx_backend.engine.mlx.kv_cache import compact_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from mlx_backend.device.memory import Ledger
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
-    from mlx_backend.engine.mlx.kv_cache import Layers
-    from mlx_backend.engine.mlx.prefill_plan import Reading
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.prefill_plan import PrefillJob
     from mlx_backend.engine.mlx.prefix_cache import PrefixCache
-    from mlx_backend.engine.mlx.sequences import Row
+    from mlx_backend.engine.mlx.sequences import DecodingSequence
 
 
-class Keeping:
+class PrefixStore:
     """The prefixes that are kept. They get the room that nobody has set aside, and give it up when asked to."""
 
     def __init__(
@@ -40,42 +40,46 @@ class Keeping:
         """Whether anything is ever kept."""
         return self._prefixes.enabled or self._disk is not None
 
-    def covered(self, row: Row) -> int:
+    def covered_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens of a prompt need not be read, as far as memory knows; it counts as no use."""
-        return self._prefixes.covered(row.tokens, row.space)
+        return self._prefixes.covered_tokens(sequence.tokens, sequence.adapter)
 
-    def find(self, row: Row, most: int) -> tuple[int, Layers | None]:
+    def find(self, sequence: DecodingSequence, most: int) -> tuple[int, LayerCaches | None]:
         """Find the longest prefix that is known, of `most` tokens at most, and caches that may be written to."""
-        known, layers = self._prefixes.longest(row.tokens[:most], row.space)
-        if self._disk is not None and row.space == self._on_disk:
-            stored = self._disk.longest(row.tokens[:most], beyond=known)
+        known, layers = self._prefixes.find_longest(sequence.tokens[:most], sequence.adapter)
+        if self._disk is not None and sequence.adapter == self._on_disk:
+            stored = self._disk.find_longest(sequence.tokens[:most], beyond=known)
             if stored is not None and (read := self._disk.read(stored)) is not None:
                 known, layers = stored.length, read
-                self._prefixes.keep(row.tokens[:known], layers, row.space)
+                self._prefixes.keep(sequence.tokens[:known], layers, sequence.adapter)
         return known, layers
 
-    def keep(self, row: Row, tokens: Sequence[int], layers: Layers, *, persist: bool = False) -> None:
+    def keep(
+        self, sequence: DecodingSequence, tokens: Sequence[int], layers: LayerCaches, *, persist: bool = False
+    ) -> None:
         """Keep caches as they are now, on disk too if they are to `persist`."""
         if not self.enabled:
             return
-        self._prefixes.keep(tokens, layers, row.space)
-        self.make_room()
-        if not persist or self._disk is None or row.space != self._on_disk or self._disk.has(tokens):
+        self._prefixes.keep(tokens, layers, sequence.adapter)
+        self.evict_to_fit()
+        if not persist or self._disk is None or sequence.adapter != self._on_disk or self._disk.has(tokens):
             return
-        layers = trimmed(layers)
+        layers = compact_copies(layers)
         mx.eval([layer.state for layer in layers])  # another thread writes them
         self._disk.write(tokens, layers)
 
-    def keep_read(self, reading: Reading, mark: int, layers: Layers) -> None:
+    def store_checkpoint(self, job: PrefillJob, boundary: int, layers: LayerCaches) -> None:
         """Keep a checkpoint of a prompt."""
-        row = reading.row
-        self.keep(row, row.tokens[:mark], layers, persist=self._outlives(row.request, mark))
+        sequence = job.sequence
+        self.keep(
+            sequence, sequence.tokens[:boundary], layers, persist=self._outlives(sequence.request, boundary)
+        )
 
-    def make_room(self) -> None:
+    def evict_to_fit(self) -> None:
         """Give up what does not fit beside what has been set aside."""
-        self._prefixes.shrink(max(0, self._ledger.room - self._ledger.used))
+        self._prefixes.evict_to(max(0, self._ledger.room - self._ledger.used))
 
-    def declare(self) -> None:
+    def report_usage(self) -> None:
         """Tell the ledger how much is kept."""
         self._ledger.keeps(self._prefixes.nbytes)
 

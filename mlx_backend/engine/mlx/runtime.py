@@ -18,9 +18,9 @@ from mlx_backend.device.memory import CACHE_SHARE, Ledger
 from mlx_backend.engine.mlx.cache_cost import CacheCost, device_limit
 from mlx_backend.engine.mlx.kv_cache import can_rewind
 from mlx_backend.engine.mlx.loading import load_draft, load_model, network_bytes, with_adapter
-from mlx_backend.engine.mlx.packed_forward import packs
+from mlx_backend.engine.mlx.packed_forward import can_pack
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
-from mlx_backend.engine.mlx.sampling import text_tokens
+from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.errors import EngineError
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
-    from mlx_backend.engine.mlx.kv_cache import Layers
-    from mlx_backend.engine.mlx.loading import LoadedModel
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.loading import LoadedNetwork
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 
-LOGITS_BYTES = 64 << 20  # that may be computed in vain rather than run the network once more
+MAX_SPARE_LOGITS_BYTES = 64 << 20  # that may be computed in vain rather than run the network once more
 
 
-class Machine:
+class Runtime:
     """Loads when it is made; raises EngineError with a text for people.
 
     `networks` are by adapter, "" is the model as it is. `together` says whether replies can be batched, `packs` whether
@@ -74,22 +74,24 @@ class Machine:
                 self.networks[name] = with_adapter(model, options, name)
             if options.adapter is not None and options.adapter not in options.adapters:
                 raise EngineError(f"There is no adapter {options.adapter!r}.")
-            self.text = text_tokens(model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys())
+            self.text = text_token_mask(
+                model.tokenizer.vocabulary_size, model.tokenizer.special_tokens.keys()
+            )
             layers = self.fresh_layers("")
-            self.together = all(_can_merge(layer) for layer in layers)
-            self.rewinds = all(can_rewind(layer) for layer in layers)
-            self.most_logits = LOGITS_BYTES // (4 * model.tokenizer.vocabulary_size)
-            if not self.together:
+            self.can_batch = all(_can_merge(layer) for layer in layers)
+            self.can_rewind = all(can_rewind(layer) for layer in layers)
+            self.max_spare_logits = MAX_SPARE_LOGITS_BYTES // (4 * model.tokenizer.vocabulary_size)
+            if not self.can_batch:
                 kinds = ", ".join(sorted({type(layer).__name__ for layer in layers if not _can_merge(layer)}))
                 log.warning(
                     "Caches of this kind cannot be batched (%s): replies take turns, token by token.", kinds
                 )
             self._set_up_drafts(model, layers)
             if ranks is not None:
-                ranks.be_alike(model.folder, options)
+                ranks.check_alike(model.folder, options)
             try:
                 cost = CacheCost(*self._warm_up(layers))  # with the drafter's, which each reply has
-                self.packs = self._packs(ranks)
+                self.can_pack = self._can_pack(ranks)
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
             weights = sum(
@@ -98,11 +100,11 @@ class Machine:
             weights += network_bytes(self.draft) if self.draft is not None else 0
             memory, alike = options.memory_bytes or device_limit(), True
             if ranks is not None:
-                memory, weights, cost, self.together, alike = ranks.settle(
-                    memory, weights, cost, together=self.together
+                memory, weights, cost, self.can_batch, alike = ranks.agree_on_memory(
+                    memory, weights, cost, can_batch=self.can_batch
                 )
-                self.packs = all(ranks.meet(self.packs)) and self.together
-            self.ledger = Ledger(memory, weights, cost, padded=self.together)
+                self.can_pack = all(ranks.meet(self.can_pack)) and self.can_batch
+            self.ledger = Ledger(memory, weights, cost, padded=self.can_batch)
             made.callback(self.ledger.close)
             self.ledger.check(1, "A single token")
             cache_bytes = options.cache_bytes
@@ -136,7 +138,7 @@ class Machine:
             return ModelDrafter(self.draft, self._tokens_known)
         return TextDrafter() if self.options.draft_from_text else None
 
-    def _warm_up(self, layers: Layers) -> tuple[Layers, int]:
+    def _warm_up(self, layers: LayerCaches) -> tuple[LayerCaches, int]:
         """Run the network once, which compiles its kernels and shows the shapes of its caches."""
         count = 8
         tokens = mx.array([[0] * count])
@@ -149,17 +151,18 @@ class Machine:
         mx.clear_cache()
         return layers, count
 
-    def _packs(self, ranks: Ranks | None) -> bool:
+    def _can_pack(self, ranks: Ranks | None) -> bool:
         """Whether prompts and replies can be run together without padding."""
-        if not (self.together and self.rewinds):
+        if not (self.can_batch and self.can_rewind):
             return False
         if ranks is not None and not hasattr(self.networks[""], "shard"):
             return False  # in a pipeline of ranks, one that failed here would leave the others waiting
         return all(
-            packs(network, partial(self.fresh_layers, space)) for space, network in self.networks.items()
+            can_pack(network, partial(self.fresh_layers, adapter))
+            for adapter, network in self.networks.items()
         )
 
-    def _set_up_drafts(self, model: LoadedModel, layers: Layers) -> None:
+    def _set_up_drafts(self, model: LoadedNetwork, layers: LayerCaches) -> None:
         options = self.options
         if options.draft_model is None and not options.draft_from_text:
             return
@@ -179,15 +182,15 @@ class Machine:
             self._tokens_known = min(its_own, model.tokenizer.vocabulary_size)
         log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")
 
-    def fresh_layers(self, space: str) -> Layers:
+    def fresh_layers(self, adapter: str) -> LayerCaches:
         """Make the caches of a prompt of which nothing is known."""
-        options, network = self.options, self.networks[space]
+        options, network = self.options, self.networks[adapter]
         if options.max_kv_size is not None and hasattr(network, "make_cache"):
             raise EngineError(
                 "--max-kv-size is not possible with this model, which makes its own caches; limit the context "
                 "with --context-length instead."
             )
-        layers: Layers = make_prompt_cache(network, options.max_kv_size)
+        layers: LayerCaches = make_prompt_cache(network, options.max_kv_size)
         if options.kv_bits is None:
             return layers
         if other := sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}):

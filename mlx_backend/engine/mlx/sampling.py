@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import GenerationRequest, Sampling
 
-GREEDY_BELOW = 1e-4  # a temperature so low that the division overflows before it changes a choice
+MIN_TEMPERATURE = 1e-4  # a temperature so low that the division overflows before it changes a choice
 
 _SPREAD = 0x9E3779B97F4A7C15  # splitmix64: its increment and its two multipliers (Steele et al., 2014)
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -31,7 +31,7 @@ _MASK = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class SamplerParams:
     """How a token is drawn; rows of equal ways are drawn together."""
 
     temperature: float
@@ -42,9 +42,9 @@ class Way:
     xtc_threshold: float
 
     @classmethod
-    def of(cls, sampling: Sampling) -> Way | None:
+    def of(cls, sampling: Sampling) -> SamplerParams | None:
         """Read it from a request; None is greedy."""
-        if sampling.temperature < GREEDY_BELOW or sampling.top_p == 0 or sampling.top_k == 1:
+        if sampling.temperature < MIN_TEMPERATURE or sampling.top_p == 0 or sampling.top_k == 1:
             return None
         return cls(
             sampling.temperature,
@@ -57,7 +57,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Memory:
+class PenaltyState:
     """What penalties know of a row's text: per token of the vocabulary, 1 if it was seen, and how often said.
 
     The arrays are never changed, only replaced: an earlier memory stays what it was.
@@ -66,17 +66,17 @@ class Memory:
     seen: mx.array
     said: mx.array
 
-    def after(self, token: mx.array) -> Memory:
+    def after(self, token: mx.array) -> PenaltyState:
         """Return the memory of a text that is longer by a token (shape [1]) of the reply."""
-        return Memory(self.seen.at[token].maximum(1.0), self.said.at[token].add(1.0))
+        return PenaltyState(self.seen.at[token].maximum(1.0), self.said.at[token].add(1.0))
 
 
-class Choice:
+class RequestSampler:
     """How one request's tokens are chosen, and what went wrong while doing so."""
 
     def __init__(self, request: GenerationRequest, text: mx.array) -> None:
         sampling = request.sampling
-        self.way = Way.of(sampling)
+        self.way = SamplerParams.of(sampling)
         self.logprobs = request.logprobs
         self.constraint = request.constraint
         self.error: Exception | None = None
@@ -90,13 +90,13 @@ class Choice:
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
         self._prompt = request.prompt
 
-    def memory_of(self, reply: Sequence[int]) -> Memory | None:
+    def penalty_state(self, reply: Sequence[int]) -> PenaltyState | None:
         """Return what penalties know of the prompt and such a reply; None if there are none."""
         if self._repetition == 1.0 and not self._presence and not self._frequency:
             return None
         nothing = mx.zeros(self.text.shape)
         said = nothing.at[mx.array(list(reply))].add(1.0) if reply else nothing
-        return Memory(nothing.at[mx.array([*self._prompt, *reply])].maximum(1.0), said)
+        return PenaltyState(nothing.at[mx.array([*self._prompt, *reply])].maximum(1.0), said)
 
     @property
     def plain(self) -> bool:
@@ -121,7 +121,7 @@ class Choice:
         value ^= value >> 31
         return value >> 32, value & 0xFFFFFFFF
 
-    def processed(self, logits: mx.array, memory: Memory | None) -> mx.array:
+    def processed(self, logits: mx.array, memory: PenaltyState | None) -> mx.array:
         """Apply what this request asks for to its logits ([1, vocabulary]). Never raises."""
         if self.error is None:
             try:
@@ -138,7 +138,7 @@ class Choice:
             except Exception as error:
                 self.error = error
 
-    def _processed(self, logits: mx.array, memory: Memory | None) -> mx.array:
+    def _processed(self, logits: mx.array, memory: PenaltyState | None) -> mx.array:
         if self._bias is not None:
             tokens, values = self._bias
             logits = logits.at[:, tokens].add(values.astype(logits.dtype))
@@ -148,7 +148,7 @@ class Choice:
             logits = only(logits, words)
         return logits
 
-    def _penalised(self, logits: mx.array, memory: Memory) -> mx.array:
+    def _penalised(self, logits: mx.array, memory: PenaltyState) -> mx.array:
         # Control tokens are exempt: a model punished for closing a message never closes the next.
         if self._repetition != 1.0:  # Keskar et al., 2019
             scaled = mx.where(logits < 0, logits * self._repetition, logits / self._repetition)
@@ -173,18 +173,18 @@ def _as_array(words: Sequence[int]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SamplePosition:
     """One token to be chosen: for whom, where in the reply, and what is known of the text before it."""
 
-    choice: Choice
+    choice: RequestSampler
     at: int
-    memory: Memory | None
+    memory: PenaltyState | None
 
 
-class Report:
+class StepLogprobs:
     """The log probabilities of one step, for the rows that asked; read once the step has been computed."""
 
-    def __init__(self, logits: mx.array, chosen: mx.array, places: Sequence[Place]) -> None:
+    def __init__(self, logits: mx.array, chosen: mx.array, places: Sequence[SamplePosition]) -> None:
         self._rows = {
             row: at for at, row in enumerate(r for r, p in enumerate(places) if p.choice.logprobs is not None)
         }
@@ -217,14 +217,14 @@ class Report:
         return Logprobs(chosen, tuple(zip(tokens, values, strict=True)))
 
 
-def choose(logits: mx.array, places: Sequence[Place]) -> tuple[mx.array, Report | None]:
+def choose(logits: mx.array, places: Sequence[SamplePosition]) -> tuple[mx.array, StepLogprobs | None]:
     """Choose a token for every row of `logits` ([rows, vocabulary]); nothing is computed yet."""
     raw = logits
     if not all(place.choice.plain and place.memory is None for place in places):
         logits = mx.concatenate(
             [place.choice.processed(logits[row : row + 1], place.memory) for row, place in enumerate(places)]
         )
-    ways: dict[Way | None, list[int]] = {}
+    ways: dict[SamplerParams | None, list[int]] = {}
     for row, place in enumerate(places):
         ways.setdefault(place.choice.way, []).append(row)
     if len(ways) == 1:
@@ -239,11 +239,11 @@ def choose(logits: mx.array, places: Sequence[Place]) -> tuple[mx.array, Report 
         chosen = mx.concatenate(parts)[mx.array(back)]
     report = None
     if any(place.choice.logprobs is not None for place in places):
-        report = Report(raw, chosen, places)
+        report = StepLogprobs(raw, chosen, places)
     return chosen, report
 
 
-def _drawn(logits: mx.array, way: Way | None, places: Sequence[Place]) -> mx.array:
+def _drawn(logits: mx.array, way: SamplerParams | None, places: Sequence[SamplePosition]) -> mx.array:
     if way is None:
         return mx.argmax(logits, axis=-1)
     keys = mx.array([place.choice.key(place.at) for place in places], dtype=mx.uint32)
@@ -289,7 +289,7 @@ def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:
     return keep_from(logprobs, least)
 
 
-def exclude_top(logprobs: mx.array, way: Way, keys: mx.array, choice: Choice) -> mx.array:
+def exclude_top(logprobs: mx.array, way: SamplerParams, keys: mx.array, choice: RequestSampler) -> mx.array:
     """With xtc_probability, drop all tokens of at least xtc_threshold but the least likely of them (XTC).
 
     Control tokens stay: a reply that cannot end is no more creative.
@@ -306,7 +306,7 @@ def keep_from(logprobs: mx.array, threshold: mx.array) -> mx.array:
     return mx.where(logprobs < threshold, -mx.inf, logprobs)
 
 
-def text_tokens(vocabulary_size: int, special: Collection[int]) -> mx.array:
+def text_token_mask(vocabulary_size: int, special: Collection[int]) -> mx.array:
     """Return 1 for every token that is text and 0 for the control tokens."""
     text = mx.ones(vocabulary_size)
     if inside := [token for token in special if token < vocabulary_size]:

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerBase
 
 from mlx_backend.engine.mlx.detokenizer import (
-    ByteStream,
+    ByteDetokenizer,
     TokenBytes,
-    WindowStream,
+    WindowDetokenizer,
     spell_byte_level,
     spell_sentencepiece,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    from mlx_backend.engine.mlx.detokenizer import TextStream
+    from mlx_backend.engine.mlx.detokenizer import Detokenizer
 
 
 # What steers the renderer and not the template; `chat_template` would even replace it.
@@ -129,7 +129,7 @@ class MLXTokenizer:
         marker = self._special.get(token)
         return marker.encode() if marker is not None else self._bytes_of(token)
 
-    def text_stream(self) -> TextStream:
+    def detokenizer(self) -> Detokenizer:
         """Begin the text of one generation."""
         return self._stream()
 
@@ -146,17 +146,17 @@ class MLXTokenizer:
             plain for letter in self._special[token] for plain in self._ids(self._without_control, letter)
         ]
 
-    def _bytes_and_streams(self) -> tuple[Callable[[int], bytes], Callable[[], TextStream]]:
+    def _bytes_and_streams(self) -> tuple[Callable[[int], bytes], Callable[[], Detokenizer]]:
         match self._wrapper.detokenizer:
             case BPEStreamingDetokenizer():
                 bytes_of = TokenBytes(self._with_control, spell_byte_level)
             case SPMStreamingDetokenizer():
                 bytes_of = TokenBytes(self._with_control, spell_sentencepiece)
             case _:
-                return lambda token: self.decode([token]).encode(), lambda: WindowStream(
+                return lambda token: self.decode([token]).encode(), lambda: WindowDetokenizer(
                     self._special, self.decode
                 )
-        return bytes_of, lambda: ByteStream(self._special, bytes_of)
+        return bytes_of, lambda: ByteDetokenizer(self._special, bytes_of)
 
 
 def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str) -> dict[int, str]:

@@ -52,7 +52,7 @@ def asking(engine: Engine, question: str, **options: object) -> GenerationReques
     return GenerationRequest(prompt=tokens, **({"max_tokens": 200} | options))  # type: ignore[arg-type]
 
 
-def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
+def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
     return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
 
 
@@ -72,12 +72,12 @@ def test_the_engine_says_what_mlx_lm_says(demo: Engine) -> None:
             response.token
             for response in mlx_lm.stream_generate(model, tokenizer, list(request.prompt), max_tokens=200)
         ]
-        assert tokens_of(demo, request) == plain
+        assert reply_tokens(demo, request) == plain
 
 
 def test_requests_in_a_batch_say_what_each_would_say_alone(demo: Engine) -> None:
     requests = [asking(demo, question) for question in QUESTIONS]
-    alone = [tokens_of(demo, request) for request in requests]
+    alone = [reply_tokens(demo, request) for request in requests]
     assert all_at_once(demo, requests) == alone
 
 
@@ -99,8 +99,8 @@ def test_a_seed_gives_the_same_text_alone_and_among_others(rambler: Engine) -> N
         sampling = Sampling(temperature=1.0, top_p=0.95, top_k=50, min_p=0.01, seed=seed)
         return asking(rambler, "one two", max_tokens=30, sampling=sampling)
 
-    alone = tokens_of(rambler, seeded(7))
-    assert tokens_of(rambler, seeded(7)) == alone
+    alone = reply_tokens(rambler, seeded(7))
+    assert reply_tokens(rambler, seeded(7)) == alone
     others = [seeded(8), seeded(None), asking(rambler, "three four five", max_tokens=30)]
     first, *rest = all_at_once(rambler, [seeded(7), *others])
     assert first == alone
@@ -109,16 +109,16 @@ def test_a_seed_gives_the_same_text_alone_and_among_others(rambler: Engine) -> N
 
 def test_without_a_seed_no_two_answers_are_the_same(rambler: Engine) -> None:
     request = asking(rambler, "one two", max_tokens=30, sampling=Sampling(temperature=1.0))
-    answers = [*all_at_once(rambler, [request, request]), tokens_of(rambler, request)]
+    answers = [*all_at_once(rambler, [request, request]), reply_tokens(rambler, request)]
     assert len({tuple(answer) for answer in answers}) == 3
 
 
 def test_a_bias_can_force_a_token_and_a_penalty_can_forbid_repeating_it(rambler: Engine) -> None:
     word = rambler.tokenizer.encode("fox", control_tokens=False)[0]
     forced = Sampling(logit_bias=((word, 100.0),))
-    assert set(tokens_of(rambler, asking(rambler, "x", max_tokens=5, sampling=forced))) == {word}
+    assert set(reply_tokens(rambler, asking(rambler, "x", max_tokens=5, sampling=forced))) == {word}
     fresh = Sampling(frequency_penalty=1000.0)
-    said = tokens_of(rambler, asking(rambler, "x", max_tokens=40, sampling=fresh))
+    said = reply_tokens(rambler, asking(rambler, "x", max_tokens=40, sampling=fresh))
     texts = [token for token in said if token not in rambler.tokenizer.special_tokens]
     assert len(set(texts)) == len(texts), "every text token was said once"
 
@@ -171,8 +171,8 @@ def test_prefixes_are_reused_across_a_sliding_window_and_from_checkpoints_alone(
         requests = [
             GenerationRequest(prompt=ids + tail, max_tokens=40, checkpoints=(20, len(ids))) for tail in tails
         ]
-        plain = [tokens_of(cold, request) for request in requests]
-        assert tokens_of(warm, requests[0]) == plain[0]
+        plain = [reply_tokens(cold, request) for request in requests]
+        assert reply_tokens(warm, requests[0]) == plain[0]
         assert all_at_once(warm, requests) == plain
         *_, last = warm.generate(requests[1])
         assert isinstance(last, Finished)
@@ -181,7 +181,7 @@ def test_prefixes_are_reused_across_a_sliding_window_and_from_checkpoints_alone(
         progress, *_ = items = list(warm.generate(elsewhere))
         assert isinstance(progress, Progress)
         assert progress.cached == 20
-        assert [item.token for item in items if isinstance(item, TokenDelta)] == tokens_of(cold, elsewhere)
+        assert [item.token for item in items if isinstance(item, TokenDelta)] == reply_tokens(cold, elsewhere)
 
 
 # -- requests and their neighbours --------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_request_that_comes_in_mid_stream_is_answered_in_mid_stream(rambler: E
     while not isinstance(long.next(SOON), TokenDelta):
         pass
     short = asking(rambler, "two three", max_tokens=5)
-    assert len(tokens_of(rambler, short)) == 5
+    assert len(reply_tokens(rambler, short)) == 5
     *_, last = long
     assert isinstance(last, Finished)
     assert last.reason == "length"
@@ -200,7 +200,7 @@ def test_a_request_that_comes_in_mid_stream_is_answered_in_mid_stream(rambler: E
 
 def test_cancelling_one_of_three_leaves_the_other_two_as_they_were(rambler: Engine) -> None:
     requests = [asking(rambler, "fox " * count, max_tokens=60) for count in (1, 5, 9)]
-    expected = [tokens_of(rambler, request) for request in requests]
+    expected = [reply_tokens(rambler, request) for request in requests]
     first, second, third = (rambler.generate(request) for request in requests)
     while not isinstance(second.next(SOON), TokenDelta):
         pass
@@ -243,7 +243,7 @@ class Saboteur:
 )
 def test_a_request_whose_grammar_raises_fails_alone(rambler: Engine, saboteur: dict[str, Any]) -> None:
     innocents = [asking(rambler, "fox " * count, max_tokens=30) for count in (1, 3)]
-    expected = [tokens_of(rambler, request) for request in innocents]
+    expected = [reply_tokens(rambler, request) for request in innocents]
     guilty = asking(rambler, "dog", max_tokens=30, constraint=Saboteur(**saboteur))
     before, sabotaged, after = (rambler.generate(each) for each in (innocents[0], guilty, innocents[1]))
     with pytest.raises(EngineError, match=r"Choosing the next token failed"):
@@ -277,7 +277,7 @@ class Alternating:
 
 def test_a_grammar_holds_its_own_reply_and_no_other(rambler: Engine) -> None:
     free = asking(rambler, "fox", max_tokens=20)
-    expected = tokens_of(rambler, free)
+    expected = reply_tokens(rambler, free)
     held = [
         asking(
             rambler, "dog", max_tokens=20, constraint=Alternating(70, 301), sampling=Sampling(temperature=t)
@@ -343,7 +343,7 @@ def test_what_could_harm_the_engine_is_refused_by_name(
     ],
 )
 def test_odd_but_lawful_sampling_still_answers(rambler: Engine, sampling: Sampling) -> None:
-    tokens = tokens_of(rambler, asking(rambler, "x", max_tokens=4, sampling=sampling))
+    tokens = reply_tokens(rambler, asking(rambler, "x", max_tokens=4, sampling=sampling))
     assert len(tokens) == 4
     assert all(0 <= token < 512 for token in tokens)
 

@@ -52,7 +52,7 @@ def thinking(
     return GenerationRequest(prompt=prompt, max_tokens=room, constraint=budget)
 
 
-def tokens_of(engine: Engine, request: GenerationRequest) -> list[int]:
+def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
     return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
 
 
@@ -62,8 +62,8 @@ def test_the_reply_is_its_own_up_to_the_budget_and_then_the_closing(
     engine: Engine, sampling: Sampling, tokens: int
 ) -> None:
     words = engine.tokenizer
-    free = tokens_of(engine, replace(thinking(words, "fox", None), sampling=sampling))
-    held = tokens_of(engine, replace(thinking(words, "fox", tokens), sampling=sampling))
+    free = reply_tokens(engine, replace(thinking(words, "fox", None), sampling=sampling))
+    held = reply_tokens(engine, replace(thinking(words, "fox", tokens), sampling=sampling))
     closing = words.encode(TO_FINAL, control_tokens=True)
     assert held[: tokens + len(closing)] == [*free[:tokens], *closing]
     assert len(held) == 60
@@ -83,7 +83,7 @@ def test_drafts_are_used_up_to_the_budget_and_never_beyond(
 
     with load_engine(model, cache_bytes=0, draft_model=str(other), draft_tokens=count) as drafting:
         for limit in limits:
-            assert tokens_of(drafting, request(*limit)) == tokens_of(engine, request(*limit))
+            assert reply_tokens(drafting, request(*limit)) == reply_tokens(engine, request(*limit))
 
 
 def test_drafts_save_steps_under_a_budget_too(model: Path, engine: Engine) -> None:
@@ -119,7 +119,7 @@ def test_together_each_is_what_it_is_alone(engine: Engine) -> None:
         ]
         return [replace(each, sampling=SAMPLINGS[at % 2]) for at, each in enumerate(asked)]
 
-    alone = [tokens_of(engine, request) for request in requests()]
+    alone = [reply_tokens(engine, request) for request in requests()]
     generations = [engine.generate(request) for request in requests()]
     assert [
         [item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations
@@ -137,8 +137,8 @@ def test_a_reply_that_is_put_off_for_want_of_memory_keeps_its_budget(model: Path
             before = len(spoken)
             spoken += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
             if before < len(spoken) in put_off_at:
-                [row] = batch._rows.values()
-                batch._put_one_off(row)
+                [row] = batch._sequences.values()
+                batch._preempt(row)
         batch.unload()
         batch.close()
         return spoken

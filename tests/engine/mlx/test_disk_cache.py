@@ -25,7 +25,7 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_backend.engine.mlx import disk_cache
-from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, Stored, model_fingerprint
+from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, StoredCheckpoint, model_fingerprint
 from mlx_backend.engine.mlx.kv_cache import as_bytes
 from mlx_backend.errors import EngineRefused
 
@@ -120,8 +120,8 @@ def files(store: DiskCheckpoints) -> list[Path]:
     return sorted(store.folder.iterdir())
 
 
-def stored_in(store: DiskCheckpoints, tokens: list[int]) -> Stored:
-    stored = store.longest(tokens)
+def stored_in(store: DiskCheckpoints, tokens: list[int]) -> StoredCheckpoint:
+    stored = store.find_longest(tokens)
     assert stored is not None
     assert stored.length == len(tokens)
     return stored
@@ -257,7 +257,7 @@ def test_the_longest_stored_prefix_is_found_after_a_restart(store: Stores) -> No
     assert len(second) == 4
 
     def found(tokens: list[int], beyond: int = 0) -> int | None:
-        stored = second.longest(tokens, beyond=beyond)
+        stored = second.find_longest(tokens, beyond=beyond)
         return stored.length if stored is not None else None
 
     assert found([1, 2, 3]) == 2
@@ -278,7 +278,7 @@ def test_what_is_about_to_be_written_need_not_be_written_again(store: Stores) ->
     here.write([2], small([2]))
     assert here.has([1])
     assert here.has([2])
-    assert here.longest([1, 2]) is None, "there is nothing to read yet"
+    assert here.find_longest([1, 2]) is None, "there is nothing to read yet"
     here.gate.set()
 
 
@@ -349,7 +349,7 @@ def test_a_file_that_cannot_be_understood_is_dropped_when_a_server_starts(
     path.write_bytes(SPOILED[kind](path.read_bytes()))
     second = store()
     assert len(second) == 1
-    assert second.longest(PROMPT) is None
+    assert second.find_longest(PROMPT) is None
     assert not path.exists()
     assert len(warnings(caplog)) == 1
     assert str(path) in warnings(caplog)[0]
@@ -366,7 +366,7 @@ def test_a_file_that_is_spoiled_when_it_is_needed_is_as_if_it_had_never_been(
     assert path.read_bytes() != content
     assert here.read(stored_in(here, PROMPT)) is None
     assert not path.exists()
-    assert here.longest(PROMPT) is None
+    assert here.find_longest(PROMPT) is None
     assert not here.has(PROMPT)
     assert len(warnings(caplog)) == 1
     assert "spoiled" in warnings(caplog)[0]
@@ -399,7 +399,7 @@ def test_a_file_that_has_vanished_is_simply_not_there(
     here = store()
     put(here, [1, 2]).unlink()
     assert here.read(stored_in(here, [1, 2])) is None
-    assert here.longest([1, 2]) is None
+    assert here.find_longest([1, 2]) is None
     assert not warnings(caplog)
 
 
@@ -426,8 +426,8 @@ def test_tokens_are_compared_and_not_only_the_name_made_from_them(
     ours, theirs = put(first, [1, 2]), put(first, [7, 8])
     theirs.replace(ours)  # as if both had one name, and the other had been written last
     second = store()
-    assert second.longest([1, 2]) is None
-    assert second.longest([7, 8]) is not None
+    assert second.find_longest([1, 2]) is None
+    assert second.find_longest([7, 8]) is not None
     assert first.read(stored_in(first, [1, 2])) is None
     assert "other tokens" in warnings(caplog)[0]
 
@@ -454,11 +454,11 @@ def test_a_model_never_sees_what_another_has_stored(store: Stores) -> None:
     mine, theirs = put(store(), [1, 2]), put(store(model="theirs"), [1, 2])
     assert mine != theirs
     third = store(model="a third")
-    assert third.longest([1, 2]) is None
+    assert third.find_longest([1, 2]) is None
     assert mine.exists()
     assert theirs.exists()
     theirs.replace(mine)  # even under our name
-    assert store().longest([1, 2]) is None
+    assert store().find_longest([1, 2]) is None
 
 
 def test_the_fingerprint_tells_models_apart(tmp_path: Path) -> None:
@@ -594,7 +594,7 @@ def test_two_servers_on_one_folder_do_not_harm_each_other(store: Stores) -> None
         assert each.read(stored_in(each, [1, 2])) is not None
     assert len(files(one)) == 1
     put(other, [3])
-    assert one.longest([3]) is None
+    assert one.find_longest([3]) is None
     put(one, [4])
     assert one.read(stored_in(one, [3])) is not None, "whoever writes sees what others have written"
 
@@ -658,7 +658,7 @@ for _ in range(2):
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     store.write([9] * 1024, large(16))
     store.flush()
-    stored = store.longest([9] * 1024)
+    stored = store.find_longest([9] * 1024)
     assert store.read(stored) is not None
     stored.path.unlink()
     assert store.read(stored) is None
@@ -720,7 +720,7 @@ class Slow(DiskCheckpoints):
     """Its writer does not get anywhere until it is told to give up."""
 
     def _go_on(self) -> None:
-        while not self._given_up:
+        while not self._abandoned:
             pass
         super()._go_on()
 
@@ -731,7 +731,7 @@ def test_closing_does_not_wait_for_ever_and_leaves_no_partial_file(
     here = store.of(Slow)
     here.write([1], small([1]))
     here.write([2], small([2]))
-    monkeypatch.setattr(disk_cache, "LONGEST_CLOSE", 0.01)
+    monkeypatch.setattr(disk_cache, "MAX_CLOSE_SECONDS", 0.01)
     closing = threading.Thread(target=here.close)
     closing.start()
     closing.join(SOON)

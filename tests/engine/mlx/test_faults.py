@@ -165,7 +165,7 @@ class CountingNetwork:
 def test_a_prompt_with_many_checkpoints_is_read_in_a_piece_or_two_and_all_are_kept(
     model: Path, monkeypatch: pytest.MonkeyPatch, logits: int, pieces: list[int]
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.runtime.LOGITS_BYTES", logits)
+    monkeypatch.setattr("mlx_backend.engine.mlx.runtime.MAX_SPARE_LOGITS_BYTES", logits)
     prompt = list(range(20, 120))
     marks = (30, 60, 97)
     batch = Counting(model, EngineOptions())

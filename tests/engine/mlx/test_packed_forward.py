@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_backend.engine.mlx.kv_cache import merged
-from mlx_backend.engine.mlx.packed_forward import NotRun, Part, packs, run
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, can_pack, run
 
 
 @pytest.fixture(scope="module", params=["windowed", "qwen"])
@@ -42,7 +42,7 @@ def same(one: mx.array, other: mx.array) -> bool:
 def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
     network: Any, known: tuple[int, ...]
 ) -> None:
-    assert packs(network, partial(make_prompt_cache, network))
+    assert can_pack(network, partial(make_prompt_cache, network))
     texts = [text(at, length) for at, length in enumerate(known)]
     prompts = [text(7, 1), text(8, 40), text(9, 17)]
     expected = [network(mx.array([[each[0]]]), cache=read(network, each))[0] for each in texts] + [
@@ -50,14 +50,14 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
     ]
     singles = [read(network, each) for each in texts]
     batch = merged(singles)
-    parts = [Part(mx.array([[each[0]] for each in texts]), batch)]
-    parts += [Part(mx.array([each]), read(network, texts[0])) for each in prompts]
+    parts = [Segment(mx.array([[each[0]] for each in texts]), batch)]
+    parts += [Segment(mx.array([each]), read(network, texts[0])) for each in prompts]
     assert same(run(network, parts), mx.concatenate(expected))
     for part, tokens in zip(parts[1:], prompts, strict=True):  # and each goes on from its own caches
-        nexts = run(network, [Part(mx.array([[5]]), part.layers)])
+        nexts = run(network, [Segment(mx.array([[5]]), part.layers)])
         assert same(nexts, network(mx.array([[5]]), cache=read(network, [*texts[0], *tokens]))[0])
     assert same(
-        run(network, [Part(mx.array([[6]] * 3), batch)]),
+        run(network, [Segment(mx.array([[6]] * 3), batch)]),
         mx.concatenate(
             [network(mx.array([[6]]), cache=read(network, [*each, each[0]]))[0] for each in texts]
         ),
@@ -65,15 +65,17 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
 
 
 def test_what_fails_leaves_all_caches_as_they_were(network: Any) -> None:
-    assert packs(network, partial(make_prompt_cache, network))
-    parts = [Part(mx.array([text(at, 9)]), read(network, text(at, 20))) for at in range(2)]
-    expected = run(network, [Part(part.tokens, read(network, text(at, 20))) for at, part in enumerate(parts)])
+    assert can_pack(network, partial(make_prompt_cache, network))
+    parts = [Segment(mx.array([text(at, 9)]), read(network, text(at, 20))) for at in range(2)]
+    expected = run(
+        network, [Segment(part.tokens, read(network, text(at, 20))) for at, part in enumerate(parts)]
+    )
 
     def broken(tokens: mx.array, cache: Any) -> mx.array:
         network(tokens, cache=cache)
         raise RuntimeError("[malloc] Unable to allocate 99 bytes")
 
-    with pytest.raises(NotRun) as caught:
+    with pytest.raises(ForwardError) as caught:
         run(broken, parts)
     assert "Unable to allocate" in str(caught.value.__cause__)
     assert same(run(network, parts), expected)
@@ -99,7 +101,7 @@ class _Own(nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("attends", [False, True])
 def test_a_network_with_ways_of_its_own_is_not_run_packed(attends: bool) -> None:
-    assert not packs(_Own(attends=attends), lambda: [KVCache()])
+    assert not can_pack(_Own(attends=attends), lambda: [KVCache()])
 
 
 def test_a_network_that_only_looks_as_if_it_could_is_found_out(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_network_that_only_looks_as_if_it_could_is_found_out(tmp_path: Path) -
             logits: mx.array = network(tokens, cache=cache)
             return logits
 
-    assert not packs(Mistaken(), partial(make_prompt_cache, network))
+    assert not can_pack(Mistaken(), partial(make_prompt_cache, network))
 
 
 def test_a_network_that_fails_with_several_texts_is_served_without(tmp_path: Path) -> None:
@@ -129,4 +131,4 @@ def test_a_network_that_fails_with_several_texts_is_served_without(tmp_path: Pat
             logits: mx.array = network(tokens, cache=cache)
             return logits
 
-    assert not packs(Alone(), partial(make_prompt_cache, network))
+    assert not can_pack(Alone(), partial(make_prompt_cache, network))

@@ -40,7 +40,7 @@ def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> No
     for _ in range(300):
         prompt = tuple(chooser.choice((1, 2)) for _ in range(chooser.randrange(10)))
         expected = max((len(tokens) for tokens in kept if prompt[: len(tokens)] == tokens), default=0)
-        length, found = cache.longest(prompt)
+        length, found = cache.find_longest(prompt)
         assert length == expected
         if found is not None:
             assert contents(found) == list(range(length))
@@ -63,10 +63,10 @@ def test_when_the_longest_is_given_up_the_others_still_hold_theirs() -> None:
         cache.keep([9] * length, layers(length))
     while len(cache):
         for length in (20, 40, 60, 90):
-            known, found = cache.longest([9] * length)
+            known, found = cache.find_longest([9] * length)
             assert contents(found) == list(range(known)) if found is not None else known == 0
         before = cache.nbytes
-        cache.shrink(before - 1)
+        cache.evict_to(before - 1)
         assert cache.nbytes < before
     assert cache.nbytes == 0
 
@@ -84,7 +84,7 @@ def test_the_bytes_are_those_that_are_really_held(lengths: tuple[int, int]) -> N
         tokens = [chooser.randrange(2)] * 100 + [chooser.randrange(3)] * length
         cache.keep(tokens, layers(100 + length, size=64))
         if chooser.random() < 0.3:
-            cache.shrink(cache.nbytes // 2)
+            cache.evict_to(cache.nbytes // 2)
     mx.synchronize()
     held = mx.get_active_memory() - before
     assert held == pytest.approx(cache.nbytes, rel=0.1)
@@ -97,20 +97,20 @@ def test_what_saves_least_for_its_size_goes_first_and_use_keeps_alive() -> None:
     for name in range(1, 6):
         cache.keep([name] * 50, layers(50))
     one = cache.nbytes // 5
-    cache.longest([1] * 60)  # used again
-    cache.shrink(cache.nbytes - one)
+    cache.find_longest([1] * 60)  # used again
+    cache.evict_to(cache.nbytes - one)
     cache.keep([7] * 50, layers(50))
-    cache.shrink(cache.nbytes - one)
+    cache.evict_to(cache.nbytes - one)
     cache.keep([8] * 50, layers(50))
-    assert cache.covered([1] * 60) == 50
-    assert cache.covered([2] * 60) == 0
+    assert cache.covered_tokens([1] * 60) == 50
+    assert cache.covered_tokens([2] * 60) == 0
 
 
 def test_what_is_taken_out_can_be_written_to_and_what_is_kept_does_not_change() -> None:
     cache = PrefixCache(1 << 30)
     cache.keep([9] * 30, layers(30))
     for _ in range(2):
-        _, mine = cache.longest([9] * 40)
+        _, mine = cache.find_longest([9] * 40)
         assert mine is not None
         for layer in mine:
             layer.update_and_fetch(mx.full((1, 2, 5, 4), 77.0), mx.full((1, 2, 5, 4), 77.0))
@@ -125,14 +125,14 @@ def test_what_is_larger_than_all_the_room_there_is_is_not_kept() -> None:
     cache = PrefixCache(20_000)
     assert not cache.keep([9] * 500, layers(500))
     assert cache.keep([9] * 20, layers(20))
-    assert (len(cache), cache.covered([9] * 501)) == (1, 20)
+    assert (len(cache), cache.covered_tokens([9] * 501)) == (1, 20)
 
 
 def test_a_space_never_sees_anothers() -> None:
     cache = PrefixCache(1 << 30)
     cache.keep([9] * 20, layers(20), "pirate")
-    assert cache.longest([9] * 30) == (0, None)
-    assert cache.longest([9] * 30, "pirate")[0] == 20
+    assert cache.find_longest([9] * 30) == (0, None)
+    assert cache.find_longest([9] * 30, "pirate")[0] == 20
 
 
 def test_a_state_that_is_taken_out_of_a_batch_does_not_hold_on_to_it() -> None:

@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import load as load_wrapper
 from tokenizers import Tokenizer
 
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.mlx.detokenizer import ByteStream, WindowStream
+from mlx_backend.engine.mlx.detokenizer import ByteDetokenizer, WindowDetokenizer
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.engine.scripted import ScriptedTokenizer
 from mlx_backend.errors import EngineRefused
@@ -160,8 +160,8 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["東京 🎉 is é", "the  the", " the"])
 def test_characters_cut_between_tokens_come_whole_and_once(tmp_path: Path, kind: object, text: str) -> None:
     tokenizer = read(tmp_path, kind())  # type: ignore[operator]
-    stream = tokenizer.text_stream()
-    assert isinstance(stream, ByteStream)
+    stream = tokenizer.detokenizer()
+    assert isinstance(stream, ByteDetokenizer)
     tokens = tokenizer.encode(text, control_tokens=False)
     pieces = [stream.push(token) for token in tokens]
     assert "".join(pieces) == text
@@ -170,8 +170,8 @@ def test_characters_cut_between_tokens_come_whole_and_once(tmp_path: Path, kind:
 
 def test_a_vocabulary_of_another_kind_is_read_through_its_own_decoder(tmp_path: Path) -> None:
     tokenizer = read(tmp_path, words_and_markers())
-    stream = tokenizer.text_stream()
-    assert isinstance(stream, WindowStream)
+    stream = tokenizer.detokenizer()
+    assert isinstance(stream, WindowDetokenizer)
     tokens = tokenizer.encode("fox the the<|end|>the", control_tokens=True)
     pieces = [stream.push(token) for token in tokens]
     assert "".join(pieces) == "fox the the<|end|>the"
@@ -180,7 +180,7 @@ def test_a_vocabulary_of_another_kind_is_read_through_its_own_decoder(tmp_path: 
 
 def test_a_window_holds_back_what_is_not_yet_a_character() -> None:
     parts = {1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"x"}
-    stream = WindowStream(
+    stream = WindowDetokenizer(
         {9: "<|end|>"}, lambda tokens: b"".join(map(parts.__getitem__, tokens)).decode(errors="replace")
     )
     assert [stream.push(token) for token in (3, 1, 2, 3, 1, 9, 3)] == ["x", "", "é", "x", "", "<|end|>", "x"]
@@ -190,7 +190,7 @@ def test_a_window_holds_back_what_is_not_yet_a_character() -> None:
 def test_a_marker_is_exactly_its_marker_even_in_the_middle_of_a_character(byte_bpe: MLXTokenizer) -> None:
     half = byte_bpe.encode("é", control_tokens=False)[:1]
     end = MARKERS.index("<|end|>")
-    stream = byte_bpe.text_stream()
+    stream = byte_bpe.detokenizer()
     assert [stream.push(token) for token in [*half, end, *byte_bpe.encode("fox", control_tokens=False)]][
         :2
     ] == [
@@ -202,12 +202,12 @@ def test_a_marker_is_exactly_its_marker_even_in_the_middle_of_a_character(byte_b
 def test_bytes_that_are_no_character_are_shown_as_such_and_hold_nothing_back(byte_bpe: MLXTokenizer) -> None:
     half = byte_bpe.encode("é", control_tokens=False)[:1]
     word = byte_bpe.encode("fox", control_tokens=False)
-    stream = byte_bpe.text_stream()
+    stream = byte_bpe.detokenizer()
     assert "".join(stream.push(token) for token in [*half, *word]) == "\ufffdfox"
 
 
 def test_ids_that_only_pad_the_vocabulary_have_no_text(byte_bpe: MLXTokenizer) -> None:
-    assert byte_bpe.text_stream().push(511) == ""
+    assert byte_bpe.detokenizer().push(511) == ""
 
 
 # -- the scripted one ---------------------------------------------------------------------------------------
