@@ -259,7 +259,7 @@ def test_an_answer_that_should_have_begun_inside_a_block_and_did_not_is_still_an
     assert shown({"content": "why"}, reader=Reader(inside=True), finish="length") == "<think>\nwhy\n</think>"
 
 
-CASES = Path(__file__).parents[1] / "conversation" / "cases"
+CASES = Path(__file__).parents[2] / "conversation" / "cases"
 
 
 @pytest.mark.parametrize("file", ["valid.toml", "malformed.toml"])

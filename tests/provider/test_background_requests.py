@@ -1,0 +1,93 @@
+"""Requests that Dify makes by itself: done at low effort, answered without a thinking block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from dify_view import text_of, user
+from invocations import GPT_OSS, TITLE, sent
+
+if TYPE_CHECKING:
+    from conftest import Stub
+    from daemon import PluginProcess
+
+
+QUESTIONS = (
+    "Human: hi\nPlease help me predict the three most likely questions that human would ask …\nquestions:\n"
+)
+
+
+CODE = "You are an expert programmer. Generate code based on the following instructions:\n\nInstructions: add"
+
+
+@pytest.mark.parametrize("errand", [TITLE, QUESTIONS])
+def test_difys_own_errands_are_done_at_the_lowest_effort_and_answered_without_a_block(
+    plugin: PluginProcess, stub: Stub, errand: str
+) -> None:
+    stub.streams({"reasoning_content": "{}"}, {"content": '{"Your Output": "<think> tags"}'})
+    settings = {"temperature": 1, "max_tokens": 500}
+    chunks = list(
+        plugin.invoke(
+            [user(errand)], credentials=stub.credentials, model=GPT_OSS, parameters=settings, stream=False
+        )
+    )
+    assert text_of(chunks) == '{"Your Output": "<think> tags"}'
+    body = stub.asked()[0]["body"]
+    assert (body["reasoning_effort"], body["priority"], body["answer_reserve"]) == ("low", 1, 300)
+
+
+def test_an_aside_for_a_model_that_can_do_without_thinking_does_without(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    settings = {"max_tokens": 256}
+    body = sent(plugin, stub, [user("hi")], model="default", parameters=settings, stream=False)
+    assert body["reasoning_effort"] == "none"
+
+
+def test_a_generator_without_a_limit_is_an_errand_too(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"reasoning_content": "easy"}, {"content": "def main(): ..."})
+    chunks = list(plugin.invoke([user(CODE)], credentials=stub.credentials, model=GPT_OSS, stream=False))
+    assert text_of(chunks) == "def main(): ..."
+    body = stub.asked()[0]["body"]
+    assert (body["reasoning_effort"], body["priority"]) == ("low", 1)
+    assert "answer_reserve" not in body
+
+
+def test_an_effort_that_was_chosen_is_kept_in_an_errand(plugin: PluginProcess, stub: Stub) -> None:
+    settings = {"reasoning_effort": "medium", "max_tokens": 500}
+    body = sent(plugin, stub, [user(CODE)], model=GPT_OSS, parameters=settings, stream=False)
+    assert body["reasoning_effort"] == "medium"
+    assert "priority" not in body
+
+
+def test_little_room_is_enough_for_what_is_streamed_to_a_user(plugin: PluginProcess, stub: Stub) -> None:
+    body = sent(plugin, stub, [user("hi")], model=GPT_OSS, parameters={"max_tokens": 500})
+    assert body["reasoning_effort"] == "medium"
+    assert not {"priority", "answer_reserve"} & body.keys()
+
+
+def test_other_servers_are_not_sent_what_only_ours_knows(plugin: PluginProcess, stub: Stub) -> None:
+    stub.streams({"content": "ok"})
+    form = {**stub.credentials, "server_kind": "other"}
+    settings = {"max_tokens": 500}
+    list(plugin.invoke([user(TITLE)], credentials=form, model=GPT_OSS, parameters=settings, stream=False))
+    body = stub.asked()[0]["body"]
+    assert body["reasoning_effort"] == "low"
+    assert not {"priority", "answer_reserve"} & body.keys()
+
+
+def test_the_same_words_in_a_conversation_are_no_errand(plugin: PluginProcess, stub: Stub) -> None:
+    assert sent(plugin, stub, [user(TITLE)])["reasoning_effort"] == "medium"
+    assert sent(plugin, stub, [user("hi")], stream=False)["reasoning_effort"] == "medium"
+
+
+def test_json_that_dify_asks_for_in_the_prompt_comes_without_a_block_although_it_is_streamed(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    stub.streams({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
+    words = (
+        "You’re a helpful AI assistant. You could answer questions and output in JSON format.\nconstraints:"
+    )
+    messages = [{"role": "system", "content": words}, user("My name is John.")]
+    assert text_of(list(plugin.invoke(messages, credentials=stub.credentials))) == '{"a": 1}'

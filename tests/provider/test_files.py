@@ -1,0 +1,91 @@
+"""Images and documents in a message, and those that cannot be sent."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import PluginError, PluginProcess
+
+if TYPE_CHECKING:
+    from conftest import Stub
+
+
+IMAGE = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
+
+
+def document(name: str, data: bytes, kind: str) -> dict[str, Any]:
+    """A document as Dify sends it."""
+    encoded = base64.b64encode(data).decode()
+    form = name.rpartition(".")[2]
+    return {"type": "document", "format": form, "mime_type": kind, "base64_data": encoded, "filename": name}
+
+
+def parts_sent(plugin: PluginProcess, stub: Stub, *parts: dict[str, Any], **form: str) -> Any:
+    stub.streams({"content": "ok"})
+    message = {"role": "user", "content": list(parts)}
+    list(plugin.invoke([message], credentials={**stub.credentials, **form}, model="seeing"))
+    (request,) = stub.asked()
+    return request["body"]["messages"][0]["content"]
+
+
+def test_pictures_go_as_they_came_and_where_they_stood(plugin: PluginProcess, stub: Stub) -> None:
+    address = {**IMAGE, "base64_data": "", "url": "http://dify/files/a.png", "detail": "high"}
+    sent_parts = parts_sent(
+        plugin, stub, {"type": "text", "data": "one"}, IMAGE, {"type": "text", "data": "two"}, address
+    )
+    assert sent_parts == [
+        {"type": "text", "text": "one"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa", "detail": "low"}},
+        {"type": "text", "text": "two"},
+        {"type": "image_url", "image_url": {"url": "http://dify/files/a.png", "detail": "high"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("a.md", "# 題\n".encode(), "text/markdown"),
+        ("a.csv", "\ufeff# 題\n".encode(), "text/csv; charset=utf-8"),
+        ("a.json", "# 題\n".encode(), "application/json"),
+        ("a.log", "# 題\n".encode("utf-16"), "application/octet-stream"),
+    ],
+)
+def test_a_document_of_plain_text_goes_as_its_text(
+    plugin: PluginProcess, stub: Stub, name: str, data: bytes, kind: str
+) -> None:
+    read = parts_sent(plugin, stub, {"type": "text", "data": "Summarise:"}, document(name, data, kind))
+    assert read == f"Summarise:\n{name}:\n\n# 題\n"
+
+
+def test_another_document_goes_as_a_file(plugin: PluginProcess, stub: Stub) -> None:
+    (part,) = parts_sent(plugin, stub, document("a.pdf", b"%PDF", "application/pdf"))
+    assert part == {
+        "type": "file",
+        "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERg=="},
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (document("a.txt", "表".encode("cp932"), "text/plain"), "'a.txt' is not text in UTF-8"),
+        ({**document("a.txt", b"", "text/plain"), "url": "http://x"}, "MULTIMODAL_SEND_FORMAT=base64"),
+    ],
+)
+def test_a_document_that_cannot_be_read_is_refused_with_what_to_do(
+    plugin: PluginProcess, stub: Stub, part: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PluginError, match=words) as caught:
+        list(plugin.invoke([{"role": "user", "content": [part]}], credentials=stub.credentials))
+    assert caught.value.kind == "InvokeBadRequestError"
+
+
+def test_a_picture_for_a_model_that_the_form_calls_blind_is_refused_in_words(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    form = {**stub.credentials, "vision": "unsupported"}
+    with pytest.raises(PluginError, match="reads text only") as caught:
+        list(plugin.invoke([{"role": "user", "content": [IMAGE]}], credentials=form))
+    assert caught.value.kind == "InvokeBadRequestError"
