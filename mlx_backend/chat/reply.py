@@ -1,75 +1,43 @@
-"""A reply on its way: what the engine says becomes events, counted, cut at stop strings, and told to the end.
+"""A reply in progress: engine items in, events out, up to one StreamEnd.
 
-    engine items ─parser─▶ events ─stop strings─▶ what the client gets, and what it cost
+    engine items ─parser─▶ events ─StopFilter─▶ the events a client gets
+                     ├─ UsageMeter        what they cost              (usage.py)
+                     ├─ LogprobsAligner   log probabilities by text   (logprobs.py)
+                     └─ FinishedReply     the whole of it, for `on_finished`
 
-A `Reply` is an iterator of events that cancels its generation when it is closed. Knows no HTTP, no prompts.
+A `Reply` is an iterator of events that cancels its generation when it is closed. Knows no HTTP and no prompts.
 """
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mlx_backend.chat.stop_strings import StopStrings
-from mlx_backend.conversation.events import (
-    Channel,
-    ContentDelta,
-    Event,
-    FinishReason,
-    ReasoningDelta,
-    StreamEnd,
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from mlx_backend.chat.logprobs import ContentLogprobs, LogprobsAligner
+from mlx_backend.chat.stop_strings import StopFilter
+from mlx_backend.chat.usage import UsageMeter
+from mlx_backend.conversation.events import ContentDelta, Event, StreamEnd, ToolCallEnd
+from mlx_backend.conversation.parser import fold
 from mlx_backend.engine.base import Finished, Progress, TokenDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from mlx_backend.chat.reasoning_store import ReasoningStore
+    from mlx_backend.chat.usage import Usage
     from mlx_backend.conversation.effort import Resolution
-    from mlx_backend.engine.base import Generation, Logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """A token of the answer and how likely it was."""
-
-    token: int
-    logprobs: Logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class ContentLogprobs:
-    """The tokens of the content delta that comes next."""
-
-    tokens: tuple[TokenLogprobs, ...]
-
+    from mlx_backend.conversation.events import EndedBy, FinishReason, Message
+    from mlx_backend.engine.base import Generation
 
 type ReplyEvent = Event | ContentLogprobs
 
 
-@dataclass(slots=True)
-class Usage:
-    """What a reply has cost so far. Seconds are the engine's, and there at the end, whatever that was."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    reasoning_tokens: int = 0
-    cached_tokens: int = 0
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-
 class Parser(Protocol):
-    """What turns text into events (ChannelParser, or RawText)."""
+    """Turns a model's text into events: `ChannelParser` for a conversation, `RawText` for a plain completion."""
 
     @property
     def ended(self) -> bool:
-        """Nothing after this belongs to the turn."""
+        """Nothing after this belongs to the reply."""
         ...
 
     @property
@@ -78,91 +46,98 @@ class Parser(Protocol):
         ...
 
     def feed(self, text: str, token: int | None = None) -> list[Event]:
-        """Read more text."""
+        """Parse more text."""
         ...
 
-    def close(self, ended_by: Literal["stop", "length"] = "stop") -> list[Event]:
-        """Read the end."""
+    def close(self, ended_by: EndedBy = "stop") -> list[Event]:
+        """Parse the end; the last event is a StreamEnd."""
         ...
 
 
-class RawText:
-    """The parser that reads nothing: all text is content, markers included.
+@dataclass(frozen=True, slots=True)
+class FinishedReply:
+    """The whole of a reply that has ended, and the ids that its complete tool calls went out with, in order."""
 
-    With `special_tokens` the end token is left out, as a plain completion expects: a control token is shown
-    only when something follows it.
+    message: Message
+    call_ids: Sequence[str]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the token limit ended it."""
+        return self.message.finish == "length"
+
+    def as_history(self) -> dict[str, Any]:
+        """Return the assistant message that a client would send back; reasoning belongs to tool calls alone."""
+        message = self.message
+        answer: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if not self.call_ids:
+            return answer
+        complete = [call for call in message.tool_calls if call.complete]
+        calls = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call_id, call in zip(self.call_ids, complete, strict=True)
+        ]
+        return {**answer, "tool_calls": calls, "reasoning_content": message.reasoning}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyPlan:
+    """How a generation becomes a reply.
+
+    `on_finished` is called once, before the StreamEnd is handed out: the client's next request may follow at
+    once. It is not called for a reply that was closed or failed.
     """
 
-    def __init__(self, special_tokens: Mapping[int, str] | None = None, *, keep_end: bool = False) -> None:
-        self.ended = self.reasons = False
-        self._special = {} if keep_end or special_tokens is None else special_tokens
-        self._held = ""
-
-    def feed(self, text: str, token: int | None = None) -> list[Event]:
-        """Show the text as it is."""
-        shown = self._held + text
-        self._held = ""
-        if token in self._special:
-            self._held = text
-            shown = shown.removesuffix(text)
-        return [ContentDelta(shown)] if shown else []
-
-    def close(self, ended_by: Literal["stop", "length"] = "stop") -> list[Event]:
-        """End; a control token cut off by the limit was no end token."""
-        shown: list[Event] = [ContentDelta(self._held)] if self._held and ended_by == "length" else []
-        return [*shown, StreamEnd(ended_by)]
+    parser: Parser
+    prompt_tokens: int
+    special_tokens: Mapping[int, str]
+    effort: Resolution | None = None
+    stop: tuple[str, ...] = ()
+    parallel_tool_calls: bool = True
+    on_finished: Callable[[FinishedReply], None] | None = None
 
 
 class Reply:
-    """A running reply: iterate it for events, close it to cancel. One thread iterates; any may close.
+    """A running reply: iterate its events, close it to cancel. One thread iterates; any may close.
 
-    `usage` is right at any time and final after the last event. Besides events the iterator gives `Progress`
-    while the prompt is read, and None whenever `patience` seconds passed without anything.
+    `usage` is right at any time and final after the last event.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        parser: Parser,
-        *,
-        prompt_tokens: int,
-        special_tokens: Mapping[int, str],
-        effort: Resolution | None = None,
-        stop: tuple[str, ...] = (),
-        one_call: bool = False,
-        thoughts: ReasoningStore | None = None,
-        open_calls: Sequence[str] = (),
-        told: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> None:
-        self.effort = effort
-        self.usage = Usage(prompt_tokens)
+    def __init__(self, generation: Generation, plan: ReplyPlan) -> None:
+        self.effort = plan.effort
         self.finish: FinishReason | None = None
         self._generation = generation
-        self._parser = parser
-        self._special = special_tokens
-        self._stop = StopStrings(stop)
-        self._one_call = one_call
-        self._thoughts = thoughts
-        self._open_calls = open_calls
-        self._told = told
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._calls: dict[int, str] = {}
-        self._call_parts: dict[int, tuple[str, list[str]]] = {}
-        self._logprobs: list[TokenLogprobs] = []  # of tokens whose text has not been shown yet
-        self._unclaimed = 0  # tokens since the last event or marker: part of whatever comes next
-        self._halves = 0  # tokens of a character that is not complete
+        self._plan = plan
+        self._parser = plan.parser
+        self._meter = UsageMeter(plan.prompt_tokens, plan.special_tokens)
+        self._logprobs = LogprobsAligner(plan.special_tokens)
+        self._stop = StopFilter(plan.stop)
+        self._call_ids: dict[int, str] = {}
+        self._shown: list[Event] = []  # for on_finished
+
+    @property
+    def usage(self) -> Usage:
+        """What the reply has cost so far."""
+        return self._meter.usage
 
     def call_id(self, index: int) -> str:
         """Return the id of the tool call with this index; the same id every time."""
-        return self._calls.setdefault(index, f"call_{uuid.uuid4().hex[:24]}")
+        return self._call_ids.setdefault(index, f"call_{uuid.uuid4().hex[:24]}")
 
     def close(self) -> None:
         """Stop generating. Idempotent, from any thread."""
         self._generation.close()
 
     def events(self, patience: float | None = None) -> Iterator[ReplyEvent | Progress | None]:
-        """Yield everything up to one StreamEnd. A reply that was closed elsewhere ends without one."""
+        """Yield everything up to one StreamEnd; a reply that was closed elsewhere ends without one.
+
+        Besides events there is `Progress` during prefill, and None whenever `patience` seconds have passed
+        without anything. Raises EngineError if the generation fails.
+        """
         try:
             while self.finish is None:
                 try:
@@ -173,144 +148,55 @@ class Reply:
                     case None:
                         yield None
                     case Progress():
-                        self.usage.cached_tokens = item.cached
+                        self._meter.progress(item)
                         yield item
-                    case TokenDelta() if self._parser.ended:  # an end marker that is no end token here
-                        yield from self._cut()
                     case TokenDelta():
-                        yield from self._read(item)
+                        yield from self._token(item)
                     case Finished():
-                        self._measure(item)
-                        if self._parser.reasons:
-                            self.usage.reasoning_tokens += self._halves
-                        yield from self._end(self._parser.close(item.reason))
-            self._tell()
+                        self._meter.finished(item, was_reasoning=self._parser.reasons)
+                        yield from self._end(item.reason)
         finally:
-            if self.finish is None:  # left, or failed: what it has cost is to be told all the same
-                self._take_times()
+            if self.finish is None:  # closed, or failed: what it has cost so far is logged all the same
+                self._meter.stopped(self._generation.times())
             self._generation.close()
 
-    def _read(self, item: TokenDelta) -> list[ReplyEvent]:
-        self.usage.completion_tokens += 1
-        reasons = self._parser.reasons
-        events = self._parser.feed(item.text, item.token)
-        self._count_reasoning(item, events, reasons=reasons)
-        if item.logprobs is not None:
-            self._note_logprobs(item, item.logprobs, events)
-        shown = self._filtered(events)
-        if self._stop.stopped or (self._one_call and _completes_a_call(events)):
+    def _token(self, delta: TokenDelta) -> list[ReplyEvent]:
+        if self._parser.ended:  # at an end marker that is not one of the engine's end tokens
+            return self._cut()
+        was_reasoning = self._parser.reasons
+        events = self._parser.feed(delta.text, delta.token)
+        self._meter.token(delta, events, was_reasoning=was_reasoning)
+        self._logprobs.token(delta, events)
+        shown = self._show(events)
+        if self._stop.stopped or (not self._plan.parallel_tool_calls and _completes_a_call(events)):
             shown += self._cut()
         return shown
 
     def _cut(self) -> list[ReplyEvent]:
-        """End the turn here, though the engine would go on."""
-        self._take_times()
-        return self._end(self._parser.close("stop"))
+        """End the reply here, though the engine would go on."""
+        self._meter.stopped(self._generation.times())
+        return self._end("stop")
 
-    def _count_reasoning(self, item: TokenDelta, events: list[Event], *, reasons: bool) -> None:
-        """Count what was shown, and what would have been had its character not been cut; `reasons` is of before."""
-        if any(isinstance(event, ReasoningDelta) for event in events):
-            self.usage.reasoning_tokens += 1 + self._unclaimed
-            self._unclaimed = 0
-        elif events or item.token in self._special:
-            self.usage.reasoning_tokens += self._halves if reasons else 0
-            self._unclaimed = 0
-        else:
-            self._unclaimed += 1
-        self._halves = 0 if item.text else self._halves + 1
-
-    def _note_logprobs(self, item: TokenDelta, logprobs: Logprobs, events: list[Event]) -> None:
-        """Hold a token's log probabilities until its text is shown; those of anything but the answer go."""
-        # Nothing yet: half a character, or what may still become a marker.
-        undecided = not events and item.token not in self._special
-        if undecided or any(isinstance(event, ContentDelta) for event in events):
-            self._logprobs.append(TokenLogprobs(item.token, logprobs))
-        else:
-            self._logprobs.clear()
-
-    def _content_shown(self, text: str) -> list[ReplyEvent]:
-        if not text:
-            return []
-        self._content.append(text)
-        shown: list[ReplyEvent] = [ContentDelta(text)]
-        if self._logprobs:
-            shown.insert(0, ContentLogprobs(tuple(self._logprobs)))
-            self._logprobs.clear()
-        return shown
-
-    def _filtered(self, events: list[Event]) -> list[ReplyEvent]:
-        """Apply stop strings to the answer, and to nothing else."""
-        shown: list[ReplyEvent] = []
-        for event in events:
-            match event:
-                case ContentDelta(text, Channel.FINAL):
-                    shown += self._content_shown(self._stop.feed(text))
-                case ContentDelta(text) if not self._stop.stopped:
-                    shown += self._content_shown(text)
-                case ReasoningDelta(text):
-                    if self._thoughts is not None:
-                        self._reasoning.append(text)
-                    shown.append(event)
-                case ToolCallStart(index, name) if not self._stop.stopped:
-                    self._call_parts[index] = (name, [])
-                    shown.append(event)
-                case ToolCallDelta(index, arguments) if not self._stop.stopped:
-                    self._call_parts[index][1].append(arguments)
-                    shown.append(event)
-                case ToolCallEnd(index, complete=True):
-                    self.call_id(index)
-                    shown.append(event)
-                case StreamEnd():
-                    shown.append(event)
-        return shown
-
-    def _end(self, events: list[Event]) -> list[ReplyEvent]:
-        shown = self._filtered(events)
-        end = shown.pop()
+    def _end(self, ended_by: EndedBy) -> list[ReplyEvent]:
+        *shown, end = self._show(self._parser.close(ended_by))
         assert isinstance(end, StreamEnd)
-        shown += self._content_shown(self._stop.close())
         self.finish = end.finish
-        self._remember()
+        if self._plan.on_finished is not None:
+            message = fold(self._shown)
+            call_ids = [self.call_id(at) for at, call in enumerate(message.tool_calls) if call.complete]
+            self._plan.on_finished(FinishedReply(message, call_ids))
         return [*shown, end]
 
-    def _remember(self) -> None:
-        """Keep the reasoning of calls until their results come back; forget it with the turn's answer."""
-        if self._thoughts is None:
-            return
-        if self._calls:
-            self._thoughts.put(self._calls.values(), "".join(self._reasoning))
-        elif self.finish == "stop":
-            self._thoughts.drop(self._open_calls)
-
-    def _tell(self) -> None:
-        """Say what the whole answer was, as a history would have it, unless it was cut."""
-        if self._told is None or self.finish not in ("stop", "tool_calls"):
-            return
-        calls = [
-            {
-                "id": self._calls[index],
-                "type": "function",
-                "function": {"name": name, "arguments": "".join(parts)},
-            }
-            for index, (name, parts) in self._call_parts.items()
-            if index in self._calls
-        ]
-        answer: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
-        if calls:
-            answer |= {"tool_calls": calls, "reasoning_content": "".join(self._reasoning)}
-        self._told(answer)
-
-    def _take_times(self) -> None:
-        times = self._generation.times()
-        self.usage.queue_seconds = times.queue
-        self.usage.prefill_seconds = times.prefill
-        self.usage.decode_seconds = times.decode
-
-    def _measure(self, finished: Finished) -> None:
-        self.usage.cached_tokens = finished.cached_tokens
-        self.usage.queue_seconds = finished.queue_seconds
-        self.usage.prefill_seconds = finished.prefill_seconds
-        self.usage.decode_seconds = finished.decode_seconds
+    def _show(self, events: Sequence[Event]) -> list[ReplyEvent]:
+        """Return what a client gets of these events, log probabilities before the content they belong to."""
+        shown: list[ReplyEvent] = []
+        for event in self._stop.feed(events):
+            if isinstance(event, ContentDelta) and (logprobs := self._logprobs.take()) is not None:
+                shown.append(logprobs)
+            shown.append(event)
+            if self._plan.on_finished is not None:
+                self._shown.append(event)
+        return shown
 
 
 def _completes_a_call(events: Sequence[Event]) -> bool:

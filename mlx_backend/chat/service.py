@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.capabilities import describe
 from mlx_backend.chat.prompt import Prompt, PromptBuilder
+from mlx_backend.chat.raw_text import RawText
 from mlx_backend.chat.reasoning_store import ReasoningStore
-from mlx_backend.chat.reply import RawText, Reply
+from mlx_backend.chat.reply import Reply, ReplyPlan
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest, ReplyRequest
 from mlx_backend.constraints import GrammarError, Grammars
 from mlx_backend.constraints.reasoning_budget import Both, Budgets
@@ -34,7 +35,7 @@ from mlx_backend.models.spec import ModelDefaults
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mlx_backend.chat.reply import Parser
+    from mlx_backend.chat.reply import FinishedReply, Parser
     from mlx_backend.constraints import Spec
     from mlx_backend.conversation.effort import Resolution
     from mlx_backend.engine.base import Constraint, Engine, Generation
@@ -117,7 +118,7 @@ class Service:
         names = [tool["function"]["name"] for tool in request.tools]
         parser: Parser
         if request.raw:
-            parser = RawText(keep_end=True)
+            parser = RawText()
         else:
             parser = ChannelParser(
                 self._dialect,
@@ -136,18 +137,17 @@ class Service:
         )
         if budget is not None:
             constraint = Both(constraint, budget) if constraint is not None else budget
-        return Reply(
-            self._generate(prompt, request, constraint),
-            parser,
+        open_calls = _open_calls(messages)
+        plan = ReplyPlan(
+            parser=parser,
             prompt_tokens=len(prompt.tokens),
             special_tokens=self.engine.tokenizer.special_tokens,
             effort=resolution,
             stop=request.stop,
-            one_call=not request.parallel_tool_calls,
-            thoughts=self._thoughts,
-            open_calls=_open_calls(messages),
-            told=lambda answer: self._expect(request, answer),
+            parallel_tool_calls=request.parallel_tool_calls,
+            on_finished=lambda finished: self._on_finished(request, open_calls, finished),
         )
+        return Reply(self._generate(prompt, request, constraint), plan)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have answered. Raises what `chat` does, if it is about the prompt."""
@@ -166,13 +166,10 @@ class Service:
         special = self.engine.tokenizer.special_tokens
         text = request.prompt
         tokens = self.text_tokens(text) if isinstance(text, str) else text
-        return Reply(
-            self._generate(Prompt(tokens=tokens), request),
-            RawText(special_tokens=special),
-            prompt_tokens=len(tokens),
-            special_tokens=special,
-            stop=request.stop,
+        plan = ReplyPlan(
+            parser=RawText(special), prompt_tokens=len(tokens), special_tokens=special, stop=request.stop
         )
+        return Reply(self._generate(Prompt(tokens=tokens), request), plan)
 
     def _grammar(self, request: ChatRequest) -> Spec | None:
         """Read what the reply is to be held to; raise the RequestError that names what cannot be."""
@@ -228,13 +225,22 @@ class Service:
         )
         return self._with_thoughts(resolution.messages), resolution
 
-    def _expect(self, request: ChatRequest, answer: Mapping[str, Any]) -> None:
-        """Have the engine read this answer as the next turn will see it, once it has nothing else to do."""
+    def _on_finished(self, request: ChatRequest, open_calls: Sequence[str], finished: FinishedReply) -> None:
+        """Remember the reasoning behind tool calls, forget it with the turn's answer, and prewarm the next turn."""
+        if finished.call_ids:
+            self._thoughts.put(finished.call_ids, finished.message.reasoning)
+        elif finished.message.finish == "stop":
+            self._thoughts.drop(open_calls)
+        if not finished.is_cut:
+            self._prewarm_next_turn(request, finished.as_history())
+
+    def _prewarm_next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> None:
+        """Have the engine prefill the history that the next turn will begin with, once it is idle."""
         last = request.messages[-1]
         continued = isinstance(last, dict) and last.get("role") == "assistant"
-        # Nobody goes on with a title, and the user's own next turn is to be read.
-        aside = request.priority > 0
-        if self._prewarm and not (request.raw or continued or aside):
+        # A background request (a title) has no next turn, and must not displace the user's own.
+        is_background = request.priority > 0
+        if self._prewarm and not (request.raw or continued or is_background):
             self.engine.prewarm(lambda: self._next_prompt(request, answer), request.adapter)
 
     def _next_prompt(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:

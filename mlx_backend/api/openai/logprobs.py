@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mlx_backend.chat.reply import TokenLogprobs
+    from mlx_backend.chat.logprobs import TokenLogprobs
 
 LEAST = -9999.0  # what OpenAI writes for a token that is impossible; JSON has no infinity
 

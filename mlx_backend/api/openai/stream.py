@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.chat.reply import ContentLogprobs
+from mlx_backend.chat.logprobs import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
     ReasoningDelta,
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mlx_backend.api.openai.logprobs import LogprobsFormat
-    from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
+    from mlx_backend.chat.logprobs import TokenLogprobs
+    from mlx_backend.chat.reply import ReplyEvent
+    from mlx_backend.chat.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
 

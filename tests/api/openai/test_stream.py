@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mlx_backend.api.openai.stream import ChatWriter, Chunk, Envelope, TextWriter, last_chunks, usage_object
-from mlx_backend.chat.reply import Usage
+from mlx_backend.chat.usage import Usage
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,
