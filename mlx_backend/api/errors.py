@@ -1,7 +1,7 @@
 """Everything that can go wrong, on one screen, and the one shape it has on the wire.
 
 ApiError                     status, message, param, code: an OpenAI error object
-├── raised by schemas, auth and the app themselves
+├── raised by request bodies, auth and the app themselves
 └── made by `as_api_error` from
     ├── werkzeug HTTPException     its own status (404, 405, 413 …)
     ├── RequestError               400  what the service cannot do, by field

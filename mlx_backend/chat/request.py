@@ -1,6 +1,6 @@
 """What a service can be asked: frozen requests, each field already read and of the right type, and how it refuses.
 
-Who writes them (HTTP's `server/schemas.py`, the tests) knows nothing of prompts; who answers them (`service.py`,
+Who writes them (the bodies in `api/`, the tests) knows nothing of prompts; who answers them (`service.py`,
 `embedding/service.py`) knows nothing of HTTP. Holds data alone.
 """
 

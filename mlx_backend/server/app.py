@@ -1,6 +1,6 @@
 """The WSGI application: addresses, methods, and one edge where everything raised becomes an error object.
 
-One `on_<endpoint>` method for each address. Reading a request is `schemas`, what it means is `service`, what
+One `on_<endpoint>` method for each address. Parsing a request is `api/`, what it means is `service`, what
 goes back is `wire` and how it gets there `replies`; this module only leads from one to the next.
 """
 
@@ -18,11 +18,14 @@ from werkzeug.routing import Map, Rule
 
 from mlx_backend import __version__
 from mlx_backend.api.errors import ApiError, as_api_error, shutting_down
+from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai import stream, tokenize
-from mlx_backend.api.openai.embeddings import EmbeddingsBody, RerankBody
+from mlx_backend.api.openai.chat_body import ChatBody
+from mlx_backend.api.openai.completions_body import CompletionBody
+from mlx_backend.api.openai.embeddings import EmbeddingsBody
 from mlx_backend.api.openai.logprobs import ChatLogprobs, TextLogprobs
 from mlx_backend.api.openai.models import OWNER, model_object, model_objects
-from mlx_backend.api.openai.schemas import ChatBody, CompletionBody, parse_json
+from mlx_backend.api.openai.rerank import RerankBody
 from mlx_backend.errors import EngineStopped
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
+    from mlx_backend.api.openai.body import Body
     from mlx_backend.api.openai.logprobs import LogprobsFormat
-    from mlx_backend.api.openai.schemas import AnyBody
     from mlx_backend.api.openai.stream import Writer
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.service import Service
@@ -172,11 +175,13 @@ class App:
 
     def on_chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        written = parse_json(self._body(request))
-        body = ChatBody.read(written)
+        written = decode_json(self._body(request))
+        body = ChatBody.parse(written)
         with self._using(body.model) as lease:
             service = lease.service
-            shown = body.shown_reasoning(service.defaults.reasoning_format or self._settings.reasoning_format)
+            shown = body.reasoning_format_or(
+                service.defaults.reasoning_format or self._settings.reasoning_format
+            )
             reply = service.chat(body.request(written, shown))
             logprobs = ChatLogprobs(service.engine.tokenizer.bytes_of) if body.logprobs else None
             writer = stream.ChatWriter(
@@ -189,7 +194,7 @@ class App:
 
     def on_completions(self, request: Request) -> Response:
         """Continue a text."""
-        body = CompletionBody.read(parse_json(self._body(request)))
+        body = CompletionBody.parse(decode_json(self._body(request)))
         with self._using(body.model) as lease:
             reply = lease.service.complete(body.request())
             bytes_of = lease.service.engine.tokenizer.bytes_of
@@ -199,8 +204,8 @@ class App:
 
     def on_tokenize(self, request: Request) -> Response:
         """Count the tokens of a text, or of the prompt that a conversation becomes."""
-        written = parse_json(self._body(request))
-        body = tokenize.read(written)
+        written = decode_json(self._body(request))
+        body = tokenize.parse(written)
         with self._having(lambda wait: self._models.acquire_any(body.model, wait)) as visit:
             told = tokenize.answer(visit.service, body, written)
             visit.end()
@@ -208,7 +213,7 @@ class App:
 
     def on_detokenize(self, request: Request) -> Response:
         """Write tokens out as text."""
-        body = tokenize.DetokenizeBody.read(parse_json(self._body(request)))
+        body = tokenize.DetokenizeBody.parse(decode_json(self._body(request)))
         with self._using(body.model) as visit:
             text = body.text(visit.service)
             visit.end()
@@ -216,7 +221,7 @@ class App:
 
     def on_embeddings(self, request: Request) -> Response:
         """Make vectors of texts."""
-        body = EmbeddingsBody.read(parse_json(self._body(request)))
+        body = EmbeddingsBody.parse(decode_json(self._body(request)))
         wanted = body.request()
         with self._having(lambda wait: self._models.embedder(body.model, wait, "embedding")) as visit:
             running = visit.service.embed(wanted)
@@ -224,7 +229,7 @@ class App:
 
     def on_rerank(self, request: Request) -> Response:
         """Put documents in the order of their worth."""
-        body = RerankBody.read(parse_json(self._body(request)))
+        body = RerankBody.parse(decode_json(self._body(request)))
         wanted = body.request()
         with self._having(lambda wait: self._models.embedder(body.model, wait, "rerank")) as visit:
             running = visit.service.rank(wanted)
@@ -234,7 +239,7 @@ class App:
     def _computed[F](
         self,
         request: Request,
-        body: AnyBody,
+        body: Body,
         running: Running,
         visit: Visit[Embedder],
         found: Callable[[], F | None],
@@ -343,7 +348,7 @@ class App:
             return ModelDescription()
 
 
-def _with_ignored(response: Response, body: AnyBody) -> Response:
+def _with_ignored(response: Response, body: Body) -> Response:
     if body.ignored:
         response.headers["x-mlx-backend-ignored"] = names(body.ignored)
     return response

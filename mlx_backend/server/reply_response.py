@@ -24,7 +24,8 @@ from mlx_backend.errors import EngineStopped
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mlx_backend.api.openai.schemas import ChatBody, CompletionBody
+    from mlx_backend.api.openai.chat_body import ChatBody
+    from mlx_backend.api.openai.completions_body import CompletionBody
     from mlx_backend.api.openai.stream import Chunk, Envelope, Writer
     from mlx_backend.chat.reply import Reply, ReplyEvent
 

@@ -1,22 +1,18 @@
-"""Requests for vectors and rankings, and their answers: OpenAI's embeddings, Jina's and Cohere's rerank.
-
-Fields are read as `schemas` reads those of a chat: a wrong type is a 400 with its path, what is ignored is named.
-"""
+"""The requests and answers of /v1/embeddings: OpenAI's, with the fields other servers have for roles and truncation."""
 
 from __future__ import annotations
 
 import base64
 import sys
-import uuid
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.openai.schemas import AnyBody
+from mlx_backend.api.openai.body import Body
 from mlx_backend.conversation.json_values import shown
-from mlx_backend.embedding.service import MAX_TEXTS, RankingRequest, VectorsRequest
+from mlx_backend.embedding.service import MAX_TEXTS, VectorsRequest
 
 if TYPE_CHECKING:
     from array import array
@@ -24,7 +20,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.embedding.recipe import Role
 
-# What a text is for, in the words of those who ask: Cohere, Voyage, NVIDIA, Jina, sentence-transformers.
+# The words for a text's role that clients of Cohere, Voyage, NVIDIA, Jina and sentence-transformers send.
 _ROLES: dict[str, Role | None] = {
     **dict.fromkeys(("query", "search_query", "retrieval.query", "question", "s2p_query"), "query"),
     **dict.fromkeys(("document", "passage", "search_document", "retrieval.passage"), "document"),
@@ -43,7 +39,7 @@ def _role(value: Any) -> Any:
 
 
 def _truncate(value: Any) -> Any:
-    """Read true and false, and the words for the same of Cohere and NVIDIA."""
+    """Accept true and false, and Cohere's and NVIDIA's words for them."""
     words = {"END": True, "NONE": False}
     if isinstance(value, str) and value.upper() in words:
         return words[value.upper()]
@@ -52,7 +48,7 @@ def _truncate(value: Any) -> Any:
     raise PydanticCustomError("truncate", 'must be true or false ("END" or "NONE")')
 
 
-class EmbeddingsBody(AnyBody):
+class EmbeddingsBody(Body):
     """POST /v1/embeddings."""
 
     input: Any
@@ -67,7 +63,7 @@ class EmbeddingsBody(AnyBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
 
     def request(self) -> VectorsRequest:
-        """Say it in the service's words."""
+        """Return the request for the embedding service."""
         words = [word for name in _ROLE_FIELDS if (word := getattr(self, name)) is not None]
         roles = {_ROLES[word] for word in words}
         if len(roles) > 1:
@@ -76,11 +72,11 @@ class EmbeddingsBody(AnyBody):
             texts=_texts(self.input),
             role=next(iter(roles), None),
             dimensions=self.dimensions,
-            most=self._most(),
+            most=self._token_limit(),
         )
 
-    def _most(self) -> int | None:
-        """Return how many tokens of a text are read: 0 as many as the model can, None all or nothing."""
+    def _token_limit(self) -> int | None:
+        """Return how many tokens of a text are used: 0 as many as fit, None all (a longer text is refused)."""
         if self.truncate_prompt_tokens == 0:
             raise refuse("truncate_prompt_tokens: must be at least 1, or -1 for as many as fit.")
         if self.truncate_prompt_tokens is not None:
@@ -88,60 +84,21 @@ class EmbeddingsBody(AnyBody):
         return 0 if self.truncate else None
 
     def answer(self, model: str, vectors: Sequence[array[float]], tokens: int) -> dict[str, Any]:
-        """Write OpenAI's list of embeddings."""
-        write = _as_base64 if self.encoding_format == "base64" else list
+        """Return OpenAI's list of embeddings."""
+        encode = _as_base64 if self.encoding_format == "base64" else list
         return {
             "object": "list",
             "data": [
-                {"object": "embedding", "index": at, "embedding": write(vector)}
-                for at, vector in enumerate(vectors)
+                {"object": "embedding", "index": index, "embedding": encode(vector)}
+                for index, vector in enumerate(vectors)
             ],
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
 
 
-class RerankBody(AnyBody):
-    """POST /v1/rerank. Of a document that is too long its beginning is read, as everybody does."""
-
-    query: str
-    documents: Annotated[list[Any], Field(max_length=MAX_TEXTS)]
-    top_n: Annotated[int, Field(gt=0)] | None = None
-    return_documents: bool | None = None
-    instruction: Annotated[str, Field(min_length=1)] | None = None
-    raw_scores: bool | None = None
-    user: str | None = None
-
-    def request(self) -> RankingRequest:
-        """Say it in the service's words."""
-        return RankingRequest(query=self.query, documents=self.texts, instruction=self.instruction)
-
-    @property
-    def texts(self) -> list[str]:
-        """The documents' texts."""
-        return [_document(at, document) for at, document in enumerate(self.documents)]
-
-    def answer(self, model: str, scores: Sequence[float], tokens: int) -> dict[str, Any]:
-        """Write the results, best first; of two that are equal, the earlier one."""
-        order = sorted(range(len(scores)), key=lambda at: -scores[at])[: self.top_n]
-        texts = self.texts
-        results: list[dict[str, Any]] = []
-        for at in order:
-            result: dict[str, Any] = {"index": at, "relevance_score": scores[at]}
-            if self.return_documents:
-                result["document"] = {"text": texts[at]}
-            results.append(result)
-        return {
-            "id": f"rerank-{uuid.uuid4().hex}",
-            "object": "list",
-            "model": model,
-            "results": results,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-
-
 def _texts(value: Any) -> list[str | list[int]]:
-    """Read a text, several, a row of token ids, or several of those."""
+    """Accept a text, several, a list of token ids, or several of those."""
     match value:
         case str():
             return [value]
@@ -153,28 +110,20 @@ def _texts(value: Any) -> list[str | list[int]]:
                     f"input: {len(several)} texts are too many for a request; send {MAX_TEXTS} at most.",
                     "input",
                 )
-            return [_one(at, text) for at, text in enumerate(several)]
+            return [_one_text(i, text) for i, text in enumerate(several)]
         case [] | None:
             raise refuse("input: must not be empty.", "input")
     raise refuse(f"input: must be a text, a list of texts or token ids, not {shown(value)}.", "input")
 
 
-def _one(at: int, text: Any) -> str | list[int]:
+def _one_text(index: int, text: Any) -> str | list[int]:
     if isinstance(text, str):
         return text
     if isinstance(text, list) and text and all(type(token) is int for token in text):
         return text
-    raise refuse(f"input[{at}]: must be a text or a list of token ids, not {shown(text)}.", f"input[{at}]")
-
-
-def _document(at: int, document: Any) -> str:
-    match document:
-        case str() as text:
-            return text
-        case {"text": str() as text}:
-            return text
-    where = f"documents[{at}]"
-    raise refuse(f'{where}: must be a text or {{"text": …}}, not {shown(document)}.', where)
+    raise refuse(
+        f"input[{index}]: must be a text or a list of token ids, not {shown(text)}.", f"input[{index}]"
+    )
 
 
 def _as_base64(vector: array[float]) -> str:

@@ -1,7 +1,7 @@
-"""What `/v1/tokenize` and `/v1/detokenize` read and answer: vLLM's shapes.
+"""The requests and answers of /v1/tokenize and /v1/detokenize, in vLLM's shapes.
 
-A conversation is read by the code that reads it for an answer, with everything that shapes its prompt, so the
-count is that of the same request's `usage.prompt_tokens`. Nothing here waits for the engine.
+A conversation is parsed as /v1/chat/completions parses it, with everything that shapes its prompt, so the count
+equals `usage.prompt_tokens` of the same request. Nothing here waits for the engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.api.openai.schemas import AnyBody, ChatBody
+from mlx_backend.api.openai.body import Body
+from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.conversation.json_values import kind
 from mlx_backend.embedding.service import Embedder
 from mlx_backend.settings import ReasoningFormat
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.service import Service
 
 
-class TokenizedText(AnyBody):
+class TokenizedText(Body):
     """A text, tokenised as /v1/completions does: markers in it are control tokens."""
 
     prompt: str
@@ -35,23 +36,23 @@ class TokenizedText(AnyBody):
 
 
 class TokenizedChat(ChatBody):
-    """A chat request, of which only the prompt is made."""
+    """A chat request of which only the prompt is built."""
 
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     def prompt_tokens(self, service: Service, written: Mapping[str, Any]) -> Sequence[int]:
-        """Tokenise what the model would be given; `written` is the request as it came."""
+        """Tokenise what the model would get. `written` is the request as the client wrote it."""
         return service.prompt(self.request(written, ReasoningFormat.SEPARATE)).tokens
 
 
-class DetokenizeBody(AnyBody):
-    """Tokens to be written out."""
+class DetokenizeBody(Body):
+    """Token ids to be turned into text."""
 
     tokens: list[Annotated[int, Field(ge=0)]]
 
     def text(self, service: Service) -> str:
-        """Write them out, control tokens included."""
+        """Return the text, control tokens included."""
         tokenizer = service.engine.tokenizer
         size = tokenizer.vocabulary_size
         for at, token in enumerate(self.tokens):
@@ -63,17 +64,17 @@ class DetokenizeBody(AnyBody):
         return tokenizer.decode(self.tokens)
 
 
-def read(body: Any) -> TokenizedText | TokenizedChat:
-    """Read either form; raise the 400 that says what is wrong with it."""
+def parse(body: Any) -> TokenizedText | TokenizedChat:
+    """Parse either form. Raises the ApiError (400) that names what is wrong with it."""
     if not isinstance(body, dict):
         raise refuse(f"The body must be a JSON object, not {kind(body)}.")
-    said = [name for name in ("prompt", "messages") if body.get(name) is not None]
-    if len(said) != 1:
-        how = "prompt and messages: send one of them." if said else "prompt or messages is missing."
-        raise refuse(how, "messages" if said else "prompt")
-    if said == ["prompt"]:
-        return TokenizedText.read(body)
-    chat = TokenizedChat.read(body)
+    sent = [name for name in ("prompt", "messages") if body.get(name) is not None]
+    if len(sent) != 1:
+        text = "prompt and messages: send one of them." if sent else "prompt or messages is missing."
+        raise refuse(text, "messages" if sent else "prompt")
+    if sent == ["prompt"]:
+        return TokenizedText.parse(body)
+    chat = TokenizedChat.parse(body)
     if chat.add_special_tokens:
         raise refuse(
             "add_special_tokens = true is not supported for messages: the chat template writes them.",
@@ -86,17 +87,17 @@ def read(body: Any) -> TokenizedText | TokenizedChat:
 def answer(
     service: Service | Embedder, body: TokenizedText | TokenizedChat, written: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Answer either form. A model that makes vectors has texts, and no conversations."""
+    """Answer either form. An embedding model takes texts, not conversations."""
     if isinstance(service, Embedder):
-        return _read_by(service, body)
+        return _answer_for_embedder(service, body)
     if isinstance(body, TokenizedText):
         tokens = body.tokens(service)
     else:
         tokens = body.prompt_tokens(service, written)
-    return _counted(service, tokens, texts=body.return_token_strs is True)
+    return _response(service, tokens, texts=body.return_token_strs is True)
 
 
-def _read_by(embedder: Embedder, body: TokenizedText | TokenizedChat) -> dict[str, Any]:
+def _answer_for_embedder(embedder: Embedder, body: TokenizedText | TokenizedChat) -> dict[str, Any]:
     model = embedder.engine.model_id
     if not isinstance(body, TokenizedText):
         raise refuse(f"messages: {model!r} reads texts, not conversations; send prompt.", "messages")
@@ -110,14 +111,14 @@ def _read_by(embedder: Embedder, body: TokenizedText | TokenizedChat) -> dict[st
     return {"count": len(tokens), "max_model_len": embedder.engine.context_length, "tokens": tokens}
 
 
-def _counted(service: Service, tokens: Sequence[int], *, texts: bool) -> dict[str, Any]:
-    """Answer with the tokens and their number, and with what each of them spells if that was asked for."""
-    told: dict[str, Any] = {
+def _response(service: Service, tokens: Sequence[int], *, texts: bool) -> dict[str, Any]:
+    """Return the tokens, their number and, if `texts`, the text of each."""
+    response: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": service.engine.context_length,
         "tokens": list(tokens),
     }
     if texts:
         bytes_of = service.engine.tokenizer.bytes_of
-        told["token_strs"] = [bytes_of(token).decode("utf-8", "replace") for token in tokens]
-    return told
+        response["token_strs"] = [bytes_of(token).decode("utf-8", "replace") for token in tokens]
+    return response

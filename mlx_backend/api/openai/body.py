@@ -1,0 +1,88 @@
+"""What the bodies of all endpoints have in common: how fields are checked, refused and ignored.
+
+    accepted       a field of the model; a wrong type or value is a 400 with its path
+    refused        a field in `refused`: it would change the answer and is not supported, so it is a 400 by its
+                   name, unless its value asks for nothing
+    ignored        every other field; named in the log and in a reply header
+
+`null` means absent everywhere. Knows pydantic; knows no endpoint and no HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mlx_backend.api.errors import refuse
+from mlx_backend.conversation.json_values import kind, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+type Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Field -> whether a value asks for nothing, and why all others are refused."""
+
+
+class Lenient(BaseModel):
+    """An object of a request.
+
+    Types are not converted ("7" is not a number, true is not 1, but 7.0 is 7). Unknown fields are kept, so that
+    they can be named.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, arbitrary_types_allowed=True)
+
+
+class Body(Lenient):
+    """What the requests to every endpoint share."""
+
+    refused: ClassVar[Refusals] = {}
+    read_elsewhere: ClassVar[frozenset[str]] = frozenset()  # neither fields of the model nor ignored
+
+    model: str | None = None
+
+    @classmethod
+    def parse(cls, body: Any) -> Self:
+        """Validate a decoded body. Raises the ApiError (400) that names what is wrong with it."""
+        if not isinstance(body, dict):
+            raise refuse(f"The body must be a JSON object, not {kind(body)}.")
+        for name, (asks_for_nothing, reason) in cls.refused.items():
+            if name in body and not asks_for_nothing(body[name]):
+                raise refuse(
+                    f"{name} = {shown(body[name])} is not supported: {reason}.", name, "unsupported_value"
+                )
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            _refuse(error)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that were sent and have no meaning here."""
+        extra = self.model_extra or {}
+        known = self.read_elsewhere | self.refused.keys()
+        return [name for name, value in extra.items() if value is not None and name not in known]
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value asks for nothing in any field."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def is_one_of(*values: Any) -> Callable[[Any], bool]:
+    """Return the check whether a value is null or one of these, of the same type (true is not 1)."""
+    return lambda value: value is None or any(value == one and type(value) is type(one) for one in values)
+
+
+def _refuse(error: ValidationError) -> NoReturn:
+    """Raise the 400 for the first of the errors."""
+    first = error.errors(include_url=False)[0]
+    where = ""
+    for step in first["loc"]:
+        where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)
+    if first["type"] == "missing":
+        raise refuse(f"{where} is missing.", where)
+    message = first["msg"]
+    message = message[:1].lower() + message[1:]
+    raise refuse(f"{where}: {message}; got {shown(first['input'])}.", where)

@@ -1,0 +1,96 @@
+"""What a request for generated text holds, whether it sends a conversation or a bare text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from mlx_backend.api.openai import fields
+from mlx_backend.api.openai.body import Body, Lenient, Refusals, is_empty, is_one_of
+
+_STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
+
+_REFUSED: Refusals = {
+    "n": (is_one_of(1), "a request gets one answer; send several requests"),
+    "best_of": (is_one_of(1), "this server generates one candidate"),
+    "structured_outputs": (is_empty, _STRUCTURED),
+    "guided_grammar": (is_empty, _STRUCTURED),
+    "grammar": (is_empty, _STRUCTURED),
+    "format": (is_empty, _STRUCTURED),
+    "functions": (is_empty, "the old form of tools: send 'tools' instead"),
+    "function_call": (is_one_of("auto", "none"), "the old form of tool_choice: send 'tool_choice' instead"),
+    "prompt_logprobs": (is_one_of(0, False), "only the reply's log probabilities are reported"),
+    "modalities": (is_one_of(["text"], []), "this model writes text only"),
+    "audio": (is_empty, "this model writes text only"),
+    "web_search_options": (is_one_of(), "this server does not search the web"),
+    "use_beam_search": (is_one_of(False), "beam search is not supported"),
+    "bad_words": (is_empty, "send logit_bias with the tokens that should not come"),
+    "min_tokens": (is_one_of(0), "a reply ends where the model ends it"),
+    "ignore_eos": (is_one_of(False), "a reply ends where the model ends it"),
+    "stop_token_ids": (is_empty, "send the text in 'stop'"),
+    "chat_template": (is_empty, "a template is chosen when the server is started (--chat-template)"),
+    "echo": (is_one_of(False), "the prompt is not repeated in the reply"),
+    "suffix": (is_one_of(""), "text cannot be inserted before a suffix"),
+}
+
+type Whole = Annotated[int, BeforeValidator(fields.whole)]
+type Limit = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(fields.limit)]
+
+
+class StreamOptions(Lenient):
+    """What to add to a stream."""
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(Body):
+    """What both kinds of request for generated text share."""
+
+    refused: ClassVar[Refusals] = _REFUSED
+    # Effort is looked up in the request as it was written.
+    read_elsewhere: ClassVar[frozenset[str]] = frozenset(
+        ["reasoning_effort", "reasoning", "think", "thinking", "enable_thinking"]
+    )
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Limit = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
+    adapters: Annotated[str, Field(min_length=1)] | None = None
+    priority: Annotated[Whole, Field(gt=-(2**31), lt=2**31)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop_strings)] = ()
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the sampling settings that were sent, by the names of `Sampling`."""
+        penalty = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
+        sent = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "min_p": self.min_p,
+            "seed": None if self.seed in (None, -1) else self.seed % 2**63,
+            "repetition_penalty": penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "xtc_probability": self.xtc_probability,
+            "xtc_threshold": self.xtc_threshold,
+            "logit_bias": self.logit_bias or None,
+        }
+        return {name: value for name, value in sent.items() if value is not None}

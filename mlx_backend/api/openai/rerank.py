@@ -1,0 +1,65 @@
+"""The requests and answers of /v1/rerank: Jina's and Cohere's."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from mlx_backend.api.errors import refuse
+from mlx_backend.api.openai.body import Body
+from mlx_backend.conversation.json_values import shown
+from mlx_backend.embedding.service import MAX_TEXTS, RankingRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class RerankBody(Body):
+    """POST /v1/rerank. A document that is too long is truncated, as other servers do."""
+
+    query: str
+    documents: Annotated[list[Any], Field(max_length=MAX_TEXTS)]
+    top_n: Annotated[int, Field(gt=0)] | None = None
+    return_documents: bool | None = None
+    instruction: Annotated[str, Field(min_length=1)] | None = None
+    raw_scores: bool | None = None
+    user: str | None = None
+
+    def request(self) -> RankingRequest:
+        """Return the request for the embedding service."""
+        return RankingRequest(query=self.query, documents=self.texts, instruction=self.instruction)
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [_document_text(i, document) for i, document in enumerate(self.documents)]
+
+    def answer(self, model: str, scores: Sequence[float], tokens: int) -> dict[str, Any]:
+        """Return the results, best first; equal scores keep the order of the request."""
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
+        texts = self.texts
+        results: list[dict[str, Any]] = []
+        for i in order:
+            result: dict[str, Any] = {"index": i, "relevance_score": scores[i]}
+            if self.return_documents:
+                result["document"] = {"text": texts[i]}
+            results.append(result)
+        return {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "object": "list",
+            "model": model,
+            "results": results,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+
+def _document_text(index: int, document: Any) -> str:
+    match document:
+        case str() as text:
+            return text
+        case {"text": str() as text}:
+            return text
+    where = f"documents[{index}]"
+    raise refuse(f'{where}: must be a text or {{"text": …}}, not {shown(document)}.', where)
