@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.service import Service
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.registry.base import OneModel
+from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
 from mlx_backend.server.wsgi_server import Server
 from mlx_backend.settings import Settings
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlx_backend.engine.base import Engine
-    from mlx_backend.registry.base import Models
+    from mlx_backend.registry.base import ModelRegistry
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
@@ -88,14 +88,14 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
         max_tokens=settings.max_tokens,
     )
     try:
-        with served(OneModel(service), settings) as server:
+        with served(SingleModelRegistry(service), settings) as server:
             yield server
     finally:
         engine.stop()
 
 
 @contextmanager
-def served(models: Models, settings: Settings) -> Iterator[RunningServer]:
+def served(models: ModelRegistry, settings: Settings) -> Iterator[RunningServer]:
     """Serve these models until the block is left."""
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue

@@ -10,7 +10,8 @@ ApiError                     status, message, param, code: an OpenAI error objec
     ├── ModelNotAllowed            403
     ├── WrongType                  400
     ├── ModelPinned                409
-    ├── ModelLoading, NoRoom       503  with Retry-After
+    ├── ModelLoading               503  with Retry-After
+    ├── InsufficientMemory         503  with Retry-After, unless waiting cannot help
     ├── EngineRefused              400  what the engine cannot run
     ├── EngineBusy                 503  with Retry-After
     ├── EngineFailed               503  with Retry-After: it broke and is being restarted
@@ -38,10 +39,10 @@ from mlx_backend.errors import (
     RequestError,
 )
 from mlx_backend.registry.errors import (
+    InsufficientMemory,
     ModelLoading,
     ModelNotAllowed,
     ModelPinned,
-    NoRoom,
     UnknownModel,
     WrongType,
 )
@@ -126,7 +127,7 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(403, str(error), param="model", code="model_not_allowed")
         case ModelLoading():
             return later(error.retry_after, str(error), "model_loading", "model", percent=error.percent)
-        case NoRoom():
+        case InsufficientMemory():
             return later(error.retry_after, str(error), "no_room", "model")
         case EngineRefused():
             return refuse(str(error), _FIELDS.get(error.field, error.field))

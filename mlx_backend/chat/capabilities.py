@@ -149,7 +149,7 @@ def _read(folder: Path) -> _Files:
     template: str | None = None
     tokens: Mapping[str, bool] = {}
     try:
-        config = model_files.read_object(folder / "config.json")
+        config = model_files.read_json(folder / "config.json")
         template = model_files.chat_template(folder)
         tokens = model_files.added_tokens(folder)
     except (OSError, ValueError) as error:

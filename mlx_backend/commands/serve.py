@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelSpec
-    from mlx_backend.registry.registry import SeveralModels
+    from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.settings import Settings
 
 A_REAL_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
@@ -143,7 +143,7 @@ def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
 class _Loading(threading.Thread):
     """Loads what is to be there from the start, and tells when it is or cannot be."""
 
-    def __init__(self, models: SeveralModels, teller: socket.socket) -> None:
+    def __init__(self, models: MultiModelRegistry, teller: socket.socket) -> None:
         super().__init__(name="start", daemon=True)
         self.failure: Exception | None = None
         self._models = models
@@ -158,11 +158,11 @@ class _Loading(threading.Thread):
             self._teller.send(_LOADED)
 
 
-def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
+def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegistry:
     """Put together what can be served; the first is for requests that name none."""
     from mlx_backend.registry import config_file
     from mlx_backend.registry.catalogue import Catalogue
-    from mlx_backend.registry.registry import SeveralModels
+    from mlx_backend.registry.registry import MultiModelRegistry
 
     read = config_file.read(arguments.config) if arguments.config else config_file.Configuration()
     named = model_of(arguments)
@@ -193,8 +193,8 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> SeveralModels:
         from mlx_backend.engine.mlx.cache_cost import device_limit
 
         limit = device_limit()
-    talking = [spec for spec in (*listed, *catalogue.models()) if catalogue.type(spec) == "llm"]
-    return SeveralModels(
+    talking = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
+    return MultiModelRegistry(
         catalogue,
         _load,
         options,
@@ -262,13 +262,13 @@ def _signals() -> Iterator[tuple[socket.socket, socket.socket]]:
         teller.close()
 
 
-def _announce(url: str, models: SeveralModels, settings: Settings, *, demo: bool) -> None:
-    first, *others = models.states()
+def _announce(url: str, models: MultiModelRegistry, settings: Settings, *, demo: bool) -> None:
+    first, *others = models.statuses()
     port = url.rpartition(":")[2]
     lines = [f"Model {first.name}"]
-    address, body = _TRY[models.type(first.name)]
-    if models.type(first.name) == "llm":
-        effort = models.effort(first.name) or settings.reasoning_effort or "medium"
+    address, body = _TRY[models.model_type(first.name)]
+    if models.model_type(first.name) == "llm":
+        effort = models.configured_effort(first.name) or settings.reasoning_effort or "medium"
         lines = [f"{lines[0]}, reasoning effort {effort} where nobody says otherwise"]
     if others:
         lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.errors import EngineError
 from mlx_backend.models import files as model_files
-from mlx_backend.models.model_type import ENCODERS, read_json
+from mlx_backend.models.files import read_json_or_empty
+from mlx_backend.models.model_type import ENCODERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,7 +121,7 @@ def recipe_of(folder: Path, name: str, options: EmbeddingOptions, *, causal: boo
 
 def tokens_read(folder: Path, name: str, options: EmbeddingOptions) -> int | None:
     """Return how long a text may be for the model in a folder; None if its files do not say."""
-    config = read_json(folder / "config.json")
+    config = read_json_or_empty(folder / "config.json")
     try:
         recipe = recipe_of(folder, name, options, causal=config.get("model_type") not in ENCODERS)
     except EngineError:
@@ -132,7 +133,7 @@ def context_length(folder: Path, config: Mapping[str, Any], recipe: Recipe, opti
     """Return how many tokens a text may have: what the person says, else the least that the files advise."""
     if options.context_length is not None:
         return options.context_length
-    advised = read_json(folder / "tokenizer_config.json").get("model_max_length")
+    advised = read_json_or_empty(folder / "tokenizer_config.json").get("model_max_length")
     limits = [positions(config), recipe.max_tokens, advised]
     said = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1 << 40]
     return min(said, default=512)
@@ -160,10 +161,10 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> Recipe:
     modules = _modules(folder, name)
     if modules.pooling:
         recipe = replace(recipe, pooling=_pooling(modules.pooling, name))
-    config = read_json(folder / "config.json")
+    config = read_json_or_empty(folder / "config.json")
     if config.get("is_matryoshka") is True or config.get("matryoshka_dimensions"):
         recipe = replace(recipe, matryoshka=True)
-    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
+    prompts = read_json_or_empty(folder / "config_sentence_transformers.json").get("prompts")
     if isinstance(prompts, dict) and any(isinstance(text, str) and text for text in prompts.values()):
         recipe = replace(
             recipe,
@@ -171,7 +172,7 @@ def _from_files(folder: Path, name: str, recipe: Recipe) -> Recipe:
             document_prefix=_prompt(prompts, "document", "passage", "search_document", "retrieval.passage"),
         )
     for file in sorted(folder.glob("sentence_*_config.json")):  # named for the network, bert as a rule
-        longest = read_json(file).get("max_seq_length")
+        longest = read_json_or_empty(file).get("max_seq_length")
         if isinstance(longest, int) and longest > 0:
             recipe = replace(recipe, max_tokens=longest)
     return replace(recipe, dense=tuple(modules.dense))
@@ -183,7 +184,7 @@ def _modules(folder: Path, name: str) -> _Modules:
         listed = json.loads((folder / "modules.json").read_bytes())
         steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in listed]
     except FileNotFoundError:
-        return _Modules(pooling=read_json(folder / "1_Pooling" / "config.json"))
+        return _Modules(pooling=read_json_or_empty(folder / "1_Pooling" / "config.json"))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EngineError(f"The modules.json of {name!r} cannot be read: {error!r}.") from error
     modules = _Modules()
@@ -195,7 +196,7 @@ def _modules(folder: Path, name: str) -> _Modules:
             case "Transformer" | "Normalize":
                 pass  # every vector is normalised here
             case "Pooling":
-                modules.pooling = read_json(place / "config.json")
+                modules.pooling = read_json_or_empty(place / "config.json")
             case "Dense":
                 modules.dense.append(path)
             case _:

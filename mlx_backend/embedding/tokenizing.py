@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from mlx_backend.embedding.base import Row
 from mlx_backend.errors import EngineError, EngineRefused
-from mlx_backend.models.model_type import read_json
+from mlx_backend.models.files import read_json_or_empty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +132,7 @@ class TextEncoder:
 
     def _end_of(self, folder: Path) -> list[int]:
         """Return the token that such models read a text's meaning from, where the tokenizer does not add it."""
-        written: Any = read_json(folder / "tokenizer_config.json").get("eos_token")
+        written: Any = read_json_or_empty(folder / "tokenizer_config.json").get("eos_token")
         end = written.get("content") if isinstance(written, dict) else written
         for marker in ("<|endoftext|>", end):
             token = self._backend.token_to_id(marker) if isinstance(marker, str) else None

@@ -1,6 +1,4 @@
-"""Several models behind one server: which there are, what each is set to, and which are in memory.
+"""What is known of a model without loading it: its settings, and what the files in its folder say.
 
-    models.toml ─configuration─▶ specs ─catalogue─▶ what can be served ─residency─▶ what is in memory
-
-Knows engines and services by protocol; nothing of HTTP and nothing of MLX. Importing it is free.
+Plain data and small files. Knows nothing of engines, of HTTP or of MLX; importing it is free.
 """

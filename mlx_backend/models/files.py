@@ -1,7 +1,7 @@
-"""What a model's own files say of it: how long its context is, what its makers advise, its template, its tokens.
+"""What a model's own files say: its context length, recommended sampling, chat template and added tokens.
 
-Small files only, and of a large tokenizer its beginning; never a weight. Knows no MLX: a model that is loaded and
-one that is only listed are described alike. What is not said, or cannot be read, is None or empty.
+Reads small files only, and just the beginning of a large tokenizer; never weights. Knows no MLX: a loaded model and one
+that is only listed are described alike. What a file does not say, or cannot be read, is None or empty.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeGuard
 
-# Where configurations write how many positions a model was made for.
+# The names under which configurations give a model's number of positions.
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
-_ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_LARGEST = 16 << 20  # bytes of a file that is meant to be small
-_BEGINNING = 1 << 20  # characters of tokenizer.json; the added tokens stand before the vocabulary
-_ADDED = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_MAX_JSON_BYTES = 16 << 20  # of a file that should be small
+_TOKENIZER_HEAD = 1 << 20  # characters of tokenizer.json; the added tokens come before the vocabulary
+_ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """Read a file that holds a JSON object. Raises OSError or ValueError, which says what it holds instead."""
-    if file.stat().st_size > _LARGEST:
-        raise ValueError(f"{file.name} is larger than {_LARGEST >> 20} MiB")
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object. Raises OSError, or ValueError with what is wrong with the file."""
+    if file.stat().st_size > _MAX_JSON_BYTES:
+        raise ValueError(f"{file.name} is larger than {_MAX_JSON_BYTES >> 20} MiB")
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_bytes())
     except RecursionError:
         raise ValueError(f"{file.name} is nested too deeply") from None
     except ValueError as error:
@@ -38,16 +38,24 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_or_empty(file: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object; return an empty one if it is missing or cannot be read."""
+    try:
+        return read_json(file)
+    except (OSError, ValueError):
+        return {}
+
+
 def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with what concerns text on top: models that also see keep that apart."""
+    """Return a configuration with its `text_config` merged in: multimodal models keep the language model's apart."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, dict) else dict(config)
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a model was made for.
+    """Return the number of tokens a model was trained for, None if unknown.
 
-    Positions stretched with YaRN count as stretched. Other ways to scale them are in the figure already.
+    Positions scaled with YaRN are counted as scaled; for other kinds of scaling the configured figure includes it.
     """
     config = of_text(config)
     lengths = (config.get(key) for key in _CONTEXT_KEYS)
@@ -56,52 +64,54 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     if length is None or not isinstance(scaling, dict):
         return length
     original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind == "yarn" and _is_count(original) and isinstance(factor, int | float) and 1 <= factor <= 1024:
+    scaling_type = scaling.get("rope_type", scaling.get("type"))
+    if (
+        scaling_type == "yarn"
+        and _is_count(original)
+        and isinstance(factor, int | float)
+        and 1 <= factor <= 1024
+    ):
         return max(length, int(original * factor))
     return length
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a model knows."""
+    """Return the number of tokens in a model's vocabulary, None if unknown."""
     size = config.get("vocab_size") or of_text(config).get("vocab_size")
     return size if _is_count(size) else None
 
 
 def sampling_advice(folder: Path) -> dict[str, float]:
-    """Read what the model's makers advise, by the names of `Sampling`; greedy if they say do_sample is false."""
-    try:
-        written = read_object(folder / "generation_config.json")
-    except (OSError, ValueError):
-        return {}
+    """Return what generation_config.json recommends, by the names of `Sampling`; greedy if do_sample is false."""
+    config = read_json_or_empty(folder / "generation_config.json")
     advice = {
-        name: written[name]
-        for name in _ADVICE
-        if isinstance(written.get(name), int | float) and not isinstance(written.get(name), bool)
+        name: config[name]
+        for name in _SAMPLING_KEYS
+        if isinstance(config.get(name), int | float) and not isinstance(config.get(name), bool)
     }
-    if written.get("do_sample") is False:
+    if config.get("do_sample") is False:
         advice["temperature"] = 0.0
     return advice
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the source of the template a tokenizer would be loaded with: a file of its own, else its setting."""
+    """Return the source of the template a tokenizer would load: from a file of its own, else tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    written = _tokenizer_config(folder).get("chat_template")
-    if isinstance(written, list):  # several, by name
-        written = {
-            entry.get("name"): entry.get("template") for entry in written if isinstance(entry, dict)
+    template = _tokenizer_config(folder).get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = {
+            entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
         }.get("default")
-    return written if isinstance(written, str) else None
+    return template if isinstance(template, str) else None
 
 
 def added_tokens(folder: Path) -> dict[str, bool]:
-    """Return the texts of the tokens that were added to the vocabulary, and whether they are marked special."""
+    """Return the text of each token added to the vocabulary, and whether it is marked as special."""
     settings = _tokenizer_config(folder)
     found: dict[str, bool] = {}
-    for entry in [*_from_tokenizer(folder), *_values(settings.get("added_tokens_decoder"))]:
+    for entry in [*_tokenizer_added_tokens(folder), *_values(settings.get("added_tokens_decoder"))]:
         if isinstance(entry, dict) and isinstance(text := entry.get("content"), str):
             found[text] = found.get(text, False) or entry.get("special") is True
     for name in ("eos_token", "bos_token"):
@@ -114,21 +124,21 @@ def added_tokens(folder: Path) -> dict[str, bool]:
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
-    return read_object(file) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
-def _from_tokenizer(folder: Path) -> list[Any]:
-    """Read the added tokens without the megabytes of vocabulary behind them."""
+def _tokenizer_added_tokens(folder: Path) -> list[Any]:
+    """Read the added tokens of tokenizer.json without the megabytes of vocabulary after them."""
     try:
         with (folder / "tokenizer.json").open(encoding="utf-8", errors="replace") as file:
-            beginning = file.read(_BEGINNING)
+            head = file.read(_TOKENIZER_HEAD)
     except OSError:
         return []
-    found = _ADDED.search(beginning)
+    found = _ADDED_TOKENS.search(head)
     if found is None:
         return []
     try:
-        entries, _ = json.JSONDecoder().raw_decode(beginning, found.end())
+        entries, _ = json.JSONDecoder().raw_decode(head, found.end())
     except (ValueError, RecursionError):
         return []
     return entries if isinstance(entries, list) else []

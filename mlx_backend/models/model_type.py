@@ -1,13 +1,14 @@
-"""Which kind of model lies in a folder: one to talk to, one that makes vectors, one that ranks.
+"""What a model in a folder is made for: chat, embeddings or reranking.
 
-Reads the names and the small JSON files that models come with; never a weight, never MLX. What cannot be read is
-taken for a language model, whose loader says best what is wrong with it.
+Decides by names and by the small JSON files that come with a model; reads no weights and imports no MLX. What cannot be
+read is taken for a language model, whose loader explains best what is wrong with it.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from mlx_backend.models.files import read_json_or_empty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,10 +17,10 @@ type ModelType = Literal["llm", "embedding", "rerank"]
 
 TYPES: tuple[ModelType, ...] = ("llm", "embedding", "rerank")
 
-# Networks that read a text in both directions and cannot write one.
+# Encoder-only networks: they attend in both directions and generate nothing.
 ENCODERS = frozenset(
     [
-        *("bert", "roberta", "xlm-roberta", "camembert", "modernbert"),  # those that can be run here
+        *("bert", "roberta", "xlm-roberta", "camembert", "modernbert"),  # these can be run here
         *("distilbert", "mpnet", "deberta", "deberta-v2", "electra", "albert", "nomic_bert", "new"),
         *("xlm-roberta-xl", "luke", "eurobert", "neobert"),
     ]
@@ -27,32 +28,23 @@ ENCODERS = frozenset(
 _SENTENCE_TRANSFORMERS = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
 
 
-def model_type(folder: Path | None, name: str) -> ModelType:
-    """Tell a model's type from its files, and from its name where they say nothing.
+def detect_model_type(folder: Path | None, name: str) -> ModelType:
+    """Detect a model's type from its files, and from its name where they do not tell.
 
-    Conversions often lose the files that make a causal model an embedding model; what is left is its name.
+    Conversions often lose the files that make a causal model an embedding model; only its name is left then.
     """
-    config = read_json(folder / "config.json") if folder is not None else {}
-    called = name.rpartition("/")[2].casefold()
-    architectures = config.get("architectures")
-    names = [str(each) for each in architectures] if isinstance(architectures, list) else []
-    if any(each.endswith("ForSequenceClassification") for each in names):
+    config = read_json_or_empty(folder / "config.json") if folder is not None else {}
+    short_name = name.rpartition("/")[2].casefold()
+    listed = config.get("architectures")
+    architectures = [str(each) for each in listed] if isinstance(listed, list) else []
+    if any(each.endswith("ForSequenceClassification") for each in architectures):
         return "rerank"
     if config.get("model_type") in ENCODERS:
         return "embedding"
-    if "rerank" in called:
+    if "rerank" in short_name:
         return "rerank"
-    if config.get("use_bidirectional_attention") or "embed" in called:
+    if config.get("use_bidirectional_attention") or "embed" in short_name:
         return "embedding"
     if folder is not None and any((folder / file).is_file() for file in _SENTENCE_TRANSFORMERS):
         return "embedding"
     return "llm"
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return an object from a file; nothing if there is none."""
-    try:
-        read = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return read if isinstance(read, dict) else {}

@@ -1,4 +1,4 @@
-"""What a server asks of its models, and the smallest answer: one model that is always there."""
+"""What the server needs of its models: the registry protocol, and the simplest one, for a single loaded model."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """A model that can be served, and where it stands. `percent` is of loading."""
+    """A servable model's current state. `percent` is the loading progress."""
 
     name: str
     state: Literal["unloaded", "loading", "ready", "restarting", "unloading", "failed", "stopped"] = "ready"
     percent: int = 100
-    in_use: int = 0
-    running: int = 0  # requests, as its engine counts them
+    in_use: int = 0  # leases
+    running: int = 0  # requests, as counted by the engine
     waiting: int = 0
     pinned: bool = False
     detail: str = ""
-    aliases: tuple[str, ...] = ()  # the other names it is listed by
+    aliases: tuple[str, ...] = ()  # the other names it is listed under
 
 
 class Lease[S](Protocol):
-    """A model in use: it stays in memory until the lease is given back."""
+    """A model in use: it stays in memory until the lease is released."""
 
     @property
     def service(self) -> S:
@@ -40,95 +40,95 @@ class Lease[S](Protocol):
         ...
 
     def release(self) -> None:
-        """Give it back. Idempotent, from any thread."""
+        """End the lease. Idempotent, from any thread."""
         ...
 
 
-class Models(Protocol):
-    """The models of one server. Safe to use from several threads."""
+class ModelRegistry(Protocol):
+    """The models of one server. Thread-safe."""
 
     def acquire(self, name: str | None, wait: float) -> Lease[Service]:
-        """Use a language model by one of its names (None: the default), loading it if need be.
+        """Lease a language model by one of its names (None: the default), loading it if necessary.
 
-        Raises UnknownModel, ModelNotAllowed, WrongType, ModelLoading after `wait` seconds, NoRoom, or the
-        EngineError of a load that failed.
+        Raises UnknownModel, ModelNotAllowed, WrongType, ModelLoading after `wait` seconds, InsufficientMemory,
+        or the EngineError of a failed load.
         """
         ...
 
-    def embedder(self, name: str | None, wait: float, kind: ModelType) -> Lease[Embedder]:
-        """Use a model that makes vectors, or one that ranks (None: the first there is). Raises as `acquire`."""
+    def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
+        """Lease an embedding or rerank model (None: the first of that type). Raises as `acquire` does."""
         ...
 
     def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
-        """Use a model whatever its type. Raises as `acquire`."""
+        """Lease a model of any type. Raises as `acquire` does."""
         ...
 
-    def states(self) -> Sequence[ModelStatus]:
-        """Every model that can be served; the default first."""
+    def statuses(self) -> Sequence[ModelStatus]:
+        """Return every servable model, the default first."""
         ...
 
-    def state(self, name: str) -> ModelStatus:
-        """One of them, by any of its names. Raises UnknownModel or ModelNotAllowed."""
+    def status(self, name: str) -> ModelStatus:
+        """Return one model by any of its names. Raises UnknownModel or ModelNotAllowed."""
         ...
 
     def describe(self, name: str) -> ModelDescription:
-        """What one of them can do, in memory or not. Raises UnknownModel or ModelNotAllowed."""
+        """Return what a model can do, loaded or not. Raises UnknownModel or ModelNotAllowed."""
         ...
 
     def unload(self, name: str) -> str:
-        """Take a model out of memory once nobody uses it; say what happens, for people. Raises ModelPinned."""
+        """Unload a model once nothing uses it; return a sentence on what happens. Raises ModelPinned."""
         ...
 
 
-class OneModel:
-    """Implements `Models` for a single service."""
+class SingleModelRegistry:
+    """Implements `ModelRegistry` for one service that is already loaded."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         name = service.engine.model_id
         self._names = {name, name.rpartition("/")[2], "default", "", None}
 
-    def acquire(self, name: str | None, wait: float) -> _Kept:
-        """Return the one model."""
+    def acquire(self, name: str | None, wait: float) -> _PermanentLease:
+        """Lease the model; nothing is counted."""
         if name not in self._names:
             own = self._service.engine.model_id
             shown = (name or "")[:200]
             raise UnknownModel(
                 f"The model {shown!r} is not served here; this server has {own!r} "
-                "(or leave 'model' out, or say 'default')."
+                "(or leave 'model' out, or send 'default')."
             )
-        return _Kept(self._service)
+        return _PermanentLease(self._service)
 
-    def embedder(self, name: str | None, wait: float, kind: ModelType) -> Lease[Embedder]:
-        """There is none."""
+    def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
+        """Raise WrongType: the only model is a language model."""
         own = self._service.engine.model_id
-        raise WrongType(f"There is no model for this here: {own!r} is a language model, and the only one.")
+        raise WrongType(f"No model here can do this: {own!r} is a language model, and the only one.")
 
-    def acquire_any(self, name: str | None, wait: float) -> _Kept:
-        """Return the one model."""
+    def acquire_any(self, name: str | None, wait: float) -> _PermanentLease:
+        """Lease the model."""
         return self.acquire(name, wait)
 
-    def states(self) -> Sequence[ModelStatus]:
-        """Return the state of the one model."""
-        return [state_of(self._service, pinned=True)]
+    def statuses(self) -> Sequence[ModelStatus]:
+        """Return the model's status."""
+        return [loaded_status(self._service, pinned=True)]
 
-    def state(self, name: str) -> ModelStatus:
-        """Return it by its name."""
+    def status(self, name: str) -> ModelStatus:
+        """Return the model's status if this is its name."""
         self.acquire(name, 0)
-        return state_of(self._service, pinned=True)
+        return loaded_status(self._service, pinned=True)
 
     def describe(self, name: str) -> ModelDescription:
-        """Say what it can do."""
+        """Return what the model can do."""
         self.acquire(name, 0)
         return self._service.description()
 
     def unload(self, name: str) -> str:
-        """It stays."""
+        """Raise ModelPinned."""
         self.acquire(name, 0)
         raise ModelPinned(f"The model {name!r} is the only one of this server, and stays in memory.")
 
 
-def state_of(
+def loaded_status(
     service: Service | Embedder,
     *,
     name: str | None = None,
@@ -136,7 +136,7 @@ def state_of(
     in_use: int = 0,
     aliases: tuple[str, ...] = (),
 ) -> ModelStatus:
-    """Describe a model that is in memory."""
+    """Return the status of a model that is in memory."""
     status = service.engine.status()
     return ModelStatus(
         name=name or service.engine.model_id,
@@ -151,8 +151,8 @@ def state_of(
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _PermanentLease:
     service: Service
 
     def release(self) -> None:
-        """Nothing was taken."""
+        """Do nothing."""

@@ -1,14 +1,14 @@
-"""What can be served, by which names, and which names are refused.
+"""Which models can be served, under which names, and which names are refused.
 
-    configured        by name, by alias, and by what they are loaded from
-    --models-dir      every folder that holds a model, called `name` or `owner/name`
-    Hugging Face      what its cache holds, if that is wanted, and what may be downloaded
+    configured        by name, by alias, and by folder or repository
+    --models-dir      every folder that holds a model, as `name` or `owner/name`
+    Hugging Face      what its cache holds, if that is enabled, and what may be downloaded
 
-Knows folders and names; nothing of what is in memory. The listing is kept: it is made anew when one of the
-folders it was made from has changed, and that is looked at every few seconds at most.
+Knows folders and names; nothing of what is in memory. The listing is cached: it is rebuilt when one of the folders it
+was made from has changed, which is checked every few seconds at most.
 
-A name that comes with a request is data. It chooses among what is listed. If it is a path, it leads to a model
-below one of the --models-dirs or nowhere, links and all; what lies elsewhere is refused without being looked at.
+A name that comes with a request is data. It selects among what is listed. If it is a path, it must lead to a model
+below one of the --models-dirs, symbolic links resolved; anything else is refused without touching the disk there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_backend.models.folders import (
-    Watch,
+    ChangeDetector,
+    cached_snapshot,
     holds_model,
     models_below,
     models_in_hugging_face_cache,
-    snapshot,
     weight_sizes,
 )
-from mlx_backend.models.model_type import model_type
+from mlx_backend.models.model_type import detect_model_type
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.config_file import is_repository
 from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
@@ -41,37 +41,37 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0  # seconds
-_MAX_NAMES = 20  # in an error's text
-_NEVER = frozenset(["..", "\\", "\0"])  # in a path from a request
+RESCAN_SECONDS = 2.0
+_MAX_NAMES = 20  # in an error message
+_FORBIDDEN = frozenset(["..", "\\", "\0"])  # in a path from a request
 
 
 @dataclass(slots=True)
 class _Listing:
-    """One look at everything."""
+    """The result of one scan."""
 
-    watch: Watch
+    changes: ChangeDetector
     models: list[ModelSpec] = field(default_factory=list)
     names: dict[str, ModelSpec] = field(default_factory=dict)  # and aliases
     sources: dict[str, ModelSpec] = field(default_factory=dict)
-    tails: dict[str, list[ModelSpec]] = field(default_factory=dict)
+    short_names: dict[str, list[ModelSpec]] = field(default_factory=dict)  # without the owner
     folders: dict[Path, ModelSpec] = field(default_factory=dict)  # resolved
-    absent: dict[str, ModelSpec] = field(default_factory=dict)  # configured, and not to be had
+    not_downloaded: dict[str, ModelSpec] = field(default_factory=dict)  # configured, but not on this machine
 
     def add(self, spec: ModelSpec) -> None:
-        """List a model under every name that is still free; the first to have a name keeps it."""
+        """List a model under every name that is still free: first come, first served."""
         if spec.name in self.names:
             return
         self.models.append(spec)
         for name in (spec.name, *spec.aliases):
             self.names.setdefault(name, spec)
         self.sources.setdefault(spec.source, spec)
-        for name in {_tail(spec.name), _tail(spec.source)} - {""}:
-            self.tails.setdefault(name, []).append(spec)
+        for name in {_short_name(spec.name), _short_name(spec.source)} - {""}:
+            self.short_names.setdefault(name, []).append(spec)
 
 
 class Catalogue:
-    """The models that can be served. Safe to use from several threads."""
+    """The models that can be served. Thread-safe."""
 
     def __init__(
         self,
@@ -83,25 +83,25 @@ class Catalogue:
         others: ModelSpec | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`others` is what models are like that `specs` does not name."""
+        """`others` holds the settings of every model that `specs` does not name."""
         self._specs = tuple(specs)
-        self._roots = [_root(place) for place in models_dirs]
+        self._roots = [_models_dir(folder) for folder in models_dirs]
         self._hugging_face_cache = hugging_face_cache
         self._allow_download = allow_download
         self._others = others or ModelSpec(name="", source="")
         self._clock = clock
-        self._looking = threading.Lock()
-        self._looked = clock()
+        self._scan_lock = threading.Lock()
+        self._checked_at = clock()
         self._warned: set[Path] = set()
-        self._types: dict[str, tuple[int | None, ModelType]] = {}  # by source
-        self._listing = self._look()
+        self._types: dict[str, tuple[int | None, ModelType]] = {}  # by source: its config's mtime, the type
+        self._listing = self._scan()
 
     def models(self) -> tuple[ModelSpec, ...]:
-        """List what can be served: the configured ones in their order, then what was found."""
+        """Return what can be served: the configured models in their order, then those that were found."""
         return tuple(self._current().models)
 
     def pinned(self) -> tuple[ModelSpec, ...]:
-        """List the models that are to stay in memory, also those that are not to be had."""
+        """Return the models that must stay in memory, including those that are not on this machine."""
         return tuple(spec for spec in self._specs if spec.pinned)
 
     def find(self, name: str) -> ModelSpec:
@@ -109,15 +109,17 @@ class Catalogue:
         listing = self._current()
         if spec := listing.names.get(name) or listing.sources.get(name):
             return spec
-        if spec := listing.absent.get(name):
+        if spec := listing.not_downloaded.get(name):
             text = f"The model {spec.name!r} is not on this machine: {spec.source!r} has not been downloaded"
-            raise UnknownModel(f"{text}, and that is not allowed (--allow-download). {_there(name, listing)}")
-        called = listing.tails.get(name, [])
-        if len(called) == 1:
-            return called[0]
+            raise UnknownModel(
+                f"{text}, and that is not allowed (--allow-download). {_served(name, listing)}"
+            )
+        matches = listing.short_names.get(name, [])
+        if len(matches) == 1:
+            return matches[0]
         shown = repr(name[:200])
-        if called:
-            names = " or ".join(repr(spec.name) for spec in called)
+        if matches:
+            names = " or ".join(repr(spec.name) for spec in matches)
             raise UnknownModel(f"The model {shown} could be {names}: send the whole name.")
         if _is_path(name):
             if spec := self._at_path(name, listing):
@@ -127,78 +129,78 @@ class Catalogue:
                 return replace(self._others, name=name, source=name)
             raise UnknownModel(
                 f"The model {shown} is not on this machine, and this server does not download what a request "
-                f"names (--allow-download). {_there(name, listing)}"
+                f"names (--allow-download). {_served(name, listing)}"
             )
-        raise UnknownModel(f"The model {shown} is not served here. {_there(name, listing)}")
+        raise UnknownModel(f"The model {shown} is not served here. {_served(name, listing)}")
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """The other names by which a model was configured, but for those that another one has."""
+        """Return a model's configured aliases, without those that another model has."""
         names = self._listing.names
         spec = names.get(name)
         return tuple(alias for alias in spec.aliases if names.get(alias) is spec) if spec else ()
 
     def may_download(self, spec: ModelSpec) -> bool:
-        """Whether loading it may fetch files."""
+        """Whether loading the model may fetch files."""
         return self._allow_download or spec.named_on_command_line
 
     def folder(self, spec: ModelSpec) -> Path | None:
-        """Where it lies on this machine; None if it would have to be downloaded."""
-        return _local(spec.source)
+        """Return the model's folder on this machine; None if it would have to be downloaded."""
+        return _local_folder(spec.source)
 
-    def type(self, spec: ModelSpec) -> ModelType:
-        """What it is made for: as was said, else by its files. They are read again when they have changed."""
+    def model_type(self, spec: ModelSpec) -> ModelType:
+        """Return the type that was configured, else what the model's files say; cached until config.json changes."""
         if spec.type is not None:
             return spec.type
-        folder = _local(spec.source)
+        folder = _local_folder(spec.source)
         try:
-            stamp = (folder / "config.json").stat().st_mtime_ns if folder is not None else None
+            mtime = (folder / "config.json").stat().st_mtime_ns if folder is not None else None
         except OSError:
-            stamp = None
-        known = self._types.get(spec.source)
-        if known is None or known[0] != stamp:
-            known = self._types[spec.source] = (stamp, model_type(folder, spec.source))
-        return known[1]
+            mtime = None
+        cached = self._types.get(spec.source)
+        if cached is None or cached[0] != mtime:
+            cached = self._types[spec.source] = (mtime, detect_model_type(folder, spec.source))
+        return cached[1]
 
     def weight_bytes(self, spec: ModelSpec) -> int:
-        """How large its weights are on disk, its draft model's included; 0 for what is not there yet."""
+        """Return the size of its weights on disk, including its draft model's; 0 if they are not on this machine."""
         sources = (spec.source, spec.engine.get("draft_model"))
-        folders = [folder for source in sources if source and (folder := _local(source))]
+        folders = [folder for source in sources if source and (folder := _local_folder(source))]
         return sum(size for folder in folders for size in weight_sizes(folder))
 
     # -- the listing -----------------------------------------------------------------------------------------
 
     def _current(self) -> _Listing:
-        # One thread looks, the others go on with what there was: a sleeping disk keeps nobody else waiting.
-        if self._clock() - self._looked >= LOOK_EVERY and self._looking.acquire(blocking=False):
+        # One thread checks, the others use the listing there is: a sleeping disk delays only one request.
+        if self._clock() - self._checked_at >= RESCAN_SECONDS and self._scan_lock.acquire(blocking=False):
             try:
-                if self._listing.watch.changed():
-                    self._listing = self._look()
-                self._looked = self._clock()
+                if self._listing.changes.detected():
+                    self._listing = self._scan()
+                self._checked_at = self._clock()
             finally:
-                self._looking.release()
+                self._scan_lock.release()
         return self._listing
 
-    def _look(self) -> _Listing:
-        listing = _Listing(Watch())
+    def _scan(self) -> _Listing:
+        listing = _Listing(ChangeDetector())
         for spec in self._specs:
-            folder = _local(spec.source, listing.watch)
+            folder = _local_folder(spec.source, listing.changes)
             if folder is None and is_repository(spec.source) and not self.may_download(spec):
-                listing.absent.update(dict.fromkeys((spec.name, *spec.aliases, spec.source), spec))
+                listing.not_downloaded.update(dict.fromkeys((spec.name, *spec.aliases, spec.source), spec))
                 continue
             listing.add(spec)
             if folder is not None:
                 listing.folders.setdefault(folder.resolve(), spec)
         for _, root in self._roots:
-            for name, folder in models_below(root, listing.watch):
+            for name, folder in models_below(root, listing.changes):
                 self._add_folder(name, folder.resolve(), listing)
         if self._hugging_face_cache:
-            for repository in models_in_hugging_face_cache(listing.watch):
+            for repository in models_in_hugging_face_cache(listing.changes):
                 if repository not in listing.sources:
                     listing.add(replace(self._others, name=repository, source=repository))
         return listing
 
     def _add_folder(self, name: str, folder: Path, listing: _Listing) -> None:
-        if spec := listing.folders.get(folder):  # listed already, under a better name
+        if spec := listing.folders.get(folder):  # already listed, under a better name
             listing.names.setdefault(name, spec)
         elif any(folder.is_relative_to(root) for _, root in self._roots):
             spec = replace(self._others, name=name, source=str(folder))
@@ -209,71 +211,75 @@ class Catalogue:
             log.warning("%s is a link to %s, outside of every --models-dir: not served.", name, folder)
 
     def _at_path(self, name: str, listing: _Listing) -> ModelSpec | None:
-        """Return the model a path leads to, None if there is none. Raises ModelNotAllowed."""
-        places = list(self._served_places(name))
-        if not places:
+        """Return the model at a path, None if there is none. Raises ModelNotAllowed."""
+        candidates = list(self._resolved_paths(name))
+        if not candidates:
             raise ModelNotAllowed(
-                f"The model {name[:200]!r} is a path outside of the folders that are served (--models-dir)."
+                f"The model {name[:200]!r} is a path outside of the served folders (--models-dir)."
             )
-        for root, folder in places:
+        for root, folder in candidates:
             if spec := listing.folders.get(folder):
                 return spec
             if holds_model(folder):
                 return replace(self._others, name=str(folder.relative_to(root)), source=str(folder))
         return None
 
-    def _served_places(self, name: str) -> Iterator[tuple[Path, Path]]:
-        """Give what a path may mean, links followed, with the root above it."""
-        if name.startswith("~") or _NEVER & {*name, *name.split("/")}:
+    def _resolved_paths(self, name: str) -> Iterator[tuple[Path, Path]]:
+        """Yield the served folders a path may mean, each with its root; links are resolved."""
+        if name.startswith("~") or _FORBIDDEN & {*name, *name.split("/")}:
             return
-        for spelt, root in self._roots:
-            for beginning in dict.fromkeys((spelt, root)):
-                place = beginning / name  # an absolute one stays what it is
-                if not place.is_relative_to(beginning):
+        for given, root in self._roots:
+            for base in dict.fromkeys((given, root)):
+                path = base / name  # an absolute path stays as it is
+                if not path.is_relative_to(base):
                     continue
                 try:
-                    folder = place.resolve()
-                except (OSError, RuntimeError, ValueError):  # links in a circle, half a character
+                    folder = path.resolve()
+                except (OSError, RuntimeError, ValueError):  # circular links, half a surrogate pair
                     continue
                 if folder != root and folder.is_relative_to(root):
                     yield root, folder
 
 
-def _root(place: Path) -> tuple[Path, Path]:
-    """Return the folder as it is spelt, and where that leads."""
-    spelt = place.expanduser().absolute()
-    root = spelt.resolve()
+def _models_dir(path: Path) -> tuple[Path, Path]:
+    """Return a --models-dir as it was given and with links resolved. Raises ConfigurationError."""
+    given = path.expanduser().absolute()
+    root = given.resolve()
     if not root.is_dir():
-        raise ConfigurationError(f"--models-dir {place}: there is no such folder.")
+        raise ConfigurationError(f"--models-dir {path}: there is no such folder.")
     if (root / "config.json").is_file():
         raise ConfigurationError(
-            f"--models-dir {place}: this is a model itself. Name it with --model, or name the folder above it."
+            f"--models-dir {path}: this is a model itself. Name it with --model, or name the folder above it."
         )
-    return spelt, root
+    return given, root
 
 
-def _local(source: str, watch: Watch | None = None) -> Path | None:
-    place = Path(source).expanduser()
-    if place.is_dir():
-        return place
-    return snapshot(source, watch) if is_repository(source) else None
+def _local_folder(source: str, changes: ChangeDetector | None = None) -> Path | None:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    return cached_snapshot(source, changes) if is_repository(source) else None
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or bool(_NEVER & {*name, *name.split("/")})
+    return (
+        name.startswith(("/", ".", "~"))
+        or name.count("/") > 1
+        or bool(_FORBIDDEN & {*name, *name.split("/")})
+    )
 
 
-def _tail(name: str) -> str:
+def _short_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _there(name: str, listing: _Listing) -> str:
-    """Say what there is, nearest first."""
+def _served(name: str, listing: _Listing) -> str:
+    """Write the list of served models for an error message, the most similar names first."""
     matcher = difflib.SequenceMatcher(None, "", name[:200].casefold())
 
-    def likeness(spec: ModelSpec) -> float:
+    def similarity(spec: ModelSpec) -> float:
         best = 0.0
-        for each in (spec.name, _tail(spec.name), *spec.aliases):
+        for each in (spec.name, _short_name(spec.name), *spec.aliases):
             matcher.set_seq1(each.casefold())
             if matcher.quick_ratio() > best:
                 best = max(best, matcher.ratio())
@@ -281,7 +287,7 @@ def _there(name: str, listing: _Listing) -> str:
 
     if not listing.models:
         return "There is no model here at all."
-    nearest = sorted(listing.models, key=likeness, reverse=True)
+    nearest = sorted(listing.models, key=similarity, reverse=True)
     names = ", ".join(repr(spec.name) for spec in nearest[:_MAX_NAMES])
     more = f" and {len(nearest) - _MAX_NAMES} more" if len(nearest) > _MAX_NAMES else ""
     return f"There is {names}{more}."

@@ -1,37 +1,41 @@
-"""Everything that can go wrong between a model's name and the model, on one screen. The texts are for people.
+"""The errors between a model's name and the loaded model. Their messages are sent to clients.
 
 ModelError
-├── UnknownModel      nothing here has that name
-├── ModelNotAllowed   a path to somewhere that no client may read from
-├── WrongType         it is there, and made for something else
-├── ModelLoading      not in memory yet: come back in `retry_after` seconds
-├── ModelPinned      it was to be unloaded, and stays
-└── NoRoom            memory is full of models that have to stay; `retry_after` is None if that will not change
+├── UnknownModel         no model here has that name
+├── ModelNotAllowed      a path outside the folders that clients may read from
+├── WrongType            the model exists, but is of another type
+├── ModelLoading         not in memory yet: retry after `retry_after` seconds
+├── ModelPinned          a pinned model cannot be unloaded
+└── InsufficientMemory   does not fit beside the models that must stay; `retry_after` is None if that is permanent
 
-A load that fails raises its own EngineError instead. ConfigurationError is for whoever starts the server.
+A failed load raises its own EngineError instead. ConfigurationError is for whoever starts the server.
 """
 
 from __future__ import annotations
 
+import copy
+
+from mlx_backend.errors import EngineError
+
 
 class ModelError(Exception):
-    """The model that was asked for is not to be had."""
+    """The requested model cannot be used."""
 
 
 class UnknownModel(ModelError):
-    """Nothing here has that name; the text says what there is."""
+    """No model here has that name; the message lists those there are."""
 
 
 class ModelNotAllowed(ModelError):
-    """A request named a place outside of the folders that are served."""
+    """A request named a path outside the served folders."""
 
 
 class WrongType(ModelError):
-    """A model was asked for what another type of model does."""
+    """A model was asked to do what another type of model does."""
 
 
 class ModelLoading(ModelError):
-    """The model is on its way."""
+    """The model is being loaded."""
 
     def __init__(self, name: str, percent: int, retry_after: int) -> None:
         super().__init__(f"The model {name!r} is being loaded ({percent} %); try again in {retry_after} s.")
@@ -41,11 +45,11 @@ class ModelLoading(ModelError):
 
 
 class ModelPinned(ModelError):
-    """The model was to be unloaded, and stays."""
+    """A pinned model was to be unloaded."""
 
 
-class NoRoom(ModelError):
-    """The model does not fit beside those that have to stay."""
+class InsufficientMemory(ModelError):
+    """The model does not fit in memory beside those that must stay."""
 
     def __init__(self, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -53,4 +57,12 @@ class NoRoom(ModelError):
 
 
 class ConfigurationError(Exception):
-    """What is wrong with a configuration: one line for each mistake."""
+    """What is wrong with a configuration: one line per mistake."""
+
+
+def copy_error(error: Exception) -> Exception:
+    """Return an equal error without traceback or cause, for another thread to raise."""
+    try:
+        return copy.copy(error)
+    except Exception:  # its constructor does not accept its own `args`
+        return EngineError(str(error))

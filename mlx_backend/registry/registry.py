@@ -1,6 +1,6 @@
-"""Several models on MLX behind one server: how one is loaded, and how all of them are doing.
+"""Several MLX models behind one server: how each is loaded, described and reported.
 
-What can be served is `catalogue`, what is in memory `residency`; this joins them to engines and services.
+`catalogue` knows what can be served, `model_pool` what is in memory; this joins both to engines and services.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.distributed.transport import launched
 from mlx_backend.errors import EngineError
 from mlx_backend.models.description import ModelDescription
-from mlx_backend.registry.base import ModelStatus, state_of
+from mlx_backend.registry.base import ModelStatus, loaded_status
 from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
-from mlx_backend.registry.residency import Residency, Unloading
+from mlx_backend.registry.model_pool import ModelPool, UnloadResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelDefaults, ModelSpec
     from mlx_backend.registry.catalogue import Catalogue
-    from mlx_backend.registry.residency import Hold
-    from mlx_backend.registry.resident import ModelState
+    from mlx_backend.registry.lease import ModelLease
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -40,26 +39,27 @@ log = logging.getLogger(__name__)
 type LoadEngine = Callable[[ModelSpec, EngineOptions, Callable[[float], None]], Engine]
 type LoadWorker = Callable[[ModelSpec, ModelType, EmbeddingOptions, Callable[[float], None]], Worker]
 
-_USES = {
+_PURPOSE = {
     "llm": "is a language model (/v1/chat/completions)",
-    "embedding": "makes vectors (/v1/embeddings)",
-    "rerank": "ranks documents (/v1/rerank)",
+    "embedding": "is an embedding model (/v1/embeddings)",
+    "rerank": "is a rerank model (/v1/rerank)",
 }
-_HOW_TO = {
-    "llm": "There is none to talk to: name one with --model.",
-    "embedding": 'Name one that makes vectors with --embedding-model, or set its type = "embedding".',
-    "rerank": 'Name one that ranks with --rerank-model, or set its type = "rerank".',
-}
-
-_TOLD = {
-    Unloading.UNLOADED: "It has been unloaded.",
-    Unloading.WHEN_IDLE: "It is unloaded as soon as its replies have ended.",
-    Unloading.NOT_LOADED: "It was not loaded.",
+_NONE_SERVED = {
+    "llm": "No language model is served: name one with --model.",
+    "embedding": 'No embedding model is served: name one with --embedding-model, or set its type = "embedding".',
+    "rerank": 'No rerank model is served: name one with --rerank-model, or set its type = "rerank".',
 }
 
+_UNLOAD_MESSAGES = {
+    UnloadResult.UNLOADED: "It has been unloaded.",
+    UnloadResult.DRAINING: "It will be unloaded as soon as its replies have ended.",
+    UnloadResult.NOT_LOADED: "It was not loaded.",
+}
+_STOP_TIMEOUT = 30  # seconds for a load that reports no progress
 
-class SeveralModels:
-    """Implements `Models` for a catalogue. `load_engine` is how a model becomes an engine."""
+
+class MultiModelRegistry:
+    """Implements `ModelRegistry` for a catalogue. `load_engine` turns a model into an engine."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SeveralModels:
         self._settings = settings
         self._default_name = default_name
         self._folders = Folders()
-        self._residency: Residency[Service | Embedder] = Residency(
+        self._pool: ModelPool[Service | Embedder] = ModelPool(
             catalogue,
             self._load,
             memory_limit=memory_limit,
@@ -89,46 +89,46 @@ class SeveralModels:
 
     def preload(self) -> None:
         """Load the pinned models; raise the EngineError of the first that fails."""
-        self._residency.preload()
+        self._pool.preload()
 
-    def acquire(self, name: str | None, wait: float) -> Hold[Service]:
-        """Use a language model, loading it if need be."""
-        self._refuse_other_than("llm", name)
-        return cast("Hold[Service]", self._residency.acquire(name, wait))
+    def acquire(self, name: str | None, wait: float) -> ModelLease[Service]:
+        """Lease a language model, loading it if necessary."""
+        self._check_type("llm", name)
+        return cast("ModelLease[Service]", self._pool.acquire(name, wait))
 
-    def embedder(self, name: str | None, wait: float, kind: ModelType) -> Hold[Embedder]:
-        """Use a model that makes vectors or ranks, loading it if need be."""
+    def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> ModelLease[Embedder]:
+        """Lease an embedding or rerank model, loading it if necessary."""
         if name in (None, "", "default"):
-            name = self._first_of(kind, name)
-        self._refuse_other_than(kind, name)
-        return cast("Hold[Embedder]", self._residency.acquire(name, wait))
+            name = self._first_of(model_type, name)
+        self._check_type(model_type, name)
+        return cast("ModelLease[Embedder]", self._pool.acquire(name, wait))
 
-    def acquire_any(self, name: str | None, wait: float) -> Hold[Service | Embedder]:
-        """Use a model whatever its type."""
-        return self._residency.acquire(name, wait)
+    def acquire_any(self, name: str | None, wait: float) -> ModelLease[Service | Embedder]:
+        """Lease a model of any type."""
+        return self._pool.acquire(name, wait)
 
-    def states(self) -> Sequence[ModelStatus]:
-        """Every model that can be served; the default first."""
-        services = self._residency.services()
-        told = [
-            _told(state, services.get(state.name), self._catalogue.aliases(state.name))
-            for state in self._residency.states()
+    def statuses(self) -> Sequence[ModelStatus]:
+        """Return every servable model, the default first."""
+        services = self._pool.services()
+        statuses = [
+            _with_service(status, services.get(status.name), self._catalogue.aliases(status.name))
+            for status in self._pool.statuses()
         ]
-        return sorted(told, key=lambda status: status.name != self._default_name)
+        return sorted(statuses, key=lambda status: status.name != self._default_name)
 
-    def state(self, name: str) -> ModelStatus:
-        """One of them, by any of its names. Raises UnknownModel or ModelNotAllowed."""
-        found = self._find(name).name
-        nothing_yet = ModelStatus(name=found, state="unloaded", percent=0)
-        return next((status for status in self.states() if status.name == found), nothing_yet)
+    def status(self, name: str) -> ModelStatus:
+        """Return one model by any of its names. Raises UnknownModel or ModelNotAllowed."""
+        found = self._pool.find(name).name
+        unloaded = ModelStatus(name=found, state="unloaded", percent=0)
+        return next((status for status in self.statuses() if status.name == found), unloaded)
 
     def describe(self, name: str) -> ModelDescription:
-        """What one of them can do, from its folder if it is not in memory."""
-        spec = self._find(name)
-        if (kind := self._catalogue.type(spec)) != "llm":
-            return self._describe_reader(spec, kind)
+        """Return what a model can do, from its folder if it is not in memory."""
+        spec = self._pool.find(name)
+        if (model_type := self._catalogue.model_type(spec)) != "llm":
+            return self._describe_embedder(spec, model_type)
         options, defaults = spec.options(self._options), self._defaults(spec)
-        service = self._residency.services().get(spec.name)
+        service = self._pool.services().get(spec.name)
         if isinstance(service, Service):
             return replace(service.description(), adapters=tuple(options.adapters))
         folder = self._catalogue.folder(spec)
@@ -146,78 +146,64 @@ class SeveralModels:
             one_process=launched() is None,
         )
 
-    def _describe_reader(self, spec: ModelSpec, kind: ModelType) -> ModelDescription:
-        """Describe a model that makes vectors or ranks."""
-        service = self._residency.services().get(spec.name)
+    def _describe_embedder(self, spec: ModelSpec, model_type: ModelType) -> ModelDescription:
+        service = self._pool.services().get(spec.name)
         if isinstance(service, Embedder):
             return service.description()
         folder = self._catalogue.folder(spec)
-        length = tokens_read(folder, spec.source, self._reading(spec)) if folder is not None else None
-        return ModelDescription(kind=kind, context_length=length, capabilities=(kind,))
+        length = None
+        if folder is not None:
+            length = tokens_read(folder, spec.source, self._embedding_options(spec))
+        return ModelDescription(kind=model_type, context_length=length, capabilities=(model_type,))
 
-    def type(self, name: str) -> ModelType:
-        """What a model is made for."""
-        return self._catalogue.type(self._find(name))
+    def model_type(self, name: str) -> ModelType:
+        """Return a model's type."""
+        return self._catalogue.model_type(self._pool.find(name))
 
-    def effort(self, name: str) -> Effort | None:
-        """The effort a model is set to, if it is."""
+    def configured_effort(self, name: str) -> Effort | None:
+        """Return the effort a model is configured with, if any."""
         return self._catalogue.find(name).defaults.effort
 
     def unload(self, name: str) -> str:
-        """Take a model out of memory once nobody uses it; say what happens."""
-        done = self._residency.unload(name)
-        if done is Unloading.PINNED:
+        """Unload a model once nothing uses it; return a sentence on what happens."""
+        result = self._pool.unload(name)
+        if result is UnloadResult.PINNED:
             raise ModelPinned(f"The model {name!r} is pinned, and stays in memory.")
-        return _TOLD[done]
+        return _UNLOAD_MESSAGES[result]
 
     def stop(self) -> None:
-        """End everything."""
-        self._residency.stop(patience=30)
+        """Stop every engine and thread."""
+        self._pool.stop(timeout=_STOP_TIMEOUT)
 
-    def _refuse_other_than(self, wanted: ModelType, name: str | None) -> None:
+    def _check_type(self, wanted: ModelType, name: str | None) -> None:
         """Raise WrongType before a model is loaded for what it cannot do."""
-        spec = self._find(name or "")
-        kind = self._catalogue.type(spec)
-        if kind != wanted:
-            others = [each.name for each in self._catalogue.models() if self._catalogue.type(each) == wanted]
-            there = f"For this there is {', '.join(map(repr, others[:20]))}." if others else _HOW_TO[wanted]
-            raise WrongType(f"The model {spec.name!r} {_USES[kind]}. {there}")
+        spec = self._pool.find(name)
+        model_type = self._catalogue.model_type(spec)
+        if model_type != wanted:
+            models = self._catalogue.models()
+            others = [each.name for each in models if self._catalogue.model_type(each) == wanted]
+            hint = (
+                f"For this there is {', '.join(map(repr, others[:20]))}." if others else _NONE_SERVED[wanted]
+            )
+            raise WrongType(f"The model {spec.name!r} {_PURPOSE[model_type]}. {hint}")
 
-    def _first_of(self, kind: ModelType, name: str | None) -> str:
+    def _first_of(self, wanted: ModelType, name: str | None) -> str:
         with suppress(UnknownModel):
             if name:
-                return self._catalogue.find(name).name  # somebody may have called a model that
+                return self._catalogue.find(name).name  # a model may really be called "default"
         for spec in self._catalogue.models():
-            if self._catalogue.type(spec) == kind:
+            if self._catalogue.model_type(spec) == wanted:
                 return spec.name
-        raise UnknownModel(f"There is no model for this here. {_HOW_TO[kind]}")
+        raise UnknownModel(_NONE_SERVED[wanted])
 
-    def _find(self, name: str) -> ModelSpec:
-        try:
-            return self._catalogue.find(name)
-        except UnknownModel:
-            if name in ("", "default") and self._default_name is not None:
-                return self._catalogue.find(self._default_name)
-            raise
-
-    def _reading(self, spec: ModelSpec) -> EmbeddingOptions:
-        """What was said of a model that reads."""
-        said = dict(spec.embedding)
-        if "context_length" in spec.engine:
-            said["context_length"] = spec.engine["context_length"]
-        return EmbeddingOptions(
-            allow_download=self._catalogue.may_download(spec),
-            memory_bytes=self._options.memory_bytes,
-            max_waiting=self._options.max_waiting,
-            **said,
-        )
+    # -- loading ---------------------------------------------------------------------------------------------
 
     def _load(self, spec: ModelSpec, report: Callable[[float], None]) -> Service | Embedder:
-        kind = self._catalogue.type(spec)
-        if kind != "llm":
+        model_type = self._catalogue.model_type(spec)
+        if model_type != "llm":
             if self._load_worker is None:
-                raise EngineError("This server was put together without models that make vectors.")
-            return Embedder(self._load_worker(spec, kind, self._reading(spec), report))
+                raise EngineError("This server was set up without embedding and rerank models.")
+            return Embedder(self._load_worker(spec, model_type, self._embedding_options(spec), report))
         options = spec.options(self._options)
         options = replace(options, allow_download=self._catalogue.may_download(spec))
         settings = self._settings
@@ -235,23 +221,31 @@ class SeveralModels:
         service.prepare()
         return service
 
+    def _embedding_options(self, spec: ModelSpec) -> EmbeddingOptions:
+        chosen = dict(spec.embedding)
+        if "context_length" in spec.engine:
+            chosen["context_length"] = spec.engine["context_length"]
+        return EmbeddingOptions(
+            allow_download=self._catalogue.may_download(spec),
+            memory_bytes=self._options.memory_bytes,
+            max_waiting=self._options.max_waiting,
+            **chosen,
+        )
+
     def _defaults(self, spec: ModelSpec) -> ModelDefaults:
-        """The model's own, and the server's where it has none."""
+        """Return the model's defaults, filled up with the server's."""
         defaults, temperature = spec.defaults, self._settings.temperature
         if defaults.temperature is None and temperature is not None:
             return replace(defaults, temperature=temperature)
         return defaults
 
 
-def _told(state: ModelState, service: Service | Embedder | None, aliases: tuple[str, ...]) -> ModelStatus:
-    if service is not None:
-        return state_of(service, name=state.name, pinned=state.pinned, in_use=state.in_use, aliases=aliases)
-    return ModelStatus(
-        name=state.name,
-        state=state.state,
-        percent=state.percent,
-        in_use=state.in_use,
-        pinned=state.pinned,
-        detail=state.error or "",
-        aliases=aliases,
+def _with_service(
+    status: ModelStatus, service: Service | Embedder | None, aliases: tuple[str, ...]
+) -> ModelStatus:
+    """Add the aliases to a status, and its engine's figures if it is loaded."""
+    if service is None:
+        return replace(status, aliases=aliases)
+    return loaded_status(
+        service, name=status.name, pinned=status.pinned, in_use=status.in_use, aliases=aliases
     )

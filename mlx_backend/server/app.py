@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.service import Service
     from mlx_backend.embedding.service import Embedder, Running
-    from mlx_backend.registry.base import Lease, Models, ModelStatus
+    from mlx_backend.registry.base import Lease, ModelRegistry, ModelStatus
     from mlx_backend.server.in_flight import Visit
     from mlx_backend.server.reply_response import Watch
     from mlx_backend.settings import Settings
@@ -85,7 +85,7 @@ _OPEN = ("home", "health")  # these need no key: they tell nothing and start not
 class App:
     """The models of a server behind OpenAI's addresses."""
 
-    def __init__(self, models: Models, settings: Settings) -> None:
+    def __init__(self, models: ModelRegistry, settings: Settings) -> None:
         self._models = models
         self._settings = settings
         self._started = int(time.time())
@@ -126,7 +126,7 @@ class App:
             {
                 "name": "mlx-backend",
                 "version": __version__,
-                "models": [state.name for state in self._models.states()],
+                "models": [state.name for state in self._models.statuses()],
                 "api": "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, /v1/models, "
                 "/v1/tokenize, /v1/detokenize, /health",
             }
@@ -139,7 +139,7 @@ class App:
         """
         status = "draining" if self.visits.closed else ""
         told = []
-        for state in self._models.states():
+        for state in self._models.statuses():
             if state.state == "unloaded":
                 continue
             entry = {"model": state.name, "state": state.state, "running": state.running}
@@ -150,7 +150,7 @@ class App:
                 entry["detail"] = state.detail
             told.append(entry)
         if not status:
-            first = [state for state in self._models.states()[:1] if state.pinned]
+            first = [state for state in self._models.statuses()[:1] if state.pinned]
             troubled = [state for state in first if state.state not in ("ready", "unloaded")]
             status = troubled[0].state if troubled else "ok"
         health = {"status": status, "server": OWNER, "version": __version__, "models": told}
@@ -159,13 +159,13 @@ class App:
     def on_models(self, _request: Request) -> Response:
         """List the models that can be served."""
         data: list[dict[str, Any]] = []
-        for status in self._models.states():
+        for status in self._models.statuses():
             data += model_objects(status, self._described(status), self._started)
         return json_response({"object": "list", "data": data})
 
     def on_model(self, _request: Request, name: str) -> Response:
         """Describe one."""
-        status = self._models.state(name)
+        status = self._models.status(name)
         alias = name if name in status.aliases else None
         return json_response(model_object(status, self._described(status), self._started, alias=alias))
 
@@ -223,7 +223,7 @@ class App:
         """Make vectors of texts."""
         body = EmbeddingsBody.parse(decode_json(self._body(request)))
         wanted = body.request()
-        with self._having(lambda wait: self._models.embedder(body.model, wait, "embedding")) as visit:
+        with self._having(lambda wait: self._models.acquire_embedder(body.model, wait, "embedding")) as visit:
             running = visit.service.embed(wanted)
             return self._computed(request, body, running, visit, running.vectors, body.answer)
 
@@ -231,7 +231,7 @@ class App:
         """Put documents in the order of their worth."""
         body = RerankBody.parse(decode_json(self._body(request)))
         wanted = body.request()
-        with self._having(lambda wait: self._models.embedder(body.model, wait, "rerank")) as visit:
+        with self._having(lambda wait: self._models.acquire_embedder(body.model, wait, "rerank")) as visit:
             running = visit.service.rank(wanted)
             scores = partial(running.scores, raw=body.raw_scores is True)
             return self._computed(request, body, running, visit, scores, body.answer)

@@ -10,7 +10,7 @@ from embedding_models import write_modules
 
 from mlx_backend.embedding.recipe import EmbeddingOptions, Recipe, recipe_of, tokens_read
 from mlx_backend.errors import EngineError
-from mlx_backend.models.model_type import model_type
+from mlx_backend.models.model_type import detect_model_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,20 +63,20 @@ def recipe(folder: Path, name: str = "m", *, causal: bool = False, **options: An
 def test_a_model_is_known_by_its_files_and_else_by_its_name(
     name: str, config: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
-    assert model_type(folder_of(tmp_path, config=config), name) == kind
+    assert detect_model_type(folder_of(tmp_path, config=config), name) == kind
 
 
 def test_the_files_of_sentence_transformers_make_a_causal_model_one_for_vectors(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, config={"model_type": "qwen3"})
-    assert model_type(folder, "mine") == "llm"
+    assert detect_model_type(folder, "mine") == "llm"
     write_modules(folder, "lasttoken")
-    assert model_type(folder, "mine") == "embedding"
+    assert detect_model_type(folder, "mine") == "embedding"
 
 
 def test_what_was_not_downloaded_yet_is_known_by_its_name() -> None:
-    assert model_type(None, "Qwen/Qwen3-Embedding-8B") == "embedding"
-    assert model_type(None, "BAAI/bge-reranker-v2-m3") == "rerank"
-    assert model_type(None, "mlx-community/gpt-oss-20b-MXFP4-Q8") == "llm"
+    assert detect_model_type(None, "Qwen/Qwen3-Embedding-8B") == "embedding"
+    assert detect_model_type(None, "BAAI/bge-reranker-v2-m3") == "rerank"
+    assert detect_model_type(None, "mlx-community/gpt-oss-20b-MXFP4-Q8") == "llm"
 
 
 @pytest.mark.parametrize(

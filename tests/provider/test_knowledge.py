@@ -203,7 +203,7 @@ def test_the_form_is_tried_by_using_it(plugin: PluginProcess, form: dict[str, st
     ("model", "kind", "words"),
     [
         ("demo", "text-embedding", ["'demo' is a language model", "'multilingual-e5-small'"]),
-        ("multilingual-e5-small", "rerank", ["makes vectors", "'reranker'"]),
+        ("multilingual-e5-small", "rerank", ["is an embedding model", "'reranker'"]),
         ("nothing", "text-embedding", ["'nothing'", "'multilingual-e5-small'"]),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
-from mlx_backend.registry.catalogue import LOOK_EVERY, Catalogue
+from mlx_backend.registry.catalogue import RESCAN_SECONDS, Catalogue
 from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 
 LONG_AGO = 1_600_000_000
@@ -148,7 +148,7 @@ def test_a_model_that_only_reads_may_have_pytorchs_own_weights(root: Path) -> No
     catalogue = Catalogue([], models_dirs=[root])
     assert "small" in names(catalogue)
     small = catalogue.find("small")
-    assert (catalogue.type(small), catalogue.weight_bytes(small)) == ("embedding", 10)
+    assert (catalogue.model_type(small), catalogue.weight_bytes(small)) == ("embedding", 10)
 
 
 def test_the_cache_of_hugging_face_is_listed_if_it_is_asked_for(cache: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_new_model_appears_and_a_removed_one_disappears(root: Path) -> None:
     put_model(root / "owner" / "new")
     (root / "small" / "config.json").unlink()
     assert names(catalogue) == ["other/large", "owner/large", "small"], "nobody has looked yet"
-    clock.now += LOOK_EVERY
+    clock.now += RESCAN_SECONDS
     assert names(catalogue) == ["other/large", "owner/large", "owner/new"]
 
 
@@ -206,10 +206,10 @@ def test_what_has_not_changed_is_not_read_again(root: Path) -> None:
     clock = Clock()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     before = catalogue.find("small")
-    clock.now += LOOK_EVERY
+    clock.now += RESCAN_SECONDS
     assert catalogue.find("small") is before
     (root / "another").mkdir()
-    clock.now += LOOK_EVERY
+    clock.now += RESCAN_SECONDS
     assert catalogue.find("small") is not before
 
 
@@ -219,7 +219,7 @@ def test_a_change_within_the_time_stamp_of_the_last_look_is_seen(root: Path) -> 
     stamp = root.stat().st_mtime_ns
     put_model(root / "quick")
     os.utime(root, ns=(stamp, stamp))
-    clock.now += LOOK_EVERY
+    clock.now += RESCAN_SECONDS
     assert "quick" in names(catalogue)
 
 
@@ -232,7 +232,7 @@ def test_a_download_that_has_ended_is_listed(cache: Path) -> None:
     catalogue = Catalogue([], hugging_face_cache=True, clock=clock)
     assert names(catalogue) == []
     weights.symlink_to(target)
-    clock.now += LOOK_EVERY
+    clock.now += RESCAN_SECONDS
     assert names(catalogue) == ["a/b"]
 
 
@@ -240,7 +240,7 @@ def test_a_folder_that_has_gone_away_holds_nothing(root: Path) -> None:
     clock = Clock()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     root.rename(root.with_name("elsewhere"))
-    clock.now += LOOK_EVERY
+    clock.now += RESCAN_SECONDS
     assert names(catalogue) == []
 
 
@@ -314,7 +314,7 @@ def test_a_configured_repository_is_served_once_it_is_there(cache: Path) -> None
     clock = Clock()
     catalogue = Catalogue([ModelSpec(name="big", source="mlx-community/big")], clock=clock)
     put_snapshot("mlx-community/big")
-    clock.now += LOOK_EVERY
+    clock.now += RESCAN_SECONDS
     assert names(catalogue) == ["big"]
     assert not catalogue.may_download(catalogue.find("big"))
 
@@ -376,7 +376,7 @@ def test_a_path_to_anywhere_else_is_refused(name: str, root: Path, tmp_path: Pat
     (root / "out").symlink_to(tmp_path)
     (root / "loop").symlink_to(root / "loop")
     catalogue = Catalogue([], models_dirs=[root])
-    with pytest.raises(ModelNotAllowed, match="outside of the folders that are served"):
+    with pytest.raises(ModelNotAllowed, match="outside of the served folders"):
         catalogue.find(name.format(tmp=tmp_path, root=root))
 
 
@@ -399,7 +399,7 @@ def test_a_link_out_of_a_served_folder_is_not_listed_and_the_log_says_so_once(
     clock = Clock()
     with caplog.at_level(logging.WARNING):
         catalogue = Catalogue([], models_dirs=[root], clock=clock)
-        clock.now += LOOK_EVERY
+        clock.now += RESCAN_SECONDS
         assert names(catalogue) == ["in", "other/large", "small"]
     assert [record.getMessage() for record in caplog.records] == [
         f"out is a link to {tmp_path}/secret, outside of every --models-dir: not served."

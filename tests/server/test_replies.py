@@ -12,7 +12,7 @@ from mlx_backend import __version__
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.engine.scripted import ScriptedEngine
-from mlx_backend.registry.base import OneModel
+from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
 from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
 
@@ -49,7 +49,7 @@ def client(engine: ScriptedEngine) -> Client:
 
 def serving(engine: ScriptedEngine, **chosen: Any) -> Client:
     settings = Settings(**chosen)
-    return Client(App(OneModel(Service(engine, effort=settings.reasoning_effort)), settings))
+    return Client(App(SingleModelRegistry(Service(engine, effort=settings.reasoning_effort)), settings))
 
 
 def answered(client: Client, **fields: Any) -> TestResponse:

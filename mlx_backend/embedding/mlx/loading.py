@@ -25,7 +25,8 @@ from mlx_backend.engine.mlx.loading import (
     set_precision,
 )
 from mlx_backend.errors import EngineError
-from mlx_backend.models.model_type import ENCODERS, read_json
+from mlx_backend.models.files import read_json_or_empty
+from mlx_backend.models.model_type import ENCODERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -216,7 +217,7 @@ def _dense_layers(
         ]
     for at, weights in enumerate(stored):
         step = recipe.dense[at] if recipe.dense else ""
-        yield _dense(step, read_json(folder / step / "config.json") if step else {}, weights, config)
+        yield _dense(step, read_json_or_empty(folder / step / "config.json") if step else {}, weights, config)
 
 
 def _dense(

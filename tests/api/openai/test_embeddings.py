@@ -27,7 +27,7 @@ from mlx_backend.models.model_type import ModelType
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry import config_file
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.registry import SeveralModels
+from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.settings import Settings
 
 FOX, TOKYO = "the quick brown fox", "tokyo"
@@ -67,7 +67,7 @@ def read(
 @contextmanager
 def serving(folder: Path, config: str) -> Iterator[RunningServer]:
     found = config_file.parse(config.format(folder=folder), folder=folder)
-    models = SeveralModels(
+    models = MultiModelRegistry(
         Catalogue(found.models, others=found.others),
         talk,
         EngineOptions(),
@@ -356,7 +356,7 @@ def test_work_for_a_client_that_left_is_dropped(tmp_path: Path) -> None:
     encoder = TextEncoder(tmp_path / "slow", "slow", tokenizer.get_vocab_size(), ends=False, asks=False)
     network = Scripted(gated=True, encoder=encoder)
     working = Worker(network, Turns())
-    models = SeveralModels(
+    models = MultiModelRegistry(
         Catalogue([ModelSpec(name="slow", source=str(tmp_path / "slow"), type="embedding")]),
         talk,
         EngineOptions(),

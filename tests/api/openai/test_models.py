@@ -19,7 +19,7 @@ from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry import config_file
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.registry import SeveralModels
+from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.settings import Settings
 
 SOON = 20
@@ -79,7 +79,7 @@ def serving(workshop: Workshop, folder: Path, config: str = CONFIG, **chosen: An
     read = config_file.parse(config.format(folder=folder), folder=folder)
     settings = Settings(port=0, **chosen)
     catalogue = Catalogue(read.models, others=read.others)
-    models = SeveralModels(catalogue, workshop.load, EngineOptions(), settings, default_name="small")
+    models = MultiModelRegistry(catalogue, workshop.load, EngineOptions(), settings, default_name="small")
     try:
         models.preload()
         with served(models, settings) as server:
@@ -305,7 +305,7 @@ def test_what_schemas_need_is_made_after_loading_and_not_by_the_first_reply() ->
     def load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
         return load_engine(spec.source, options, model_id=spec.name, report=report)
 
-    models = SeveralModels(Catalogue([spec]), load, EngineOptions(), Settings(), default_name="demo")
+    models = MultiModelRegistry(Catalogue([spec]), load, EngineOptions(), Settings(), default_name="demo")
     try:
         models.preload()
         for thread in threading.enumerate():

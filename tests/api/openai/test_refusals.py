@@ -11,7 +11,7 @@ from werkzeug.test import Client
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.errors import EngineError
-from mlx_backend.registry.base import OneModel
+from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
 from mlx_backend.settings import Settings
 
@@ -26,7 +26,7 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with ScriptedEngine(lambda _: ANSWER, model_id="someone/scripted", context_length=4096) as engine:
-        yield Client(App(OneModel(Service(engine)), Settings(max_body_bytes=100_000)))
+        yield Client(App(SingleModelRegistry(Service(engine)), Settings(max_body_bytes=100_000)))
 
 
 def refused(client: Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def test_an_engine_that_fails_one_request_is_a_500_without_a_traceback() -> None
         raise EngineError("out of memory")
 
     with ScriptedEngine(broken) as engine:
-        client = Client(App(OneModel(Service(engine)), Settings()))
+        client = Client(App(SingleModelRegistry(Service(engine)), Settings()))
         assert refused(client, CHAT, {"messages": [USER]}, 500)["message"] == "out of memory"
         streamed = client.post(CHAT, json={"messages": [USER], "stream": True})
         last = streamed.get_data(as_text=True).split("\n\n")[-2]
@@ -259,7 +259,7 @@ def test_an_engine_that_fails_one_request_is_a_500_without_a_traceback() -> None
 def test_a_dead_engine_is_a_503(client: Client) -> None:
     engine = ScriptedEngine([])
     engine.stop()
-    dead = Client(App(OneModel(Service(engine)), Settings()))
+    dead = Client(App(SingleModelRegistry(Service(engine)), Settings()))
     assert refused(dead, CHAT, {"messages": [USER]}, 503)["code"] == "engine_stopped"
     assert dead.get("/health").status_code == 503
 
@@ -272,7 +272,9 @@ def test_what_nobody_expected_is_a_500_with_a_number_that_is_in_the_log(
             raise ZeroDivisionError("secret detail")
 
     with Surprising([]) as engine:
-        error = refused(Client(App(OneModel(Service(engine)), Settings())), CHAT, {"messages": [USER]}, 500)
+        error = refused(
+            Client(App(SingleModelRegistry(Service(engine)), Settings())), CHAT, {"messages": [USER]}, 500
+        )
     assert "secret" not in error["message"]
     assert error["code"] == "internal"
     number = error["message"].split(":")[0].removeprefix("Internal error ")

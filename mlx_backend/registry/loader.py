@@ -1,0 +1,181 @@
+"""The thread that loads models: one load after another, each after evicting what is in its way.
+
+A load cannot be interrupted. It learns that the pool is stopping when it next reports progress; if it finishes anyway,
+the model is stopped at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mlx_backend.errors import EngineError, EngineStopped
+from mlx_backend.registry.errors import InsufficientMemory, ModelError, copy_error
+from mlx_backend.registry.eviction import choose_evictions
+from mlx_backend.registry.model_entry import LoadAttempt, LoadedService, ModelEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlx_backend.models.spec import ModelSpec
+    from mlx_backend.registry.pool_state import PoolState
+    from mlx_backend.registry.unloader import Unloader
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED = 16  # models waiting to be loaded; further requests are told to retry
+
+
+class Loader[S: LoadedService]:
+    """Loads models in the order in which they were queued. The thread starts with the first."""
+
+    def __init__(
+        self,
+        state: PoolState[S],
+        unloader: Unloader[S],
+        load: Callable[[ModelSpec, Callable[[float], None]], S],
+        measure: Callable[[ModelSpec], int],
+        memory_limit: int | None,
+    ) -> None:
+        self._state = state
+        self._unloader = unloader
+        self._load_service = load
+        self._measure = measure
+        self._memory_limit = memory_limit
+        self._queue: deque[ModelEntry[S]] = deque()
+        self._thread: threading.Thread | None = None
+
+    def enqueue(self, entry: ModelEntry[S], spec: ModelSpec) -> LoadAttempt | None:
+        """Queue a load; None if the queue is full. Call this with the lock held.
+
+        Before its retry delay is over, a failed model raises the error of its last load.
+        """
+        if entry.state == "failed" and self._state.clock.now() < entry.retry_at:
+            assert entry.attempt is not None
+            entry.attempt.raise_if_failed()
+        if len(self._queue) >= MAX_QUEUED:
+            return None
+        entry.spec, entry.state, entry.attempt = spec, "loading", LoadAttempt()
+        self._queue.append(entry)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
+            self._thread.start()
+        self._state.changed.notify_all()
+        return entry.attempt
+
+    def join(self, timeout: float | None) -> None:
+        """Wait for the thread to end, once the pool is stopping. A load that reports no progress may outlast this."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def is_alive(self) -> bool:
+        """Whether a model may still be being loaded."""
+        return self._thread is not None and self._thread.is_alive()
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (entry := self._next_queued()) is not None:
+            self._load(entry)
+
+    def _next_queued(self) -> ModelEntry[S] | None:
+        state = self._state
+        with state.changed:
+            while not self._queue and not state.stopping:
+                state.changed.wait()
+            if state.stopping:
+                return None
+            entry = self._queue.popleft()
+            assert entry.attempt is not None  # set when it was queued
+            entry.attempt.started_at = state.clock.now()
+            return entry
+
+    def _load(self, entry: ModelEntry[S]) -> None:
+        spec, attempt = entry.spec, entry.attempt
+        assert attempt is not None
+        service: S | None = None
+        error: Exception | None = None
+        size = 0
+        try:
+            size = self._measure(spec)
+            self._make_room(spec, size)
+            log.info("Loading %s.", spec.name)
+            service = self._load_service(spec, partial(self._on_progress, attempt))
+            if not size:  # it had to be downloaded first
+                size = self._measure(spec)
+                with suppress(InsufficientMemory):
+                    self._make_room(spec, size)
+        except BaseException as raised:  # whatever it is, no request may be left waiting
+            error = _public_error(raised, spec.name)
+        if error is None and service is not None and self._publish(entry, service, size):
+            return
+        self._fail(entry, error)
+        if service is not None:
+            service.engine.stop()
+
+    def _publish(self, entry: ModelEntry[S], service: S, size: int) -> bool:
+        """Mark a model as ready; False if the pool has been stopped meanwhile."""
+        state, attempt = self._state, entry.attempt
+        assert attempt is not None
+        with state.changed:
+            if state.stopping:
+                return False
+            now = state.clock.now()
+            attempt.finished, attempt.percent = True, 100
+            entry.state, entry.service, entry.size = "ready", service, size
+            entry.last_used, entry.failures = now, 0
+            if entry.draining or entry.spec.ttl is not None:
+                self._unloader.wake()
+            state.changed.notify_all()
+        log.info("Loaded %s in %.1f s.", entry.spec.name, now - (attempt.started_at or now))
+        return True
+
+    def _fail(self, entry: ModelEntry[S], error: Exception | None) -> None:
+        """Mark a load as failed, or as given up because the pool is stopping."""
+        state, attempt = self._state, entry.attempt
+        assert attempt is not None
+        with state.changed:
+            attempt.finished, attempt.percent, attempt.error = True, 100, error
+            entry.draining = False
+            if isinstance(error, EngineError) and not state.stopping:
+                entry.set_failed(state.clock.now())
+            else:
+                entry.state = "unloaded"
+            state.changed.notify_all()
+        if error is not None:
+            level = logging.INFO if isinstance(error, InsufficientMemory) else logging.WARNING
+            log.log(level, "%s was not loaded: %s", entry.spec.name, error)
+
+    def _on_progress(self, attempt: LoadAttempt, fraction: float) -> None:
+        """Record a load's progress. An engine that reloads itself later may report here too, which is ignored."""
+        if attempt.finished:
+            return
+        if self._state.stopping:
+            raise EngineStopped("The server is stopping.")
+        if math.isfinite(fraction):
+            attempt.percent = int(100 * min(1.0, max(0.0, fraction)))
+
+    def _make_room(self, spec: ModelSpec, size: int) -> None:
+        if self._memory_limit is None:
+            return
+        state = self._state
+        with state.changed:
+            state.changed.wait_for(state.none_unloading)
+            evicted = choose_evictions(spec.name, size, self._memory_limit, state.entries.values())
+            for entry in evicted:
+                entry.state = "unloading"
+        for entry in evicted:
+            state.stop_engine(entry, f"to make room for {spec.name}")
+
+
+def _public_error(error: BaseException, name: str) -> Exception:
+    """Return an error with the same message but no traceback, which would keep the half-loaded model alive."""
+    if isinstance(error, EngineError | ModelError):
+        return copy_error(error)
+    log.error("Loading %s failed unexpectedly.", name, exc_info=error)
+    return EngineError(f"The model {name!r} could not be loaded; the server's log says why.")
