@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
+
 if TYPE_CHECKING:
     from mlx_backend.conversation.effort import Effort
 
@@ -26,7 +28,7 @@ class ReasoningFormat(StrEnum):
 class ReasoningField(StrEnum):
     """The name of that field of its own."""
 
-    REASONING_CONTENT = "reasoning_content"
+    REASONING_CONTENT = REASONING_CONTENT
     REASONING = "reasoning"
     BOTH = "both"
 

@@ -21,6 +21,7 @@ from mlx_backend.conversation.events import (
     ToolCallStart,
 )
 from mlx_backend.conversation.parser import ChannelParser
+from mlx_backend.conversation.quoting import PrecedingText
 from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ _ENDS = ("<|end|>", "<|return|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>")
 
 # An end marker counts at the end of the text alone. To be held back until then it has to begin a longer marker.
 _LATER = MarkerSet([*_TURN, *_CLOSERS, TOOL_CALL, *(end + _TURN[0] for end in _ENDS)])
-_SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
-_QUOTES = ("`", '"', "'", "“", "「", "(")
 
 
 class LeakyText:
@@ -66,7 +65,8 @@ class LeakyText:
         self._held = ""
         self._begun = False  # whether the beginning has been looked at
         self._separates = False
-        self._surroundings = _Surroundings()
+        self._before = PrecedingText()
+        self._spells_opener = False  # a block of reasoning was opened, or spelt, in what was put out
         self._parser: ChannelParser | None = None
         self._open: dict[int, Call] = {}
         self._unclosed: list[str] | None = None  # what was read as reasoning because of `inside` alone
@@ -144,18 +144,20 @@ class LeakyText:
 
     def _say(self, text: str, events: list[Event]) -> None:
         if text:
-            self._surroundings.add(text)
+            self._spells_opener = self._spells_opener or _spells_opener(self._before.tail + text)
+            self._before.add(text)
             events.append(self._plain(text))
 
     def _leaks(self, before: str, marker: str) -> bool:
-        surroundings = self._surroundings.after(before)
-        if surroundings.code or surroundings.quoted:
+        preceding = self._before.followed_by(before)
+        if preceding.is_in_code or preceding.opens_quotation:
             return False
         if marker in _CLOSERS:
-            return not (self.begins_inside or self._separates or surroundings.opened)
+            opened = self._spells_opener or _spells_opener(self._before.tail + before)
+            return not (self.begins_inside or self._separates or opened)
         if marker == TOOL_CALL:
             return bool(self._tools)
-        return not surroundings.mentioned
+        return not preceding.is_mid_sentence
 
     # -- parsing -----------------------------------------------------------------------------------
 
@@ -191,54 +193,8 @@ class LeakyText:
         return texts
 
 
-class _Surroundings:
-    """What a marker stands in, known without keeping the text: code, a quotation, the middle of a sentence."""
-
-    def __init__(self) -> None:
-        self._fenced = False
-        self._line = ""  # the beginning of the current line
-        self._ticks = 0  # in the current line
-        self._tail = ""
-        self.opened = False  # a block of reasoning was opened, or spelt
-
-    def add(self, text: str) -> None:
-        """Take in text that has been said."""
-        self.opened = self.opened or any(opener in self._tail + text for opener in _THINK)
-        *whole, rest = text.split("\n")
-        for line in whole:
-            self._end_line(line)
-        self._line = (self._line + rest)[:8]
-        self._ticks += rest.count("`")
-        self._tail = (self._tail + text)[-40:]
-
-    def _end_line(self, line: str) -> None:
-        if (self._line + line).lstrip().startswith(("```", "~~~")):
-            self._fenced = not self._fenced
-        self._line, self._ticks = "", 0
-
-    def after(self, text: str) -> _Surroundings:
-        """The surroundings once `text` has been said too."""
-        later = _Surroundings()
-        later._fenced, later._line, later._ticks = self._fenced, self._line, self._ticks
-        later._tail, later.opened = self._tail, self.opened
-        later.add(text)
-        return later
-
-    @property
-    def code(self) -> bool:
-        """Whether a fence or a backtick is open."""
-        return self._fenced or self._ticks % 2 == 1
-
-    @property
-    def quoted(self) -> bool:
-        """Whether what follows stands in quotation marks."""
-        return self._tail.endswith(_QUOTES)
-
-    @property
-    def mentioned(self) -> bool:
-        """Whether what follows stands in a sentence."""
-        before = self._tail.rstrip(" \u3000")
-        return before != self._tail and bool(before) and not before.endswith(("\n", *_SENTENCE_ENDS))
+def _spells_opener(text: str) -> bool:
+    return any(opener in text for opener in _THINK)
 
 
 def _dialect(start: str) -> str | None:

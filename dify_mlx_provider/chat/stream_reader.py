@@ -15,6 +15,7 @@ from dify_mlx_provider.chat.leaked_markup import LeakyText
 from dify_mlx_provider.chat.tool_calls import Call, Calls
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.surrogates import Halves
+from mlx_backend.conversation import reasoning_fields
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
 if TYPE_CHECKING:
@@ -26,16 +27,7 @@ LONGEST_ANSWER = 8 * 2**20
 LONGEST_PIECE = 2**18
 """Characters of one chunk for Dify, which takes no line above 5 MiB."""
 
-_REASONING_FIELDS = (
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "reasoning_text",
-    "thinking_blocks",
-    "reasoning_details",
-)
 _TEXT_KEYS = ("text", "thinking", "reasoning", "content", "summary")
-_REASONING_PARTS = ("thinking", "reasoning", "reasoning.text", "reasoning.summary")
 
 
 @dataclass
@@ -139,14 +131,14 @@ def _joined(events: list[Event]) -> list[Event]:
 
 def _texts_of(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     """Yield a delta's texts, each with whether it is reasoning."""
-    for name in _REASONING_FIELDS:
+    for name in reasoning_fields.DELTA_FIELDS:
         if text := _text(delta.get(name)):
             yield True, text
             break
     content = delta.get("content")
     if isinstance(content, list):
         for part in content:
-            reasoning = isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS
+            reasoning = isinstance(part, Mapping) and part.get("type") in reasoning_fields.PART_TYPES
             yield reasoning, _text(part)
     else:
         yield False, _text(content)

@@ -19,6 +19,7 @@ from mlx_backend.chat.stop_strings import StopFilter
 from mlx_backend.chat.usage import UsageMeter
 from mlx_backend.conversation.events import ContentDelta, Event, StreamEnd, ToolCallEnd
 from mlx_backend.conversation.parser import fold
+from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.engine.base import Finished, Progress, TokenDelta
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class FinishedReply:
             }
             for call_id, call in zip(self.call_ids, complete, strict=True)
         ]
-        return {**answer, "tool_calls": calls, "reasoning_content": message.reasoning}
+        return {**answer, "tool_calls": calls, REASONING_CONTENT: message.reasoning}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

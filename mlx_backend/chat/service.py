@@ -25,6 +25,7 @@ from mlx_backend.conversation.dialects import DIALECTS, detect
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import ChannelParser
+from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.distributed.transport import launched
@@ -288,7 +289,7 @@ class Service:
             for_template(earlier, self._traits),
             tools,
             kwargs,
-            reasoning=last.get("reasoning_content", ""),
+            reasoning=last.get(REASONING_CONTENT, ""),
             content=last["content"],
         )
 
@@ -302,10 +303,10 @@ class Service:
         """Give the calls of an unfinished turn the reasoning back that the client has lost."""
         filled = [dict(message) for message in messages]
         for message in _unfinished_turn(filled):
-            if message.get("tool_calls") and not message.get("reasoning_content"):
+            if message.get("tool_calls") and not message.get(REASONING_CONTENT):
                 thought = self._thoughts.get(message["tool_calls"][0]["id"])
                 if thought:
-                    message["reasoning_content"] = thought
+                    message[REASONING_CONTENT] = thought
         return filled
 
     def _budget_of(self, request: ChatRequest, effort: Effort) -> int | None:

@@ -4,7 +4,7 @@ Shared by the server and the Dify plugin, so it needs nothing but the standard l
 loads nothing; the modules are:
 
     events      the closed set of events, and the message they fold to
-    parser      ChannelParser, fold, read
+    parser      ChannelParser, fold, parse_text
     dialects    DIALECTS, detect; one grammar per family of models
     scanner     cut text at markers
     history     sanitise: what clients send back

@@ -16,16 +16,19 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_backend.conversation.dialects.harmony_header import Tools
-from mlx_backend.conversation.echo import Display, Echo, read_echo, read_reasoning
+from mlx_backend.conversation.echo import Display, Echo, parse_echo, parse_reasoning
 from mlx_backend.conversation.json_values import kind, shown
+from mlx_backend.conversation.reasoning_fields import (
+    MESSAGE_FIELDS,
+    PART_TYPES,
+    REASONING_CONTENT,
+    SEALED_PART_TYPES,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles a message may have; `function` is the old name of `tool`."""
 
-_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_REASONING_PARTS = ("thinking", "reasoning", "reasoning_text", "reasoning.text", "reasoning.summary")
-_SEALED_PARTS = ("redacted_thinking", "reasoning.encrypted")  # only their maker can read them
 
 
 class HistoryError(ValueError):
@@ -107,11 +110,11 @@ class _History:
         posted, content = _take_parts(message.get("content"), "tool_use")
         calls = list(_posted_calls(message, posted))
         text = text_of(content) or text_of(message.get("refusal"))
-        stretches = _without_displays_of(calls, read_echo(text, self.tools))
+        stretches = _without_displays_of(calls, parse_echo(text, self.tools))
         stated = _stated_reasoning(message)
         for index, stretch in enumerate(stretches):
             last = index == len(stretches) - 1
-            reasoning = _once([stated if index == 0 else "", read_reasoning(stretch.reasoning)])
+            reasoning = _once([stated if index == 0 else "", parse_reasoning(stretch.reasoning)])
             if stretch.display is not None:
                 self._add_display(reasoning, stretch.content, stretch.display)
             else:
@@ -123,10 +126,10 @@ class _History:
         if previous["role"] == "assistant" and not (previous["content"] or "tool_calls" in previous):
             # Nothing but a thought: some clients send it as a message of its own, before what it led to.
             self.turns.pop()
-            reasoning = _once([previous["reasoning_content"], reasoning])
+            reasoning = _once([previous[REASONING_CONTENT], reasoning])
         turn: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning:
-            turn["reasoning_content"] = reasoning
+            turn[REASONING_CONTENT] = reasoning
         if calls:
             self.waiting = {}
             turn["tool_calls"] = [self._call(*call) for call in calls]
@@ -198,7 +201,7 @@ class _History:
         kept: list[dict[str, Any]] = []
         for index, turn in enumerate(turns):
             if index <= answered:
-                turn.pop("reasoning_content", None)
+                turn.pop(REASONING_CONTENT, None)
             if turn["role"] == "assistant" and not _has_substance(turn):
                 continue  # there was nothing but a thought
             kept.append(turn)
@@ -208,7 +211,7 @@ class _History:
 
 
 def _has_substance(turn: Mapping[str, Any]) -> bool:
-    return bool(turn["content"].strip() or turn.get("reasoning_content") or turn.get("tool_calls"))
+    return bool(turn["content"].strip() or turn.get(REASONING_CONTENT) or turn.get("tool_calls"))
 
 
 # -- texts, names, calls: every shape a client may use ---------------------------------------------
@@ -235,7 +238,7 @@ def _part_text(part: Any) -> str:
             return ""
         case str():
             return part
-        case {"type": str(kind)} if kind in _REASONING_PARTS or kind in _SEALED_PARTS:
+        case {"type": str(kind)} if kind in PART_TYPES or kind in SEALED_PART_TYPES:
             return ""  # it is reasoning, and read as such
         case {"text": str(text)}:
             return text
@@ -262,15 +265,15 @@ def _user_content(content: Any) -> Any:
 
 def _stated_reasoning(message: Mapping[str, Any]) -> str:
     """The reasoning a message states in a field of its own, whatever the field is called."""
-    found = [_reasoning_text(message.get(field)) for field in _REASONING_FIELDS]
+    found = [_reasoning_text(message.get(field)) for field in MESSAGE_FIELDS]
     details = message.get("reasoning_details")
     if isinstance(details, list):
         found.append("".join(_reasoning_text(detail) for detail in details))
     content = message.get("content")
     if isinstance(content, list):
-        parts = (p for p in content if isinstance(p, Mapping) and p.get("type") in _REASONING_PARTS)
+        parts = (p for p in content if isinstance(p, Mapping) and p.get("type") in PART_TYPES)
         found.append("\n\n".join(_reasoning_text(part) for part in parts))
-    return _once(map(read_reasoning, found))
+    return _once(map(parse_reasoning, found))
 
 
 def _reasoning_text(value: Any) -> str:

@@ -173,13 +173,13 @@ def fold(events: Iterable[Event]) -> Message:
     return Message("".join(reasoning), "".join(content), calls, finish)
 
 
-def read(
+def parse_text(
     text: str,
     dialect: str = "harmony",
     *,
     tools: Collection[str] | None = None,
     ended_by: EndedBy = "stop",
 ) -> Message:
-    """Read a whole turn at once: the fold of its stream."""
+    """Parse a whole turn at once: the fold of its stream."""
     parser = ChannelParser(dialect, tools=tools)
     return fold([*parser.feed(text), *parser.close(ended_by)])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.json_values import too_deep
+from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT, TEMPLATE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,17 +64,13 @@ class TemplateTraits:
     def of(cls, chat_template: str | None) -> TemplateTraits:
         """Read the traits off a template's source."""
         source = chat_template or ""
-        reads = re.compile(
-            r"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])(thinking|reasoning_content|reasoning)\b"""
-        )
+        reads = re.compile(rf"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])({"|".join(TEMPLATE_KEYS)})\b""")
         keys = set(reads.findall(source))
         switch = _switch(source)
         says_how_much = "reasoning_effort" in source
         refuses_system = re.search(r"raise_exception\([^)]*[Ss]ystem role", source) is not None
         return cls(
-            reasoning_key=next(
-                (k for k in ("thinking", "reasoning_content", "reasoning") if k in keys), None
-            ),
+            reasoning_key=next((key for key in TEMPLATE_KEYS if key in keys), None),
             effort="reasoning_effort" if says_how_much else switch,
             switch=switch if says_how_much else None,
             writes_blocks=any(
@@ -167,8 +164,8 @@ def _open_loop(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _plain(message: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
-    copy = {key: value for key, value in message.items() if key not in ("reasoning_content", "tool_calls")}
-    reasoning = message.get("reasoning_content")
+    copy = {key: value for key, value in message.items() if key not in (REASONING_CONTENT, "tool_calls")}
+    reasoning = message.get(REASONING_CONTENT)
     if reasoning and traits.reasoning_key:
         copy[traits.reasoning_key] = reasoning
     if message["role"] == "tool":
@@ -186,7 +183,7 @@ def _calls(
     in_open_loop: bool,
 ) -> Messages:
     """An assistant message with calls, and the results behind it."""
-    content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+    content, reasoning = message.get("content") or "", message.get(REASONING_CONTENT) or ""
     calls = [_call(call, traits) for call in message["tool_calls"]]
     rendered_results = [_plain(result, traits) for result in results]
     if not traits.one_call_per_message:

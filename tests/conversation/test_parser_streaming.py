@@ -20,7 +20,7 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from mlx_backend.conversation.parser import ChannelParser, fold, read
+from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
 
 IDS = {text: token for token, text in HARMONY_TOKENS.items()}
 
@@ -186,7 +186,7 @@ def test_an_invented_user_ends_the_turn() -> None:
 
 
 def test_a_cut_call_is_not_complete() -> None:
-    message = read("<|channel|>commentary to=functions.f<|message|>{", ended_by="length")
+    message = parse_text("<|channel|>commentary to=functions.f<|message|>{", ended_by="length")
     assert message.tool_calls == (ToolCall("f", "{", complete=False),)
     assert message.finish == "length"
 
@@ -217,7 +217,7 @@ def test_a_marker_that_is_a_control_token_counts_by_its_id_alone() -> None:
 
 
 def test_plain_text_has_no_markup() -> None:
-    message = read("<think>a</think> <|channel|>final", "plain")
+    message = parse_text("<think>a</think> <|channel|>final", "plain")
     assert message.content == "<think>a</think> <|channel|>final"
 
 
@@ -363,7 +363,7 @@ def test_no_body_is_lost_or_shown_twice(seed: int) -> None:
             text += choose.choice(["<|message|>", "<|message|><|message|>", "<|constrain|>json<|message|>"])
             text += word + choose.choice(["<|end|>", "<|end|><|end|>", "", "<|end|> 3 "])
         text = text.removesuffix(" 3 ")  # at the end of a turn it would be an answer
-        message = read(text)
+        message = parse_text(text)
         shown = message.reasoning + message.content
         assert [shown.count(word) for word in words] == [1] * len(words), text
         assert len(shown) == sum(map(len, words)), text

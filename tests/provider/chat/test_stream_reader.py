@@ -16,7 +16,7 @@ from dify_mlx_provider.chat.think_block import ThinkingText
 from dify_mlx_provider.chat.tool_calls import Calls
 from dify_mlx_provider.upstream.errors import Unavailable
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta
-from mlx_backend.conversation.parser import read
+from mlx_backend.conversation.parser import parse_text
 
 BLOCK = "<think>\nwhy\n</think>\n\nHi"
 
@@ -268,7 +268,7 @@ def test_every_recorded_turn_that_leaks_whole_is_read_as_our_own_server_reads_it
     turns = [turn for turn in turns if turn.startswith(("<|channel|>", "<|start|>"))]
     assert len(turns) > 10
     for turn in turns:
-        message = read(turn)
+        message = parse_text(turn)
         reader = Reader()
         events = [event for letter in turn for event in reader.feed(chunk(content=letter))] + reader.close()
         assert (

@@ -1,0 +1,131 @@
+"""Whether markup in a text is used or only talked about: in code, in quotation marks, in the middle of a sentence.
+
+An answer about `<think>` or `<|end|>` must survive being parsed for them. Where token ids are known nothing has to be
+guessed; these are the heuristics for text alone, for a whole text and for a stream. Knows markup only as something
+that begins with `<` (or `◁`), and no dialect.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+type Span = tuple[int, int]
+
+CLAUSE_ENDS = tuple(",.;:!?、。")
+"""What may follow markup that is part of a sentence."""
+
+_OPENING_QUOTES = ("`", '"', "'", "“", "「", "(")
+_SENTENCE_ENDS = (*".!?…:。！？", ")", "`", '"', "'")
+_BLANKS = " \u3000"
+_CONTEXT = 40  # characters before markup that tell whether it stands in a sentence
+
+_FENCES = ("```", "~~~")
+_CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+# Markup in quotation marks: `<think>`, "<|end|>", 「<|channel|>analysis<|message|>」.
+_QUOTATION = re.compile(
+    r"`<[^`\n]{0,200}[>▷]`|\"<[^\"\n]{0,200}[>▷]\"|'<[^'\n]{0,200}[>▷]'|“<[^”\n]{0,200}[>▷]”|「<[^」\n]{0,200}[>▷]」"
+)
+
+HIDER = "\ufdd0"
+"""Stands behind the `<` of hidden markup: a noncharacter, which no text may hold."""
+
+
+# -- a whole text ---------------------------------------------------------------------------------
+
+
+def code_spans(text: str) -> list[Span]:
+    """Return where code stands: fenced blocks (also one that is never closed) and code in backticks."""
+    return [match.span() for match in _CODE.finditer(text)]
+
+
+def is_within(spans: Collection[Span], position: int) -> bool:
+    """Whether a position lies in one of the spans."""
+    return any(start <= position < end for start, end in spans)
+
+
+def is_quoted(text: str, position: int) -> bool:
+    """Whether the character before a position opens a quotation."""
+    return text[max(0, position - 1) : position] in _OPENING_QUOTES
+
+
+def is_mentioned(text: str, start: int, end: int) -> bool:
+    """Whether markup stands in a sentence: behind a blank, and the sentence goes on."""
+    before = text[max(0, start - _CONTEXT) : start]
+    if not before.endswith(tuple(_BLANKS)):
+        return False
+    return text.startswith((" ", *CLAUSE_ENDS), end) or not before.rstrip(_BLANKS).endswith(_SENTENCE_ENDS)
+
+
+def hide_quotations(text: str, is_hidden: Callable[[str], bool] = lambda quotation: True) -> str:
+    """Hide the markup that stands in quotation marks, where `is_hidden(quotation)`. `reveal` undoes it."""
+    return _QUOTATION.sub(lambda match: hide(match[0]) if is_hidden(match[0]) else match[0], text)
+
+
+def hide(text: str) -> str:
+    """Break all markup in a text, so that no pattern finds it."""
+    return text.replace("<", f"<{HIDER}").replace("◁", f"◁{HIDER}")
+
+
+def reveal(text: str) -> str:
+    """Undo `hide`."""
+    return text.replace(HIDER, "")
+
+
+# -- a stream -------------------------------------------------------------------------------------
+
+
+class PrecedingText:
+    """What stands before markup in a stream, known without keeping the text."""
+
+    def __init__(self) -> None:
+        self._in_fence = False
+        self._line_start = ""
+        self._backticks = 0  # in the current line
+        self._tail = ""
+
+    def add(self, text: str) -> None:
+        """Take in text that has been put out."""
+        *lines, rest = text.split("\n")
+        for line in lines:
+            self._end_line(line)
+        self._line_start = (self._line_start + rest)[:8]
+        self._backticks += rest.count("`")
+        self._tail = (self._tail + text)[-_CONTEXT:]
+
+    def followed_by(self, text: str) -> PrecedingText:
+        """Return what would stand before the markup if this text came too."""
+        later = PrecedingText()
+        later._in_fence, later._line_start = self._in_fence, self._line_start
+        later._backticks, later._tail = self._backticks, self._tail
+        later.add(text)
+        return later
+
+    @property
+    def tail(self) -> str:
+        """The last characters, which may hold the beginning of a marker."""
+        return self._tail
+
+    @property
+    def is_in_code(self) -> bool:
+        """Whether a fence or a backtick is open."""
+        return self._in_fence or self._backticks % 2 == 1
+
+    @property
+    def opens_quotation(self) -> bool:
+        """Whether what follows stands in quotation marks."""
+        return self._tail.endswith(_OPENING_QUOTES)
+
+    @property
+    def is_mid_sentence(self) -> bool:
+        """Whether what follows stands in a sentence."""
+        before = self._tail.rstrip(_BLANKS)
+        return before != self._tail and bool(before) and not before.endswith(("\n", *_SENTENCE_ENDS))
+
+    def _end_line(self, line: str) -> None:
+        if (self._line_start + line).lstrip().startswith(_FENCES):
+            self._in_fence = not self._in_fence
+        self._line_start, self._backticks = "", 0
