@@ -19,6 +19,8 @@ ROWS = [
     ("mlx_backend.commands.parse", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),
     ("mlx_backend.commands.sanitise", ["werkzeug", "pydantic", "mlx", "transformers", "dify_plugin"]),
     ("mlx_backend.demo", ["mlx", "numpy", "transformers"]),
+    ("mlx_backend.device", ["mlx", "mlx_lm", "mlx_backend.engine", "mlx_backend.models"]),
+    ("mlx_backend.device.mlx", ["mlx_lm", "mlx_backend.engine", "mlx_backend.models"]),
     ("mlx_backend.engine.base", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
     ("mlx_backend.engine.scheduler", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
     ("mlx_backend.engine.scripted", ["mlx", "mlx_lm", "werkzeug", "mlx_backend.conversation"]),
@@ -100,10 +102,17 @@ def test_the_map_of_the_plugin_names_every_module() -> None:
     } <= named
 
 
-def test_only_the_adapter_imports_mlx() -> None:
-    allowed = {ROOT / f"mlx_backend/{room}" for room in ("engine/mlx", "embedding/mlx", "demo")}
+def test_the_rooms_on_mlx_know_nothing_of_each_other() -> None:
+    for here, other in (("embedding", "engine"), ("engine", "embedding")):
+        for line, module in imported_by(f"mlx_backend/{here}/mlx"):
+            assert not module.startswith(f"mlx_backend.{other}"), line
+
+
+def test_only_the_rooms_on_mlx_import_mlx() -> None:
+    rooms = ("engine/mlx", "embedding/mlx", "device/mlx.py", "demo")
+    allowed = {ROOT / "mlx_backend" / room for room in rooms}
     for path in (ROOT / "mlx_backend").rglob("*.py"):
-        if allowed & set(path.parents):
+        if allowed & {path, *path.parents}:
             continue
         for line in path.read_text(encoding="utf-8").splitlines():
             words = line.split()

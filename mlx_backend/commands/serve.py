@@ -14,6 +14,7 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mlx_backend.commands.options import (
@@ -24,6 +25,7 @@ from mlx_backend.commands.options import (
     readers_of,
     settings_of,
 )
+from mlx_backend.device import Device
 from mlx_backend.engine.distributed.transport import launched
 from mlx_backend.errors import EngineError
 from mlx_backend.registry.errors import ConfigurationError, ModelError
@@ -188,37 +190,46 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegi
     if not listed:
         raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
     options = engine_options_of(arguments)
-    limit = options.memory_bytes
-    if limit is None and len(catalogue.models()) > 1:
-        from mlx_backend.engine.mlx.cache_cost import device_limit
-
-        limit = device_limit()
+    device = Device(options.memory_bytes or _recommended_memory)
+    several = len(catalogue.models()) > 1
     talking = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
     return MultiModelRegistry(
         catalogue,
-        _load,
+        partial(_load, device),
         options,
         settings,
-        memory_limit=limit,
+        memory_limit=device.memory.limit if several or options.memory_bytes is not None else None,
         default_name=(talking or listed)[0].name,
-        load_worker=_load_reader,
+        load_worker=partial(_load_reader, device),
     )
 
 
-def _load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
+def _recommended_memory() -> int:
+    from mlx_backend.device.mlx import recommended_memory
+
+    return recommended_memory()
+
+
+def _load(device: Device, spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
     """Load a language model and show on a terminal how far it is."""
     from mlx_backend.engine.mlx import load_engine
 
-    return load_engine(spec.source, options, model_id=spec.name, report=_shown(spec, report))
+    return load_engine(spec.source, options, device=device, model_id=spec.name, report=_shown(spec, report))
 
 
 def _load_reader(
-    spec: ModelSpec, kind: ModelType, options: EmbeddingOptions, report: Callable[[float], None]
+    device: Device,
+    spec: ModelSpec,
+    kind: ModelType,
+    options: EmbeddingOptions,
+    report: Callable[[float], None],
 ) -> Worker:
     """Load a model that makes vectors or ranks, and show on a terminal how far it is."""
     from mlx_backend.embedding.mlx import load_worker
 
-    return load_worker(spec.source, kind, options, model_id=spec.name, report=_shown(spec, report))
+    return load_worker(
+        spec.source, kind, options, device=device, model_id=spec.name, report=_shown(spec, report)
+    )
 
 
 def _shown(spec: ModelSpec, report: Callable[[float], None]) -> Callable[[float], None]:

@@ -1,4 +1,4 @@
-"""A lock that is given in the order it was asked for: engines that share a device take turns, step by step."""
+"""A lock that is granted in the order it was asked for, so that models on one device alternate step by step."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import threading
 from collections import deque
 
 
-class Turns:
-    """Use it as a context. Python's own lock would let the thread that just left enter again at once."""
+class FairLock:
+    """A context manager. With `threading.Lock` the thread that has just released it could take it again at once."""
 
     def __init__(self) -> None:
-        self._door = threading.Lock()
-        self._taken = False
-        self._line: deque[threading.Lock] = deque()
+        self._guard = threading.Lock()
+        self._held = False
+        self._waiters: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
-        with self._door:
-            if not self._taken:
-                self._taken = True
+        with self._guard:
+            if not self._held:
+                self._held = True
                 return
             ticket = threading.Lock()
             ticket.acquire()
-            self._line.append(ticket)
-        ticket.acquire()  # until whoever is before us calls
+            self._waiters.append(ticket)
+        ticket.acquire()  # until the holder before us hands the lock over
 
     def __exit__(self, *_: object) -> None:
-        with self._door:
-            if self._line:
-                self._line.popleft().release()
+        with self._guard:
+            if self._waiters:
+                self._waiters.popleft().release()
             else:
-                self._taken = False
+                self._held = False

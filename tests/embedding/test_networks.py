@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import embedding_reference as reference
 import numpy as np
@@ -23,6 +23,7 @@ from embedding_models import (
 from embedding_reference import Reference, pooled
 from engine_models import write_qwen
 
+from mlx_backend.device import Device
 from mlx_backend.embedding.base import Row
 from mlx_backend.embedding.mlx.network import MLXNetwork
 from mlx_backend.embedding.recipe import EmbeddingOptions
@@ -30,10 +31,11 @@ from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from mlx_backend.embedding.base import NetworkFacts
+    from mlx_backend.models.model_type import ModelType
 
 ALL = 1 << 30
 LENGTHS = (1, 2, 7, 30, 60)
@@ -42,13 +44,12 @@ LENGTHS = (1, 2, 7, 30, 60)
 class Loaded:
     """A network on this thread, without its worker."""
 
-    networks: ClassVar[list[MLXNetwork]] = []  # all of them: what is not unloaded is no room for the engines
-
-    def __init__(self, folder: Path, *, ranks: bool = False, **options: Any) -> None:
-        self.network = MLXNetwork(
-            str(folder), "rerank" if ranks else "embedding", EmbeddingOptions(**options)
-        )
-        self.networks.append(self.network)
+    def __init__(
+        self, folder: Path, *, ranks: bool = False, device: Device | None = None, **options: Any
+    ) -> None:
+        memory = (device or Device(8 << 30)).memory
+        kind: ModelType = "rerank" if ranks else "embedding"
+        self.network = MLXNetwork(str(folder), kind, EmbeddingOptions(**options), memory=memory)
         self.facts: NetworkFacts = self.network.load(lambda _: None)
 
     def run(self, rows: list[Row], most: int = ALL, dimensions: int | None = None) -> list[array[float]]:
@@ -83,13 +84,6 @@ EMBEDDERS: dict[str, tuple[Write, Callable[[Reference, list[int]], reference.Arr
     "qwen3": (write_qwen_embedding, reference.qwen, "last"),
     "gemma3": (write_gemma, reference.gemma, "mean"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unloaded() -> Iterator[None]:
-    yield
-    for network in Loaded.networks:
-        network.unload()
 
 
 @pytest.fixture(scope="module", params=EMBEDDERS)
@@ -339,24 +333,22 @@ def test_numbers_that_are_none_are_an_error_and_no_vector(tmp_path: Path) -> Non
 
 
 def test_memory_is_held_while_it_works_and_given_back(tmp_path: Path) -> None:
-    from mlx_backend.device import memory
-
-    before = sum(memory._HOLDINGS.values())
-    loaded = Loaded(write_bert(tmp_path), memory_bytes=1 << 20)
-    held = sum(memory._HOLDINGS.values()) - before
-    assert held > 0
+    device = Device(8 << 30)
+    loaded = Loaded(write_bert(tmp_path), device=device, memory_bytes=1 << 20)
+    weights = device.memory.reserved
+    assert weights > 0
     running = loaded.network.run(rows(60, 60), None, 1)
     next(running)
-    assert sum(memory._HOLDINGS.values()) - before > held
+    assert device.memory.reserved > weights
     running.close()
-    assert sum(memory._HOLDINGS.values()) - before == held
+    assert device.memory.reserved == weights
     with pytest.raises(EngineRefused, match="Send shorter texts"):
         loaded.run(rows(*[60] * 100))
     late = loaded.network.run(rows(60, 60), None, 1)
     next(late)
     loaded.network.unload()
     late.close()
-    assert sum(memory._HOLDINGS.values()) == before
+    assert device.memory.reserved == 0
 
 
 def test_a_causal_model_needs_memory_for_a_chunk_and_for_what_it_keeps(tmp_path: Path) -> None:

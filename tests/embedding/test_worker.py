@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_network import SOON, Scripted
 
-from mlx_backend.device.lock import Turns
+from mlx_backend.device.lock import FairLock
 from mlx_backend.embedding.base import Row
 from mlx_backend.embedding.worker import MAX_ROWS, PIECE_TOKENS, Job, Worker
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def worker(network: Scripted, device: Any = None, **options: Any) -> Iterator[Worker]:
-    working = Worker(network, device or Turns(), **options)
+    working = Worker(network, device or FairLock(), **options)
     try:
         yield working
     finally:
@@ -159,7 +159,7 @@ def test_a_job_that_is_closed_while_it_waits_is_never_begun() -> None:
 
 def test_who_waits_is_told_when_it_stops() -> None:
     network = Scripted(gated=True)
-    working = Worker(network, Turns())
+    working = Worker(network, FairLock())
     running, waiting = working.submit(rows(5000)), working.submit(rows(5))
     assert network.began.acquire(timeout=SOON)
     stopping = threading.Thread(target=working.stop)
@@ -201,5 +201,5 @@ def test_a_line_that_is_full_is_said_at_once() -> None:
 def test_what_cannot_be_loaded_is_said_by_who_wanted_it() -> None:
     network = Scripted(fails="load")
     with pytest.raises(EngineError, match=r"There is no such model\."):
-        Worker(network, Turns())
+        Worker(network, FairLock())
     assert network.unloaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlx_backend.device import Device
 from mlx_backend.embedding.recipe import EmbeddingOptions
 from mlx_backend.embedding.worker import Worker
 
@@ -18,16 +19,19 @@ def load_worker(
     kind: ModelType,
     options: EmbeddingOptions | None = None,
     *,
+    device: Device | None = None,
     model_id: str | None = None,
     report: Callable[[float], None] | None = None,
 ) -> Worker:
     """Load a model folder or Hugging Face repository and start its thread.
 
+    `device` is shared with the other models of the process; without one the model has a device of its own.
     `report` hears on that thread how far loading has come, from 0 to 1. Raises EngineError with a text for people.
     """
+    from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.embedding.mlx.network import MLXNetwork
-    from mlx_backend.engine.mlx.batch import DEVICE
 
     chosen = options or EmbeddingOptions()
-    network = MLXNetwork(model, kind, chosen, model_id=model_id)
-    return Worker(network, DEVICE, max_waiting=chosen.max_waiting, report=report)
+    device = device or Device(recommended_memory)
+    network = MLXNetwork(model, kind, chosen, memory=device.memory, model_id=model_id)
+    return Worker(network, device.lock, max_waiting=chosen.max_waiting, report=report)

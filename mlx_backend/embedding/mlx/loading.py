@@ -12,20 +12,15 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from mlx_backend.device.mlx import load_weights, set_precision
 from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
 from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
 from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.embedding.mlx.pickled import tensors
 from mlx_backend.embedding.recipe import context_length, positions, recipe_of
-from mlx_backend.engine.mlx.loading import (
-    explain_load_errors,
-    find_folder,
-    load_weights,
-    read_config,
-    set_precision,
-)
 from mlx_backend.errors import EngineError
 from mlx_backend.models.files import read_json_or_empty
+from mlx_backend.models.loading import explain_load_errors, find_folder, read_config
 from mlx_backend.models.model_type import ENCODERS
 
 if TYPE_CHECKING:

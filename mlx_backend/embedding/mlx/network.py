@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.device.memory import Holding
+from mlx_backend.device.memory import format_bytes
+from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.embedding.base import NetworkFacts
 from mlx_backend.embedding.mlx.causal import Causal
 from mlx_backend.embedding.mlx.loading import load_network
 from mlx_backend.embedding.tokenizing import TextEncoder
-from mlx_backend.engine.mlx.cache_cost import device_limit
-from mlx_backend.engine.mlx.loading import network_bytes
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from mlx_backend.device.memory import MemoryBudget, MemoryReservation
     from mlx_backend.embedding.base import Row
     from mlx_backend.embedding.mlx.loading import Loaded
     from mlx_backend.embedding.recipe import EmbeddingOptions
@@ -39,11 +39,18 @@ class MLXNetwork:
     """Implements the worker's `Network`."""
 
     def __init__(
-        self, source: str, kind: ModelType, options: EmbeddingOptions, *, model_id: str | None = None
+        self,
+        source: str,
+        kind: ModelType,
+        options: EmbeddingOptions,
+        *,
+        memory: MemoryBudget,
+        model_id: str | None = None,
     ) -> None:
         self._source = source
         self._kind = kind
         self._options = options
+        self._memory = memory
         self._model_id = model_id
         self._runs = 0
         self._reset()
@@ -51,7 +58,7 @@ class MLXNetwork:
     def _reset(self) -> None:
         self._model: Loaded | None = None
         self._answers = (0, 0)
-        self._holding: Holding | None = None
+        self._reservation: MemoryReservation | None = None
 
     def load(self, report: Callable[[float], None]) -> NetworkFacts:
         """Load the model on this thread and run it once."""
@@ -67,8 +74,7 @@ class MLXNetwork:
         )
         if causal and ranks:
             self._answers = encoder.answers()
-        limit = options.memory_bytes or device_limit()
-        self._holding = Holding(limit, network_bytes(model.weights), model.name)
+        self._reservation = self._reserve(model)
         try:
             row = encoder.text("a b c", WARM_UP)
             [vector] = list(_to_the_end(self.run([row], None, WARM_UP)))
@@ -90,28 +96,28 @@ class MLXNetwork:
     ) -> Generator[None, None, list[array[float]]]:
         """Give a vector for each row, or its score. After each `next` about `most` tokens' worth is done."""
         assert self._model is not None
-        holding = self._holding
-        assert holding is not None
+        reservation = self._reservation
+        assert reservation is not None
         count = max(len(row.tokens) for row in rows)
         tokens = mx.array([[*row.tokens, *[0] * (count - len(row.tokens))] for row in rows])
         lengths = mx.array([len(row.tokens) for row in rows])
         try:
-            holding.works(self._bytes(len(rows), count, most))
+            _set_working(reservation, self._bytes(len(rows), count, most))
             if isinstance(self._model.network, Causal):
                 found = yield from self._read(tokens, lengths, most)
             else:
                 found = yield from self._climb(rows, tokens, lengths, most)
             return self._told(found, dimensions)
         finally:
-            holding.works(0)
+            reservation.set_working(0)
             self._runs += 1
             if self._runs % RUNS_BETWEEN_CLEANINGS == 0:
                 mx.clear_cache()
 
     def unload(self) -> None:
         """Give the memory back."""
-        if self._holding is not None:
-            self._holding.close()
+        if self._reservation is not None:
+            self._reservation.close()
         self._reset()
         mx.clear_cache()
 
@@ -119,6 +125,14 @@ class MLXNetwork:
         """Leave MLX's streams of this thread in order; a thread that does not aborts the process in the end."""
         mx.synchronize()
         mx.clear_streams()
+
+    def _reserve(self, model: Loaded) -> MemoryReservation:
+        weights, limit = weight_bytes(model.weights), self._options.memory_bytes or self._memory.limit
+        if weights > limit:
+            raise EngineError(
+                f"{model.name!r} takes {format_bytes(weights)} of memory, and {format_bytes(limit)} is the limit."
+            )
+        return self._memory.reserve(weights, limit=limit)
 
     def _bytes(self, rows: int, count: int, most: int) -> int:
         """Return what a run takes: an encoder sees all tokens at once, a causal model a chunk of them."""
@@ -204,6 +218,17 @@ class MLXNetwork:
             vector.frombytes(data[begin : begin + size])
             told.append(vector)
         return told
+
+
+def _set_working(reservation: MemoryReservation, nbytes: int) -> None:
+    """Reserve what a run takes. Raises EngineRefused for what would not fit even alone."""
+    room = reservation.limit - reservation.weights
+    if nbytes > room:
+        raise EngineRefused(
+            f"So much text at once would need {format_bytes(nbytes)} of memory; the model leaves "
+            f"{format_bytes(room)} of {format_bytes(reservation.limit)}. Send shorter texts."
+        )
+    reservation.set_working(nbytes)
 
 
 def _pooled(pooling: str, hidden: mx.array, lengths: mx.array) -> mx.array:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.device import Device
 from mlx_backend.engine.distributed.batch import LeadingBatch, follow
 from mlx_backend.engine.distributed.transport import GRACE, launched
 from mlx_backend.engine.threaded import ThreadedEngine
@@ -25,23 +26,28 @@ def load_engine(
     model: str | Path,
     options: EngineOptions | None = None,
     *,
+    device: Device | None = None,
     model_id: str | None = None,
     report: Callable[[float], None] | None = None,
     **changes: Any,
 ) -> ThreadedEngine:
     """Load a model folder or Hugging Face repository and start its engine thread.
 
+    `device` is shared with the other models of the process; without one the engine has a device of its own.
     `model_id` is the name clients use (else the repository's or the folder's name). `changes` are single
     fields of `EngineOptions`. `report` hears on the engine's thread how far loading has come, from 0 to 1.
     Raises EngineError with a text for people. Where several processes were launched to share the model, this is
     for rank 0; the others `follow_engine`.
     """
+    from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.engine.mlx.collectives import join
 
     chosen = replace(options or EngineOptions(), **changes)
     ranks = join()
-    batch = MLXBatch(model, chosen, model_id=model_id, ranks=ranks)
+    batch = MLXBatch(
+        model, chosen, device=device or Device(recommended_memory), model_id=model_id, ranks=ranks
+    )
     leading = LeadingBatch(batch, ranks) if ranks is not None else None
     engine = ThreadedEngine(
         leading or batch,
@@ -78,6 +84,7 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
 
     For ranks above 0, on the main thread, with the model and options of rank 0.
     """
+    from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.engine.mlx.collectives import join
 
@@ -85,4 +92,4 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
     if ranks is None or ranks.rank == 0:
         raise EngineError("Only a rank above 0 can follow.")
     chosen = replace(options or EngineOptions(), **changes)
-    return follow(MLXBatch(model, chosen, ranks=ranks), ranks)
+    return follow(MLXBatch(model, chosen, device=Device(recommended_memory), ranks=ranks), ranks)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.device.lock import Turns
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended, ModelFacts
 from mlx_backend.engine.mlx.decode import Decoder
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
-    from mlx_backend.device.memory import Ledger
+    from mlx_backend.device import Device
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.kv_cache_budget import KVCacheBudget
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.loading import LoadedNetwork
     from mlx_backend.engine.mlx.prefill_plan import PrefillJob
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEVICE = Turns()  # one for all engines of the process
 RESERVED_REPLY_TOKENS = 2048  # set aside for a reply whose length nobody knows
 STEPS_PER_CACHE_CLEAR = 512
 
@@ -51,7 +50,7 @@ STEPS_PER_CACHE_CLEAR = 512
 class MLXBatch:
     """Implements the scheduler's `Batch`."""
 
-    _ledger: Ledger  # these three while a model is loaded
+    _cache_budget: KVCacheBudget  # these three while a model is loaded
     _prefix_store: PrefixStore
     _prefill_queue: PrefillQueue
 
@@ -60,6 +59,7 @@ class MLXBatch:
         model: str | Path,
         options: EngineOptions,
         *,
+        device: Device,
         model_id: str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -67,6 +67,7 @@ class MLXBatch:
             raise EngineError(f"A prefill chunk of {options.prefill_chunk} tokens is too small.")
         self._source = model
         self._options = options
+        self._device = device
         self._model_id = model_id
         self._ranks = ranks  # the processes that share the model
         self._runtime: Runtime | None = None
@@ -86,11 +87,13 @@ class MLXBatch:
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
         """Load the model on this thread, warm it up, and see how much memory is left."""
-        runtime = self._runtime = Runtime(self._source, self._options, self._ranks, report)
+        runtime = self._runtime = Runtime(
+            self._source, self._options, self._device.memory, self._ranks, report
+        )
         self._model, self._networks = runtime.model, runtime.networks
-        self._ledger = runtime.ledger
+        self._cache_budget = runtime.cache_budget
         on_disk = self._options.adapter or ""  # what most requests are about
-        self._prefix_store = PrefixStore(runtime.prefixes, runtime.disk, runtime.ledger, on_disk)
+        self._prefix_store = PrefixStore(runtime.prefixes, runtime.disk, runtime.cache_budget, on_disk)
         self._prefill_queue = PrefillQueue(
             runtime, self._prefix_store, self._release, shared=self._ranks is not None
         )
@@ -107,7 +110,7 @@ class MLXBatch:
         runtime, self._runtime = self._runtime, None
         self._reset()
         if runtime is not None:
-            del self._ledger, self._prefix_store, self._prefill_queue
+            del self._cache_budget, self._prefix_store, self._prefill_queue
             runtime.close()
         mx.clear_cache()
 
@@ -130,10 +133,10 @@ class MLXBatch:
             raise EngineRefused("Nothing is kept here, so there is nothing to warm up.")
         tokens = _expected(request)
         reply = tokens - len(request.prompt)
-        self._ledger.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
+        self._cache_budget.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
         if self._preempted:
             return False
-        return not self._sequences or self._ledger.fits(tokens, self._adapter_of(request))
+        return not self._sequences or self._cache_budget.fits(tokens, self._adapter_of(request))
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Begin a request."""
@@ -172,7 +175,7 @@ class MLXBatch:
         In this order, because newcomers come between two steps: their first token does not wait for one more of
         the others'.
         """
-        with DEVICE:
+        with self._device.lock:
             self.steps += 1
             if self.steps % STEPS_PER_CACHE_CLEAR == 0:
                 mx.clear_cache()
@@ -200,14 +203,14 @@ class MLXBatch:
         self._release(sequence)
 
     def _begin(self, sequence: DecodingSequence, expected: int) -> None:
-        self._ledger.reserve(sequence.key, expected, sequence.adapter)
+        self._cache_budget.reserve(sequence.key, expected, sequence.adapter)
         self._prefix_store.evict_to_fit()
         self._prefill_queue.add(sequence)
         self._sequences[sequence.key] = sequence
 
     def _release(self, sequence: DecodingSequence) -> None:
         self._sequences.pop(sequence.key, None)
-        self._ledger.release(sequence.key)
+        self._cache_budget.release(sequence.key)
 
     def _adapter_of(self, request: GenerationRequest) -> str:
         return request.adapter or self._options.adapter or ""
@@ -291,19 +294,22 @@ class MLXBatch:
     def _extend_reservations(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
         """Set more aside for replies that grow longer than expected, or put the least urgent off until it fits."""
         for sequence in list(decoder.sequences):
-            if sequence in self._preempted or len(sequence.tokens) < self._ledger.reserved(sequence.key):
+            if sequence in self._preempted:
+                continue
+            if len(sequence.tokens) < self._cache_budget.reserved_tokens(sequence.key):
                 continue
             most = len(sequence.request.prompt) + sequence.request.max_tokens
-            self._ledger.reserve(
+            self._cache_budget.reserve(
                 sequence.key, min(most, len(sequence.tokens) + RESERVED_REPLY_TOKENS), sequence.adapter
             )
             self._prefix_store.evict_to_fit()
-            while self._ledger.used > self._ledger.room and sequence not in self._preempted:
+            while self._cache_budget.used > self._cache_budget.room and sequence not in self._preempted:
                 others = [other for other in self._sequences.values() if other not in self._preempted]
                 if len(others) > 1:
                     self._preempt(max(others, key=lambda other: (other.request.priority, other.key)))
                     continue
-                if self._ledger.used > self._ledger.most_room:  # alone: this is as long as it can get
+                if self._cache_budget.used > self._cache_budget.max_room:
+                    # It runs alone: this is as long as it can get.
                     decoder.remove([sequence])
                     self._drop_empty_decoders(sequence.adapter)
                     self._release(sequence)
@@ -314,7 +320,7 @@ class MLXBatch:
         """Take a reply out; it is read again, from its prompt to its last word, when there is room."""
         log.info("Memory is short: a reply of %d tokens so far has to wait.", sequence.said)
         self._detach(sequence)
-        self._ledger.release(sequence.key)
+        self._cache_budget.release(sequence.key)
         if sequence.said and not sequence.has_pending_token:  # said and not fed: the grammar has not read it
             sequence.choice.advance(sequence.tokens[-1])
         sequence.chosen = sequence.said
@@ -331,7 +337,7 @@ class MLXBatch:
                 sequence.request.max_tokens - sequence.said, RESERVED_REPLY_TOKENS
             )
             alone = len(self._preempted) == len(self._sequences)
-            if not (alone or self._ledger.fits(tokens, sequence.adapter)):
+            if not (alone or self._cache_budget.fits(tokens, sequence.adapter)):
                 return
             self._begin(self._preempted.popleft(), tokens)
 

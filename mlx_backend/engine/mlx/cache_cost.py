@@ -1,8 +1,7 @@
-"""How much memory the KV caches of a sequence take, from shapes and lengths, and how much the device recommends."""
+"""How much memory the KV caches of a sequence take, from shapes and lengths."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +14,6 @@ if TYPE_CHECKING:
 
 
 GROWTH_TOKENS = 256  # mlx-lm's caches grow by so many tokens
-DEVICE_SHARE = 0.9  # of what the device recommends, for model and caches together
-RAM_SHARE = 0.7  # where it recommends nothing
-
-
-def device_limit() -> int:
-    """Return how many bytes model and caches may take on this machine when nobody says otherwise."""
-    info = mx.device_info()
-    recommended = info.get("max_recommended_working_set_size") or info.get("total_memory")
-    if recommended:
-        return int(int(recommended) * DEVICE_SHARE)
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * RAM_SHARE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend import __version__
-from mlx_backend.device.memory import MARGIN
+from mlx_backend.device.memory import STEP_MARGIN
 from mlx_backend.engine.distributed.transport import LAUNCHERS, Follower, Invitation, Leader, launched
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.errors import EngineError, EngineStopped
@@ -140,7 +140,7 @@ class Ranks:
         alike, and none are kept.
         """
         everybody = self.meet([memory, weights, cost.as_plain(), can_batch])
-        least = min(everybody, key=lambda each: each[0] * (1 - MARGIN) - each[1])
+        least = min(everybody, key=lambda each: each[0] * (1 - STEP_MARGIN) - each[1])
         dearest = max((CacheCost.of(each[2]) for each in everybody), key=lambda each: each(1 << 16))
         alike = all(each[2] == everybody[0][2] for each in everybody)
         if not alike:

@@ -5,26 +5,14 @@ Knows where models come from and what can be wrong with them; nothing of request
 
 from __future__ import annotations
 
-import json
 import logging
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_lm
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
-from mlx.utils import tree_flatten
-from mlx_lm.utils import load_config
 
+from mlx_backend.device.mlx import load_weights, set_precision
 from mlx_backend.engine.mlx.kv_cache import can_rewind
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.speculative import draft_layers
@@ -32,15 +20,14 @@ from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models import files as model_files
 from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.loading import explain_load_errors, find_folder, first_line, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_PIECE = 1 << 30
-_ADAPTER_PARTS = ("lora_a", "lora_b", "m")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -118,12 +105,11 @@ def with_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> 
         network.update(model.network.parameters())
         network = mlx_lm.utils.load_adapters(network, str(folder))
         network.eval()
-        if mx.default_device() == mx.Device(mx.cpu):
-            _to_float32(network, adapter)
+        set_precision(network, adapter)
         mx.eval(network.parameters())
     except Exception as error:
         raise EngineError(
-            f"The adapter {adapter!r} does not fit {model.name!r}: {_first_line(error)}."
+            f"The adapter {adapter!r} does not fit {model.name!r}: {first_line(error)}."
         ) from error
     return network
 
@@ -150,119 +136,8 @@ def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> Any:
     return network
 
 
-def network_bytes(network: Any, *, shared: bool = False) -> int:
-    """Return what a network's weights take; if they are shared with another, what its adapter does."""
-    return sum(
-        value.nbytes
-        for name, value in tree_flatten(network.parameters())
-        if not shared or name.rpartition(".")[2] in _ADAPTER_PARTS
-    )
-
-
-@contextmanager
-def explain_load_errors(name: str) -> Iterator[None]:
-    """Turn whatever loading raises into an EngineError with advice."""
-    try:
-        yield
-    except Exception as error:
-        reason = _first_line(error)
-        if "not supported" in reason:
-            advice = "A newer mlx-lm may know this architecture."
-        elif "trust_remote_code" in str(error):
-            advice = (
-                "It comes with Python code of its own; --trust-remote-code runs it, if you trust its makers."
-            )
-        else:
-            advice = (
-                "If its files are incomplete, fetch them again; if it is no MLX model, see `mlx_lm.convert`."
-            )
-        raise EngineError(f"The model {name!r} could not be loaded: {reason}. {advice}") from error
-
-
-def set_precision(network: Any, name: str) -> None:
-    """Bring a network to the precision that this machine computes in."""
-    if mx.default_device() == mx.Device(mx.cpu):
-        _to_float32(network, name)
-
-
-def load_weights(network: Any, report: Callable[[float], None]) -> None:
-    """Read the weights into memory, a gigabyte at a time, so that somebody can watch."""
-    weights = [value for _, value in tree_flatten(network.parameters())]
-    total, done = sum(value.nbytes for value in weights) or 1, 0
-    piece: list[mx.array] = []
-    for value in weights:
-        piece.append(value)
-        if sum(each.nbytes for each in piece) >= _PIECE or value is weights[-1]:
-            mx.eval(piece)
-            done += sum(each.nbytes for each in piece)
-            piece = []
-            report(0.95 * done / total)  # the rest is for the warm-up
-
-
 def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
     return model_files.vocabulary_size(config) or len(wrapper)
-
-
-def find_folder(model: str, *, allow_download: bool, extra_files: Sequence[str] = ()) -> tuple[Path, str]:
-    """Give the model's folder, downloaded if need be, and its name. `beside` are files that others do not need."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path, path.resolve().name
-    if path.is_file():
-        raise EngineError(
-            f"{model!r} is a file; name the folder that holds the model's config.json and weights."
-        )
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise EngineError(
-            f"There is no folder {model!r}. Name a folder with an MLX model, or a Hugging Face repository "
-            "such as mlx-community/gpt-oss-20b-MXFP4-Q8."
-        )
-    return _download(model, extra_files, local_only=not allow_download), model
-
-
-def _download(repository: str, extra_files: Sequence[str], *, local_only: bool) -> Path:
-    # The small files first: an unknown name or an unsupported model is then known before the gigabytes.
-    try:
-        folder = Path(snapshot_download(repository, allow_patterns=["*.json"], local_files_only=local_only))
-        read_config(folder, repository)
-        return Path(
-            snapshot_download(
-                repository,
-                allow_patterns=[
-                    *("*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "model*.safetensors"),
-                    *extra_files,
-                ],
-                local_files_only=local_only,
-            )
-        )
-    except GatedRepoError as error:
-        raise EngineError(
-            f"The repository {repository!r} asks you to accept its terms first: do so on its page on Hugging "
-            "Face, then log in with `hf auth login`."
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise EngineError(
-            f"There is no folder and no Hugging Face repository {repository!r}. Check the spelling; "
-            "a private repository needs `hf auth login`."
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise EngineError(
-            f"There is no folder {repository!r}, and it could not be fetched from Hugging Face "
-            f"({_first_line(error)}). Check the network, or name a folder that holds the model."
-        ) from error
-
-
-def read_config(folder: Path, name: str) -> dict[str, Any]:
-    """Read config.json and see whether this is a model that can run."""
-    if not (folder / "config.json").is_file():
-        raise EngineError(f"{name!r} holds no model: there is no config.json in {folder}.")
-    try:
-        config: dict[str, Any] = load_config(folder)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise EngineError(f"The config.json of {name!r} cannot be read: {error}.") from error
-    if "model_type" not in config:
-        raise EngineError(f"The config.json of {name!r} names no model_type: it is not a language model's.")
-    return config
 
 
 def context_length_of(config: Mapping[str, Any]) -> int:
@@ -271,16 +146,3 @@ def context_length_of(config: Mapping[str, Any]) -> int:
     if length is None:
         log.warning("The model does not say how long its context is; 4096 tokens are assumed.")
     return length or 4096
-
-
-def _to_float32(network: Any, name: str) -> None:
-    """Compute in float32 on a CPU: half precision is slower there, and experts cannot run in it at all."""
-    kinds = {value.dtype for _, value in tree_flatten(network.parameters())}
-    if kinds & {mx.bfloat16, mx.float16}:
-        log.info("%s is in half precision; on this CPU it runs in float32.", name)
-        network.set_dtype(mx.float32)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(" .:?") if lines else type(error).__name__

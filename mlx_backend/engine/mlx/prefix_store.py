@@ -14,8 +14,8 @@ from mlx_backend.engine.mlx.kv_cache import compact_copies
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mlx_backend.device.memory import Ledger
     from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.kv_cache_budget import KVCacheBudget
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.prefill_plan import PrefillJob
@@ -27,11 +27,15 @@ class PrefixStore:
     """The prefixes that are kept. They get the room that nobody has set aside, and give it up when asked to."""
 
     def __init__(
-        self, prefixes: PrefixCache, disk: DiskCheckpoints | None, ledger: Ledger, on_disk: str = ""
+        self,
+        prefixes: PrefixCache,
+        disk: DiskCheckpoints | None,
+        cache_budget: KVCacheBudget,
+        on_disk: str = "",
     ) -> None:
         self._prefixes = prefixes
         self._disk = disk
-        self._ledger = ledger
+        self._cache_budget = cache_budget
         self._on_disk = on_disk  # the space whose prefixes are kept there
         self._reads_ahead = False
 
@@ -77,11 +81,11 @@ class PrefixStore:
 
     def evict_to_fit(self) -> None:
         """Give up what does not fit beside what has been set aside."""
-        self._prefixes.evict_to(max(0, self._ledger.room - self._ledger.used))
+        self._prefixes.evict_to(max(0, self._cache_budget.room - self._cache_budget.used))
 
     def report_usage(self) -> None:
-        """Tell the ledger how much is kept."""
-        self._ledger.keeps(self._prefixes.nbytes)
+        """Tell the budget how much the cached prefixes take."""
+        self._cache_budget.set_prefix_bytes(self._prefixes.nbytes)
 
     def _outlives(self, request: GenerationRequest, position: int) -> bool:
         """Whether a checkpoint is worth a place on disk: what others begin with, and what is likely to come.

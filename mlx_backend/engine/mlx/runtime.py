@@ -14,10 +14,11 @@ import mlx.core as mx
 from mlx_lm.generate import maybe_set_recommended_wired_limit
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_backend.device.memory import CACHE_SHARE, Ledger
-from mlx_backend.engine.mlx.cache_cost import CacheCost, device_limit
+from mlx_backend.device.mlx import weight_bytes
+from mlx_backend.engine.kv_cache_budget import KVCacheBudget
+from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import can_rewind
-from mlx_backend.engine.mlx.loading import load_draft, load_model, network_bytes, with_adapter
+from mlx_backend.engine.mlx.loading import load_draft, load_model, with_adapter
 from mlx_backend.engine.mlx.packed_forward import can_pack
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
 MAX_SPARE_LOGITS_BYTES = 64 << 20  # that may be computed in vain rather than run the network once more
 
 
@@ -51,6 +54,7 @@ class Runtime:
         self,
         source: str | Path,
         options: EngineOptions,
+        memory: MemoryBudget,
         ranks: Ranks | None,
         report: Callable[[float], None],
     ) -> None:
@@ -95,21 +99,22 @@ class Runtime:
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
             weights = sum(
-                network_bytes(network, shared=name != "") for name, network in self.networks.items()
+                weight_bytes(network, adapter_only=name != "") for name, network in self.networks.items()
             )
-            weights += network_bytes(self.draft) if self.draft is not None else 0
-            memory, alike = options.memory_bytes or device_limit(), True
+            weights += weight_bytes(self.draft) if self.draft is not None else 0
+            limit, alike = options.memory_bytes or memory.limit, True
             if ranks is not None:
-                memory, weights, cost, self.can_batch, alike = ranks.agree_on_memory(
-                    memory, weights, cost, can_batch=self.can_batch
+                limit, weights, cost, self.can_batch, alike = ranks.agree_on_memory(
+                    limit, weights, cost, can_batch=self.can_batch
                 )
                 self.can_pack = all(ranks.meet(self.can_pack)) and self.can_batch
-            self.ledger = Ledger(memory, weights, cost, padded=self.can_batch)
-            made.callback(self.ledger.close)
-            self.ledger.check(1, "A single token")
+            reservation = memory.reserve(weights, limit=limit)
+            made.callback(reservation.close)
+            self.cache_budget = KVCacheBudget(reservation, cost, padded=self.can_batch)
+            self.cache_budget.check(1, "A single token")
             cache_bytes = options.cache_bytes
             if cache_bytes is None:
-                cache_bytes = int(max(0, self.ledger.room) * CACHE_SHARE)
+                cache_bytes = int(max(0, self.cache_budget.room) * PREFIX_CACHE_SHARE)
             self.prefixes = PrefixCache(cache_bytes if alike else 0)
             made.callback(self.prefixes.clear)
             if options.cache_folder is not None:

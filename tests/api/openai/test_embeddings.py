@@ -15,7 +15,7 @@ from openai import OpenAI
 from running_server import RunningServer, served
 from scripted_network import SOON, Scripted
 
-from mlx_backend.device.lock import Turns
+from mlx_backend.device.lock import FairLock
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.embedding.recipe import EmbeddingOptions
 from mlx_backend.embedding.tokenizing import TextEncoder
@@ -355,7 +355,7 @@ def test_work_for_a_client_that_left_is_dropped(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "slow", tokenizer)
     encoder = TextEncoder(tmp_path / "slow", "slow", tokenizer.get_vocab_size(), ends=False, asks=False)
     network = Scripted(gated=True, encoder=encoder)
-    working = Worker(network, Turns())
+    working = Worker(network, FairLock())
     models = MultiModelRegistry(
         Catalogue([ModelSpec(name="slow", source=str(tmp_path / "slow"), type="embedding")]),
         talk,

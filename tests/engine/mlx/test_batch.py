@@ -11,6 +11,7 @@ import pytest
 from engine_models import write_model
 
 from mlx_backend.demo import MODEL_PATH
+from mlx_backend.device import Device
 from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
@@ -376,7 +377,7 @@ def test_stopping_in_mid_stream_tells_every_stream_and_leaves_no_thread(random_m
 def test_an_urgent_prompt_is_read_before_others_that_came_a_little_earlier(random_model: Path) -> None:
     def keys_by_first_token(*priorities: int) -> list[int]:
         """Return the keys in the order in which their first tokens were said."""
-        batch = MLXBatch(random_model, EngineOptions(cache_bytes=0, prefill_chunk=16))
+        batch = MLXBatch(random_model, EngineOptions(cache_bytes=0, prefill_chunk=16), device=Device(8 << 30))
         batch.load(lambda _part: None)
         try:
             for key, priority in enumerate(priorities):

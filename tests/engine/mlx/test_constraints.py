@@ -13,6 +13,7 @@ from mlx_backend.chat.prompt import Prompt
 from mlx_backend.constraints.reasoning_budget import Budgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
+from mlx_backend.device import Device
 from mlx_backend.engine.base import Engine, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
@@ -87,7 +88,9 @@ def test_drafts_are_used_up_to_the_budget_and_never_beyond(
 
 
 def test_drafts_save_steps_under_a_budget_too(model: Path, engine: Engine) -> None:
-    batch = MLXBatch(model, EngineOptions(cache_bytes=0, draft_model=str(model), draft_tokens=4))
+    batch = MLXBatch(
+        model, EngineOptions(cache_bytes=0, draft_model=str(model), draft_tokens=4), device=Device(8 << 30)
+    )
 
     def steps(batch: MLXBatch) -> int:
         batch.load(lambda _part: None)
@@ -127,7 +130,7 @@ def test_together_each_is_what_it_is_alone(engine: Engine) -> None:
 
 
 def test_a_reply_that_is_put_off_for_want_of_memory_keeps_its_budget(model: Path) -> None:
-    batch = MLXBatch(model, EngineOptions(cache_bytes=0))
+    batch = MLXBatch(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
 
     def said(batch: MLXBatch, put_off_at: Sequence[int]) -> list[int]:
         words = batch.load(lambda _part: None).tokenizer

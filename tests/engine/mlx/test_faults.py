@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from engine_models import write_model, write_qwen
 
+from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
@@ -30,7 +31,7 @@ class Fragile(MLXBatch):
     POISON = 77
 
     def __init__(self, model: Path) -> None:
-        super().__init__(model, EngineOptions(cache_bytes=0))
+        super().__init__(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
         self.broken: Exception | None = None
         self.loads = 0
 
@@ -105,7 +106,8 @@ def test_when_the_device_fails_the_model_is_loaded_anew_and_says_what_it_said_be
 def test_two_engines_in_one_process_say_what_each_says_alone(model: Path, tmp_path: Path) -> None:
     other = write_qwen(tmp_path / "qwen")
     prompts = [list(range(20, 60)), list(range(30, 50))]
-    with load_engine(model) as one, load_engine(other) as two:
+    device = Device(8 << 30)
+    with load_engine(model, device=device) as one, load_engine(other, device=device) as two:
         alone = [[tokens(engine.generate(request(prompt))) for prompt in prompts] for engine in (one, two)]
         generations = [[engine.generate(request(prompt)) for prompt in prompts] for engine in (one, two)]
         assert [[tokens(generation) for generation in each] for each in generations] == alone
@@ -168,7 +170,7 @@ def test_a_prompt_with_many_checkpoints_is_read_in_a_piece_or_two_and_all_are_ke
     monkeypatch.setattr("mlx_backend.engine.mlx.runtime.MAX_SPARE_LOGITS_BYTES", logits)
     prompt = list(range(20, 120))
     marks = (30, 60, 97)
-    batch = Counting(model, EngineOptions())
+    batch = Counting(model, EngineOptions(), device=Device(8 << 30))
     with load_engine(model, cache_bytes=0) as cold, ThreadedEngine(batch) as engine:
         asked = GenerationRequest(prompt=prompt, max_tokens=1, checkpoints=marks)
         assert tokens(engine.generate(asked)) == tokens(cold.generate(asked))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from engine_models import write_adapter, write_mamba, write_model, write_qwen
 
-from mlx_backend.device import memory
-from mlx_backend.device.memory import Holding
+from mlx_backend.device import Device
 from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
@@ -111,7 +110,7 @@ def test_quantised_caches_are_refused_at_start_where_the_model_cannot_have_them(
 def test_replies_with_quantised_caches_take_turns_and_keep_their_prefixes(
     qwen: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = MLXBatch(qwen, EngineOptions(kv_bits=8))
+    batch = MLXBatch(qwen, EngineOptions(kv_bits=8), device=Device(8 << 30))
     with ThreadedEngine(batch) as engine:
         assert "cannot be batched (QuantizedKVCache): replies take turns" in caplog.text
         requests = [
@@ -210,7 +209,7 @@ def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
-    limit = room_beside(windowed, 2_000_000)
+    device = Device(room_beside(windowed, 2_000_000))
     asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
 
     def replies(batch: MLXBatch, steps: int) -> Iterator[dict[int, list[object]]]:
@@ -224,7 +223,7 @@ def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
         return [each for each in said if not isinstance(each, Progress)]
 
     def batch_of_two() -> MLXBatch:
-        batch = MLXBatch(windowed, EngineOptions(cache_bytes=0, memory_bytes=limit))
+        batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)
         batch.load(lambda _: None)
         for key, each in enumerate(asked):
             assert batch.admits(each)
@@ -234,12 +233,12 @@ def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
     calm = batch_of_two()
     *_, expected = replies(calm, 402)
     calm.unload()
-    batch, other = batch_of_two(), Holding(limit, 0, "embeddings")
+    batch, other = batch_of_two(), device.memory.reserve(0)
     try:
         running = replies(batch, 5000)
         for _ in range(50):
             next(running)
-        other.works(1_900_000)
+        other.set_working(1_900_000)
         with pytest.raises(EngineBusy, match="other models' work leaves"):
             batch.admits(GenerationRequest(prompt=[1], max_tokens=1000))
         with pytest.raises(EngineRefused, match="the model leaves"):
@@ -248,7 +247,7 @@ def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
             said = next(running)
         assert tokens(said[0]) == tokens(expected[0])
         assert len(tokens(said[1])) < 400
-        other.works(0)
+        other.set_working(0)
         while batch._sequences:
             said = next(running)
         assert tokens(said[1]) == tokens(expected[1])
@@ -261,14 +260,11 @@ def test_a_model_that_cannot_be_loaded_takes_no_room_from_the_others(qwen: Path,
     taken = tmp_path / "not a folder"
     taken.write_text("")
 
-    def held() -> tuple[dict[object, int], dict[object, int]]:
-        return dict(memory._HOLDINGS), dict(memory._WEIGHTS)
-
-    before = held()
+    device = Device(8 << 30)
     for options in (EngineOptions(cache_folder=taken), EngineOptions(memory_bytes=1000)):
         with pytest.raises(EngineError):
-            load_engine(qwen, options)
-        assert held() == before
+            load_engine(qwen, options, device=device)
+        assert device.memory.reserved == 0
 
 
 def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
@@ -374,7 +370,7 @@ def test_what_is_read_ahead_is_read_with_the_adapter_it_is_for(windowed: Path, t
 def test_a_prompt_that_is_to_be_kept_and_is_kept_already_is_not_read_again(
     windowed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    batch = MLXBatch(windowed, EngineOptions())
+    batch = MLXBatch(windowed, EngineOptions(), device=Device(8 << 30))
     batch.load(lambda _: None)
     ahead = GenerationRequest(prompt=list(range(20, 90)), max_tokens=0)
     for key in range(2):

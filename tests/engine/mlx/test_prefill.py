@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from engine_models import write_adapter, write_model, write_qwen
 
+from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.packed_forward import PackedLayer
@@ -27,7 +28,7 @@ class Watched(MLXBatch):
     def __init__(
         self, model: Path, *, few_logits: bool = False, can_pack: bool = True, **options: Any
     ) -> None:
-        super().__init__(model, EngineOptions(prefill_chunk=4096, **options))
+        super().__init__(model, EngineOptions(prefill_chunk=4096, **options), device=Device(8 << 30))
         self.poison: int | None = None  # in a prompt; noticed when its caches have been written to
         self.runs: list[list[tuple[int, int]]] = []  # the parts of each run: rows, and tokens of each
         super().load(lambda _: None)

@@ -7,6 +7,7 @@ import pytest
 from engine_models import write_mamba, write_model, write_qwen
 
 from mlx_backend.demo import MODEL_PATH
+from mlx_backend.device import Device
 from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
@@ -68,7 +69,9 @@ def test_every_reply_is_the_one_without_drafts(target: Path, other: Path, source
 
 
 def test_a_draft_that_is_right_saves_steps(target: Path) -> None:
-    batch = MLXBatch(target, EngineOptions(cache_bytes=0, draft_model=str(target), draft_tokens=4))
+    batch = MLXBatch(
+        target, EngineOptions(cache_bytes=0, draft_model=str(target), draft_tokens=4), device=Device(8 << 30)
+    )
     with ThreadedEngine(batch) as engine:
         said(engine, prompts(engine)[0], Sampling(), count=100)
         assert batch.steps <= 25, "each says five tokens, and one reads the prompt"
@@ -151,9 +154,9 @@ def test_a_draft_model_whose_caches_cannot_be_taken_back_is_refused_at_start(tmp
 def test_what_a_draft_model_keeps_of_each_reply_is_set_aside_too(target: Path) -> None:
     costs = []
     for draft in (None, str(target)):
-        batch = MLXBatch(target, EngineOptions(draft_model=draft))
+        batch = MLXBatch(target, EngineOptions(draft_model=draft), device=Device(8 << 30))
         batch.load(lambda _: None)
-        batch._ledger.reserve(0, 1000)
-        costs.append(batch._ledger.used)
+        batch._cache_budget.reserve(0, 1000)
+        costs.append(batch._cache_budget.used)
         batch.unload()
     assert costs[1] > 2 * costs[0], "windows are kept whole there"

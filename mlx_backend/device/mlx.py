@@ -1,0 +1,69 @@
+"""What MLX says about the device, and what brings a network's weights onto it.
+
+The part of this room that engines and embedding models both need and that imports MLX. Knows no requests and no
+caches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+WORKING_SET_SHARE = 0.9  # of what the device recommends, for models and caches together
+RAM_SHARE = 0.7  # of the machine's memory, where the device recommends nothing
+_CHUNK_BYTES = 1 << 30  # of weights that are read between two reports
+_ADAPTER_PARTS = ("lora_a", "lora_b", "m")
+
+
+def recommended_memory() -> int:
+    """Return how many bytes models and caches may take on this machine if no limit was given."""
+    info = mx.device_info()
+    recommended = info.get("max_recommended_working_set_size") or info.get("total_memory")
+    if recommended:
+        return int(int(recommended) * WORKING_SET_SHARE)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * RAM_SHARE)
+
+
+def weight_bytes(network: Any, *, adapter_only: bool = False) -> int:
+    """Return how many bytes a network's weights take, or those of its LoRA adapter alone."""
+    return sum(
+        value.nbytes
+        for name, value in tree_flatten(network.parameters())
+        if not adapter_only or name.rpartition(".")[2] in _ADAPTER_PARTS
+    )
+
+
+def set_precision(network: Any, name: str) -> None:
+    """Use float32 on a CPU: half precision is slower there, and a mixture's experts cannot run in it at all."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        return
+    dtypes = {value.dtype for _, value in tree_flatten(network.parameters())}
+    if dtypes & {mx.bfloat16, mx.float16}:
+        log.info("%s is in half precision; on this CPU it runs in float32.", name)
+        network.set_dtype(mx.float32)
+
+
+def load_weights(network: Any, report: Callable[[float], None]) -> None:
+    """Read lazily loaded weights into memory, a gigabyte at a time; `report` hears the share, up to 0.95.
+
+    The rest is for the warm-up.
+    """
+    weights = [value for _, value in tree_flatten(network.parameters())]
+    total, done = sum(value.nbytes for value in weights) or 1, 0
+    chunk: list[mx.array] = []
+    for value in weights:
+        chunk.append(value)
+        if sum(each.nbytes for each in chunk) >= _CHUNK_BYTES or value is weights[-1]:
+            mx.eval(chunk)
+            done += sum(each.nbytes for each in chunk)
+            chunk = []
+            report(0.95 * done / total)

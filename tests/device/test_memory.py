@@ -1,0 +1,57 @@
+"""The memory that models share: what each sees of the others, and that closing gives everything back."""
+
+from mlx_backend.device.memory import MemoryBudget, format_bytes
+
+
+def test_what_one_model_reserves_is_no_room_for_another() -> None:
+    budget = MemoryBudget(1000)
+    first, second = budget.reserve(100), budget.reserve(200)
+    assert (first.room, second.room) == (950 - 100 - 200, 950 - 200 - 100)
+    first.set_working(50)
+    assert second.room == 950 - 200 - 150
+    assert second.max_room == 950 - 200 - 100, "as if the other had nothing to do"
+    assert first.room == 950 - 100 - 200, "its own work is part of its room"
+    assert budget.reserved == 350
+
+
+def test_closing_a_reservation_gives_everything_back_and_what_ends_later_reserves_nothing() -> None:
+    budget = MemoryBudget(1000)
+    first, second = budget.reserve(100), budget.reserve(200)
+    first.set_working(300)
+    first.close()
+    first.set_working(400)
+    first.close()
+    assert budget.reserved == 200
+    assert second.room == 950 - 200
+
+
+def test_two_budgets_know_nothing_of_each_other() -> None:
+    one, other = MemoryBudget(1000), MemoryBudget(1000)
+    one.reserve(900)
+    assert other.reserved == 0
+    assert other.reserve(100).room == 850
+
+
+def test_a_model_may_have_a_limit_of_its_own() -> None:
+    budget = MemoryBudget(1000)
+    own = budget.reserve(100, limit=2000)
+    assert (own.limit, own.room) == (2000, 1800)
+    assert budget.reserve(0).room == 850
+
+
+def test_the_limit_is_asked_for_once_and_only_when_it_is_needed() -> None:
+    asked: list[int] = []
+
+    def limit() -> int:
+        asked.append(1)
+        return 1000
+
+    budget = MemoryBudget(limit)
+    budget.reserve(100, limit=500)
+    assert not asked
+    assert budget.limit == budget.reserve(100).limit == 1000
+    assert asked == [1]
+
+
+def test_sizes_are_written_in_the_unit_that_fits() -> None:
+    assert [format_bytes(count) for count in (512, 3 << 20, 5 << 30)] == ["0.5 KB", "3 MB", "5 GB"]

@@ -1,0 +1,62 @@
+"""Models on one device, and on two: an engine and an embedding model see what the others reserve, or nothing."""
+
+from pathlib import Path
+
+import pytest
+from embedding_models import write_bert
+from engine_models import write_model
+
+from mlx_backend.device import Device
+from mlx_backend.embedding.mlx import load_worker
+from mlx_backend.embedding.recipe import EmbeddingOptions
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.errors import EngineBusy
+
+LIMIT = 64 << 20
+REQUEST = GenerationRequest(prompt=[9, 10, 11], max_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_engines_that_share_a_device_see_each_others_reservations(model: Path) -> None:
+    device = Device(LIMIT)
+    with load_engine(model, device=device) as one:
+        alone = device.memory.reserved
+        assert alone >= (model / "model.safetensors").stat().st_size * 0.9
+        with load_engine(model, device=device):
+            assert device.memory.reserved >= 2 * alone
+            for reservation in device.memory._reservations:
+                reservation.set_working(LIMIT)
+            with pytest.raises(EngineBusy, match="other models' work leaves 0 KB"):
+                list(one.generate(REQUEST))
+        assert len(device.memory._reservations) == 1, "what the second engine had is free"
+        assert [item for item in one.generate(REQUEST) if isinstance(item, TokenDelta)]
+    assert device.memory.reserved == 0
+
+
+def test_engines_on_two_devices_do_not(model: Path) -> None:
+    here, there = Device(LIMIT), Device(LIMIT)
+    with load_engine(model, device=here) as engine:
+        there.memory.reserve(0).set_working(LIMIT)
+        assert [item for item in engine.generate(REQUEST) if isinstance(item, TokenDelta)]
+        assert here.memory.reserved > 0
+    assert here.memory.reserved == 0
+
+
+def test_an_embedding_model_is_no_room_for_the_engine_on_its_device(model: Path, tmp_path: Path) -> None:
+    device = Device(LIMIT)
+    worker = load_worker(
+        str(write_bert(tmp_path)), "embedding", EmbeddingOptions(allow_download=False), device=device
+    )
+    try:
+        with load_engine(model, device=device):
+            embedding, engine = device.memory._reservations
+            assert embedding.weights > 0
+            assert engine.room == int(LIMIT * 0.95) - engine.weights - embedding.total
+    finally:
+        worker.stop()
+    assert device.memory.reserved == 0

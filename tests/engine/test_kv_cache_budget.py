@@ -1,0 +1,62 @@
+"""What is set aside for the caches of an engine's sequences, and who is refused, now or for good."""
+
+import pytest
+
+from mlx_backend.device.memory import MemoryBudget
+from mlx_backend.engine.kv_cache_budget import KVCacheBudget
+from mlx_backend.errors import EngineBusy, EngineRefused
+
+WEIGHTS, BYTES_PER_TOKEN = 1000, 10
+
+
+def budget_of(memory: MemoryBudget, *, padded: bool = True) -> KVCacheBudget:
+    return KVCacheBudget(memory.reserve(WEIGHTS), lambda tokens: BYTES_PER_TOKEN * tokens, padded=padded)
+
+
+def test_sequences_of_one_adapter_are_counted_as_long_as_the_longest_of_them() -> None:
+    padded, alone = (budget_of(MemoryBudget(10_000), padded=padded) for padded in (True, False))
+    for budget in (padded, alone):
+        budget.reserve(0, 10)
+        budget.reserve(1, 30)
+        budget.reserve(2, 100, "poet")
+    assert padded.used == 10 * (30 + 30 + 100)
+    assert alone.used == 10 * (10 + 30 + 100)
+    padded.release(1)
+    padded.release(1)
+    assert padded.used == 10 * (10 + 100)
+    assert padded.reserved_tokens(2) == 100
+
+
+def test_a_sequence_fits_while_what_is_set_aside_leaves_room_for_it() -> None:
+    alone, padded = (budget_of(MemoryBudget(4000), padded=padded) for padded in (False, True))
+    for budget in (alone, padded):
+        assert budget.room == 3800 - WEIGHTS  # 5 % of the limit are left to a step
+        budget.reserve(0, 200)
+    assert alone.fits(80)
+    assert not alone.fits(81)
+    assert not padded.fits(80), "it would be padded to 200 tokens"
+    assert padded.fits(80, "poet")
+
+
+def test_cached_prefixes_are_reserved_on_the_device() -> None:
+    memory = MemoryBudget(10_000)
+    budget = budget_of(memory)
+    budget.reserve(0, 20)
+    budget.set_prefix_bytes(500)
+    assert memory.reserved == WEIGHTS + 200 + 500
+    budget.set_prefix_bytes(0)
+    assert memory.reserved == WEIGHTS + 200
+
+
+def test_what_could_not_run_even_alone_is_refused_and_what_others_keep_out_is_to_come_again() -> None:
+    memory = MemoryBudget(4000)
+    budget, other = budget_of(memory), memory.reserve(0)
+    budget.check(280, "The request")
+    with pytest.raises(
+        EngineRefused, match=r"^The request would need 2\.74 KB .* the model leaves 2\.73 KB of"
+    ):
+        budget.check(281, "The request")
+    other.set_working(2000)
+    with pytest.raises(EngineBusy, match=r"other models' work leaves 0\.781 KB .* Try again in 10 s"):
+        budget.check(280, "The request")
+    budget.check(80, "The request")
