@@ -2,10 +2,12 @@
 
     python tests/benchmarks/peer_environments.py      # once: installs the others, under .bench/
     python tests/benchmarks/bench_peers.py [--only ROW …] [--systems NAME …] [--rounds 5] [--write]
+    python tests/benchmarks/bench_peers.py --plot     # measures nothing
 
-Whatever is not installed is skipped with a word. Every server runs the demo model in a process of its own, on
-a fast BLAS, offline, on 127.0.0.1. Ratios are what to keep: another load on the machine changes the rest.
-`--write` puts the figures kept so far into the README beside this file.
+A server that is not installed is skipped, and named. Every server runs the demo model in a process of its own, on a
+fast BLAS, offline, on 127.0.0.1. The ratios are what counts: other load on the machine changes everything else.
+`--write` puts the figures saved so far into the README beside this file, and draws the plot in the project's README
+from them; `--plot` only draws it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.peers import answers, load, report, reuse, speed, systems
+from benchmarks.peers import answers, load, plot, report, reuse, speed, systems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,17 +28,17 @@ if TYPE_CHECKING:
     from benchmarks.peers.report import Line
 
 ROWS: dict[str, tuple[str, str, Callable[[systems.Fleet], Iterator[Line]]]] = {
-    "cost": ("What a server adds to each token", "{rounds} rounds", speed.cost),
-    "first": ("First token of B, arriving at random, n = 20", "20 arrivals each", speed.first),
-    "stall": ("A long prompt arrives while A decodes", "{rounds} runs", speed.stall),
-    "reuse": ("Prompt tokens read again", "one run", reuse.reuse),
-    "leaving": ("Work done for clients who left", "3 runs", load.leaving),
-    "crowd": ("Many clients at once", "one run", load.crowd),
-    "behind": ("A short stream behind long requests", "3 runs", speed.behind),
-    "beside": ("A greedy question beside a wild stream", "one run", answers.beside),
-    "stop": ("Stop strings and logprobs", "one run", answers.shapes),
+    "cost": ("What a server adds to each token", "{rounds} rounds", speed.per_token_cost),
+    "first": ("First token of B, arriving at random, n = 20", "20 arrivals each", speed.first_tokens),
+    "stall": ("A long prompt arrives while A decodes", "{rounds} runs", speed.token_gaps),
+    "reuse": ("Prompt tokens computed again", "one run", reuse.prompt_reuse),
+    "leaving": ("Steps run for clients that disconnected", "3 runs", load.steps_after_disconnect),
+    "crowd": ("Many clients at once", "one run", load.many_clients),
+    "behind": ("A short stream behind long requests", "3 runs", speed.behind_long_requests),
+    "beside": ("A greedy request beside a stream at temperature 2", "one run", answers.beside_sampled_stream),
+    "stop": ("Stop strings and logprobs", "one run", answers.stop_and_logprobs),
     "memory": ("Memory", "one run", load.memory),
-    "batched": ("Batched and single replies", "one run", answers.batched),
+    "batched": ("Batched and single replies", "one run", answers.batched_replies),
 }
 
 
@@ -46,24 +48,31 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--systems", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="write the figures kept so far into the README")
-    chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that no server stays behind
+    parser.add_argument("--write", action="store_true", help="write the figures saved so far into the README")
+    parser.add_argument("--plot", action="store_true", help="only draw the plot from the README's tables")
+    options = parser.parse_args()
+    if options.plot:
+        plot.write()
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the servers on the way out
     for name in systems.missing():
         print(f"{name} is not installed: skipped (peer_environments.py installs it)")
     ours = systems.OURS.name
-    with systems.fleet(chosen.systems or names, chosen.rounds) as fleet:
-        for row in chosen.only or ROWS:
+    with systems.fleet(options.systems or names, options.rounds) as fleet:
+        for row in options.only or ROWS:
             lines = []
-            runs = ROWS[row][1].format(rounds=chosen.rounds)
+            runs = ROWS[row][1].format(rounds=options.rounds)
             about = f"{datetime.date.today()}, {report.machine()}, {runs}"
             for line in ROWS[row][2](fleet):
-                report.show(line, ours)
+                report.print_line(line, ours)
                 lines.append(line)
-            if not chosen.systems:  # a row is kept whole: all its systems side by side, or not at all
-                report.keep(row, lines, about)
-    if chosen.write:
-        report.write({row: title for row, (title, _, _) in ROWS.items()}, ours, names)
+            if (
+                not options.systems
+            ):  # a row is saved whole, with all its systems measured side by side, or not at all
+                report.save_row(row, lines, about)
+    if options.write:
+        report.write_tables({row: title for row, (title, _, _) in ROWS.items()}, ours, names)
+        plot.write()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Every command the README prints is run here, in the order of the page.
+"""Every command, request and program on the README and the pages of docs/ is run here, against one server.
 
-What differs from a reader's machine: ports are free ones, and there is no network, so a command that names a model to
-download must end with the sentence the server has for that.
+What differs from a reader's machine: the port is a free one, and there is no network. So a model that would have to be
+downloaded must end in the sentence that the server has for that, and the embedding models are tiny ones under the names
+of the real ones.
 """
 
 from __future__ import annotations
@@ -11,60 +12,90 @@ import os
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from readme_blocks import Command, commands
+from embedding_models import write_qwen_embedding, write_ranking_roberta
+from readme_blocks import Command, blocks, commands, differences
 from tour import server
+
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.registry import config_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-COMMANDS = commands(README)
-# `make demo` is test_demo.py's, `make test` is what is running.
-MAKE = [command.line for command in COMMANDS if command.line.startswith("make ")]
-
-
-PAGES = [
-    README,
+RUN = [README, *sorted((ROOT / "docs").glob("*.md"))]
+READ = [
+    *RUN,
     *sorted((ROOT / "readme").glob("*.md")),
     ROOT / "tests/e2e/README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
 ]
+WRITTEN_ADDRESS = "http://127.0.0.1:8080"
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def on_pages(language: str) -> list[Any]:
+    """A parameter for each block in this language, on every page that is run."""
+    return [
+        pytest.param(block, id=f"{name(page)}-{at}")
+        for page in RUN
+        for at, block in enumerate(blocks(page, language), 1)
+    ]
+
+
+def commands_that(start: str) -> list[Any]:
+    """A parameter for each command that begins like this, on every page that is run."""
+    return [
+        pytest.param(command, id=f"{name(page)}-{at}")
+        for page in RUN
+        for at, command in enumerate(commands(page), 1)
+        if re.match(start, command.line)
+    ]
 
 
 def run(line: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "KEY": "secret"}
+    path = f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "KEY": "secret"}
     return subprocess.run(
         line, shell=True, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
     )
 
 
-def printed(start: str) -> Command:
-    (command,) = [command for command in COMMANDS if command.line.startswith(start)]
-    return command
-
-
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with server() as (_, address):
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the demo model, and tiny ones in place of those that the pages name."""
+    folder = tmp_path_factory.mktemp("models")
+    models = folder / "models.toml"
+    models.write_text(
+        f'[models.mlx-demo]\nmodel = "{MODEL_PATH}"\npinned = true\ntemperature = 0\n'
+        f'[models."Qwen/Qwen3-Embedding-0.6B"]\nmodel = "{write_qwen_embedding(folder / "embedding")}"\n'
+        f'[models."BAAI/bge-reranker-v2-m3"]\nmodel = "{write_ranking_roberta(folder / "rerank")}"\n'
+    )
+    with server("--config", str(models)) as (_, address):
         yield address
 
 
 def test_every_command_is_known_to_these_tests() -> None:
-    known = ("make ", ".venv/bin/mlx-backend", "curl ", "printf ", "echo ")
-    assert [command.line for command in COMMANDS if not command.line.startswith(known)] == []
+    known = r"(make |mlx-backend\b|curl |printf |echo )"
+    assert [c.line for page in RUN for c in commands(page) if not re.match(known, c.line)] == []
 
 
-@pytest.mark.parametrize("line", MAKE)
-def test_each_make_command_is_there(line: str) -> None:
-    assert run(line.replace("make ", "make --dry-run ", 1)).returncode == 0
+@pytest.mark.parametrize("command", commands_that("make "))
+def test_each_make_command_is_there(command: Command) -> None:
+    done = run(command.line.replace("make ", "make --dry-run ", 1))
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_server_starts_and_says_what_the_page_says() -> None:
-    expected = next(c.output for c in COMMANDS if c.line == ".venv/bin/mlx-backend").splitlines()
+    (expected,) = [c.output.splitlines() for c in commands(README) if c.line == "mlx-backend"]
     command = [str(ROOT / ".venv/bin/mlx-backend"), "--port", "0"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -81,33 +112,55 @@ def test_the_server_starts_and_says_what_the_page_says() -> None:
 
 
 def test_naming_a_model_that_cannot_be_downloaded_ends_in_a_sentence() -> None:
-    done = run(printed(".venv/bin/mlx-backend --model").line.replace("0.0.0.0", "127.0.0.1"))
+    (line,) = [c.line for c in commands(README) if c.line.startswith("mlx-backend --model")]
+    done = run(line.replace("0.0.0.0", "127.0.0.1"))
     assert done.returncode == 1
     assert "mlx-community/gpt-oss-20b-MXFP4-Q8" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_curl_is_answered_as_printed(address: str) -> None:
-    done = run(printed("curl ").line.replace("http://127.0.0.1:8080", address))
-    answer = json.loads(done.stdout)
-    (shown,) = re.findall(r"^```json\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-    assert answer["choices"] == json.loads(shown)["choices"]
+@pytest.mark.parametrize("command", commands_that("mlx-backend -"))
+def test_each_way_to_start_the_server_has_options_that_are_right(command: Command) -> None:
+    done = run(f"{command.line} --help")
+    assert done.returncode == 0, done.stderr
 
 
-def test_the_openai_client_is_answered(address: str) -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-    done = subprocess.run(
-        [ROOT / ".venv/bin/python", "-c", code.replace("http://127.0.0.1:8080", address)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "The capital of France is Paris."
+@pytest.mark.parametrize("command", commands_that("curl "))
+def test_each_curl_is_answered_as_printed(command: Command, address: str) -> None:
+    done = run(command.line.replace(WRITTEN_ADDRESS, address))
+    assert done.returncode == 0, done.stderr
+    assert command.output
+    assert differences(command.output, done.stdout) == []
 
 
-@pytest.mark.parametrize("start", ["printf ", "echo "])
-def test_the_debugging_commands_print_what_the_page_says(start: str) -> None:
-    command = printed(start)
+@pytest.mark.parametrize("fields", on_pages("json"))
+def test_each_request_is_understood_with_all_its_fields(fields: str, address: str) -> None:
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 60}
+    body |= json.loads(fields)
+    posted = ["curl", "-s", "-i", f"{address}/v1/chat/completions", "-d", json.dumps(body)]
+    reply = subprocess.run(posted, check=True, capture_output=True, text=True).stdout
+    assert reply.startswith("HTTP/1.1 200"), reply
+    assert "x-mlx-backend-ignored" not in reply
+
+
+@pytest.mark.parametrize("program", on_pages("python"))
+def test_each_program_prints_what_its_comments_say(program: str, address: str) -> None:
+    python = [str(ROOT / ".venv/bin/python"), "-c", program.replace(WRITTEN_ADDRESS, address)]
+    done = subprocess.run(python, check=True, capture_output=True, text=True)
+    expected = re.findall(r"^print\(.*\)  # (.*)$", program, re.MULTILINE)
+    assert done.stdout.splitlines() == expected
+
+
+@pytest.mark.parametrize("text", on_pages("toml"))
+def test_each_models_file_is_one(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in re.findall(r'"~/([^"]+)"', text):
+        (tmp_path / folder).mkdir(parents=True)
+    assert config_file.parse(text, folder=tmp_path).models
+
+
+@pytest.mark.parametrize("command", commands_that("printf |echo "))
+def test_the_debugging_commands_print_what_the_page_says(command: Command) -> None:
     done = run(command.line)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(command.output)
@@ -115,19 +168,42 @@ def test_the_debugging_commands_print_what_the_page_says(start: str) -> None:
 
 @pytest.fixture(scope="module")
 def options() -> set[str]:
-    """Every option of `mlx-backend serve`."""
-    return set(re.findall(r"--[a-z][a-z-]+", run(".venv/bin/mlx-backend serve --help").stdout))
+    """Every option of `mlx-backend` and its commands."""
+    helps = (run(f"mlx-backend {command} --help").stdout for command in ("serve", "parse", "sanitise"))
+    return set(re.findall(r"--[a-z][a-z-]+", "".join(helps))) | {"--version", "--help"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", READ, ids=name)
 def test_a_page_names_only_options_and_make_commands_that_there_are(page: Path, options: set[str]) -> None:
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(r"^[$ ]*(?:\.venv/bin/)?mlx-backend (.*)", text, re.M)
-    named = {option for command in commands for option in re.findall(r"(?<!\S)--[a-z][a-z-]+", command)}
+    started = re.findall(r"^[$ ]*(?:\.venv/bin/)?mlx-backend (.*)", text, re.MULTILINE)
+    named = {option for command in started for option in re.findall(r"(?<!\S)--[a-z][a-z-]+", command)}
     named |= set(re.findall(r"`(--[a-z][a-z-]+)(?: [A-Z]+| [\d.]+)?`", text))
     assert named - options == set()
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
-    assert set(re.findall(r"(?:^\$ |`|^)make ([a-z-]+)", text, re.M)) - targets == set()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert set(re.findall(r"(?:^\$ |`|^)make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
+
+
+@pytest.mark.parametrize("page", READ, ids=name)
+def test_every_link_leads_to_a_file_and_a_heading_that_there_are(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
+    for link in links:
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if heading:
+            titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_readme_stays_short_and_leads_to_every_page_of_docs() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 200
+    assert [page.name for page in RUN[1:] if f"(docs/{page.name})" not in text] == []
 
 
 def test_the_steps_for_a_real_dify_play_every_flow_there_is() -> None:

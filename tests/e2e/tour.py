@@ -65,9 +65,9 @@ class Answer:
 
 
 @contextmanager
-def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `mlx-backend` on a free port; yield the process and its address."""
-    command = [sys.executable, "-m", "mlx_backend", "--port", "0", "--log-level", "warning"]
+def server(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `mlx-backend` with these options on a free port; yield the process and its address."""
+    command = [sys.executable, "-m", "mlx_backend", "--port", "0", "--log-level", "warning", *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

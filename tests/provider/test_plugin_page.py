@@ -71,9 +71,9 @@ def test_the_panel_is_drawn_with_every_setting(language: str) -> None:
             assert option in re.split(r"\W+", drawn)
 
 
-def test_the_first_page_draws_parts_of_the_same_forms() -> None:
-    first = (ROOT / "README.md").read_text(encoding="utf-8")
-    drawn = "".join(re.findall(r"^   ```text\n(.*?)^   ```", first, re.M | re.S)).splitlines()
+def test_the_page_of_docs_draws_parts_of_the_same_forms() -> None:
+    guide = (ROOT / "docs/dify.md").read_text(encoding="utf-8")
+    drawn = "".join(re.findall(r"^   ```text\n(.*?)^   ```", guide, re.M | re.S)).splitlines()
     assert len(drawn) > 12
     whole = drawings("en_US").splitlines()
     for line in (line.removeprefix("   ") for line in drawn):

@@ -1,18 +1,27 @@
-"""Rows about what is answered: whether company, batching, stop strings or logprobs change or break it."""
+"""Rows about the answers: whether other requests, batching, stop strings or logprobs change or break them."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers.client import NoAnswer, ask, content_of, decoding, events, question, streamed, text_of
+from benchmarks.peers.client import (
+    NoAnswer,
+    background_streams,
+    complete,
+    content_of,
+    stream_events,
+    streamed_content,
+    text_of,
+    user_message,
+)
 from benchmarks.peers.report import Figure, Line
-from benchmarks.peers.speed import STEADY
+from benchmarks.peers.speed import PROMPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.peers.systems import Fleet, Running
+    from benchmarks.peers.systems import Fleet, RunningServer
 
 COUNTING = "Count to 30."
 STOP = "7,"
@@ -26,27 +35,27 @@ PROMPTS = [
 ]
 
 
-def beside(fleet: Fleet) -> Iterator[Line]:
-    """Ask greedily while another client samples wildly."""
-    line = Line("beside", "greedy questions answered otherwise beside a stream at temperature 2, of 20")
+def beside_sampled_stream(fleet: Fleet) -> Iterator[Line]:
+    """Send greedy requests while another client samples at temperature 2."""
+    line = Line("beside", "greedy answers that change beside a stream at temperature 2, of 20")
     for server in fleet.servers("beside", "endless"):
         try:
             alone = [_greedy(server, at) for at in range(20)]
-            with decoding(server, question(STEADY), 1, temperature=2):
-                company = [_greedy(server, at) for at in range(20)]
+            with background_streams(server, user_message(PROMPT), 1, temperature=2):
+                together = [_greedy(server, at) for at in range(20)]
         except NoAnswer as problem:
             line.add(server.name, Figure(f"failed: {problem}"))
             continue
-        wrong = sum(a != b for a, b in zip(alone, company, strict=True))
+        wrong = sum(a != b for a, b in zip(alone, together, strict=True))
         line.add(server.name, Figure(f"{wrong} of 20", wrong))
     yield line
 
 
-def _greedy(server: Running, at: int) -> str:
-    return text_of(ask(server, question(PROMPTS[at * 2]), max_tokens=40))
+def _greedy(server: RunningServer, at: int) -> str:
+    return text_of(complete(server, user_message(PROMPTS[at * 2]), max_tokens=40))
 
 
-def batched(fleet: Fleet) -> Iterator[Line]:
+def batched_replies(fleet: Fleet) -> Iterator[Line]:
     """Compare greedy replies alone and 8 at a time."""
     line = Line(
         "batched",
@@ -56,8 +65,8 @@ def batched(fleet: Fleet) -> Iterator[Line]:
     )
     for server in fleet.servers("batched", "real"):
 
-        def one(text: str, server: Running = server) -> str:
-            return text_of(ask(server, question(text), max_tokens=200))
+        def one(text: str, server: RunningServer = server) -> str:
+            return text_of(complete(server, user_message(text), max_tokens=200))
 
         try:
             alone = [one(text) for text in PROMPTS]
@@ -80,9 +89,12 @@ def stop(fleet: Fleet) -> Iterator[Line]:
     ]
     for server in fleet.servers("stop", "real"):
         try:
-            whole = ask(server, question(COUNTING), max_tokens=200)
-            cut = ask(server, question(COUNTING), max_tokens=200, stop=[STOP])
-            texts = (content_of(cut), streamed(server, question(COUNTING), max_tokens=200, stop=[STOP]))
+            whole = complete(server, user_message(COUNTING), max_tokens=200)
+            cut = complete(server, user_message(COUNTING), max_tokens=200, stop=[STOP])
+            texts = (
+                content_of(cut),
+                streamed_content(server, user_message(COUNTING), max_tokens=200, stop=[STOP]),
+            )
         except NoAnswer as problem:
             lines[0].add(server.name, Figure(f"failed: {problem}"))
             continue
@@ -94,9 +106,7 @@ def stop(fleet: Fleet) -> Iterator[Line]:
 
 
 def _ends(text: str) -> Figure:
-    answer = text.rpartition("<|message|>")[
-        2
-    ]  # where a server shows Harmony's markers, its answer is the last
+    answer = text.rpartition("<|message|>")[2]  # a server that shows Harmony's markers has the answer last
     if answer == BEFORE_STOP:
         return Figure("yes", 1)
     return Figure(f"no: `…{answer[-18:]}`".replace("|", "\\|"), 0)
@@ -110,23 +120,24 @@ def logprobs(fleet: Fleet) -> Iterator[Line]:
     ]
     wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "max_tokens": 60}
     for server in fleet.servers("stop", "real"):
-        for line, read in zip(lines, (_json_entries, _stream_entries), strict=True):
+        for line, entries_of in zip(lines, (_json_entries, _stream_entries), strict=True):
             try:
-                line.add(server.name, _shape(read(server, wanted)))
+                line.add(server.name, _shape(entries_of(server, wanted)))
             except NoAnswer as problem:
                 line.add(server.name, Figure(f"no: {str(problem)[:40]}", 0))
     yield from lines
 
 
-def _json_entries(server: Running, wanted: dict[str, Any]) -> list[Any]:
+def _json_entries(server: RunningServer, wanted: dict[str, Any]) -> list[Any]:
     return list(
-        (ask(server, question(STEADY), **wanted)["choices"][0].get("logprobs") or {}).get("content") or ()
+        (complete(server, user_message(PROMPT), **wanted)["choices"][0].get("logprobs") or {}).get("content")
+        or ()
     )
 
 
-def _stream_entries(server: Running, wanted: dict[str, Any]) -> list[Any]:
+def _stream_entries(server: RunningServer, wanted: dict[str, Any]) -> list[Any]:
     found: list[Any] = []
-    for _, event in events(server, question(STEADY), **wanted):
+    for _, event in stream_events(server, user_message(PROMPT), **wanted):
         for choice in event.get("choices") or ():
             found += (choice.get("logprobs") or {}).get("content") or ()
     return found
@@ -146,7 +157,7 @@ def _shape(entries: list[Any]) -> Figure:
     return Figure("yes", 1)
 
 
-def shapes(fleet: Fleet) -> Iterator[Line]:
+def stop_and_logprobs(fleet: Fleet) -> Iterator[Line]:
     """Stop strings and logprobs."""
     yield from stop(fleet)
     yield from logprobs(fleet)

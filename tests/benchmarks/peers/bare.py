@@ -1,7 +1,7 @@
-"""The bare loop of mlx-lm: what a token costs before any server touches it.
+"""The bare loop of mlx-lm: what a token costs without a server.
 
-Reads `{"streams": 8, "tokens": 256}` line by line and answers each with the seconds it took, and with its
-processor time. The prompt is in a cache already, as it is for a server that keeps prompts.
+Reads lines of `{"streams": 8, "tokens": 256}` and answers each with the seconds it took and the processor time. The
+prompt is cached already, as it is for a server that caches prompts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from mlx_lm.models.cache import make_prompt_cache
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Run a job per line until the input ends."""
     model, tokenizer = mlx_lm.load(str(Path(sys.argv[1])))
-    question = [{"role": "user", "content": sys.argv[2]}]
-    prompt: list[int] = tokenizer.apply_chat_template(question, add_generation_prompt=True)
+    messages = [{"role": "user", "content": sys.argv[2]}]
+    prompt: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     cache = make_prompt_cache(model)
     mx.eval(model(mx.array(prompt[:-1])[None], cache), [part.state for part in cache])
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         streams, tokens = job["streams"], job["tokens"]
-        begin, worked = time.perf_counter(), time.process_time()
+        started, worked = time.perf_counter(), time.process_time()
         generator = BatchGenerator(model)
         generator.insert(
             [prompt[-1:]] * streams,
@@ -41,7 +41,7 @@ def main() -> None:
         while count < streams * tokens:
             count += len(generator.next()[1])
         generator.close()
-        print(time.perf_counter() - begin, time.process_time() - worked, flush=True)
+        print(time.perf_counter() - started, time.process_time() - worked, flush=True)
 
 
 if __name__ == "__main__":

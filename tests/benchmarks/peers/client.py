@@ -1,4 +1,4 @@
-"""What a client does: ask, read a stream as it comes, leave. Figures of time are taken here."""
+"""What a client does: send requests, read streams, disconnect. Times are taken here."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.peers.systems import Message, Running
+    from benchmarks.peers.systems import Message, RunningServer
 
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 
 class NoAnswer(Exception):
-    """The server refused, reset or said nothing that can be read."""
+    """The server refused the request, reset the connection, or sent nothing that can be read."""
 
 
-def question(text: str) -> list[Message]:
+def user_message(text: str) -> list[Message]:
     """Return a chat of one message."""
     return [{"role": "user", "content": text}]
 
 
-def _post(server: Running, body: dict[str, Any], timeout: float) -> http.client.HTTPConnection:
+def _post(server: RunningServer, body: dict[str, Any], timeout: float) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout)
     data = json.dumps({"model": server.model, "temperature": 0, **body})
     connection.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json"})
     return connection
 
 
-def ask(server: Running, messages: list[Message], timeout: float = 300, **fields: Any) -> dict[str, Any]:
-    """Return the whole reply, in JSON."""
+def complete(
+    server: RunningServer, messages: list[Message], timeout: float = 300, **fields: Any
+) -> dict[str, Any]:
+    """Send a request that is not streamed; return the reply."""
     try:
         connection = _post(server, {"messages": messages, **fields}, timeout)
         with contextlib.closing(connection):
@@ -49,10 +51,10 @@ def ask(server: Running, messages: list[Message], timeout: float = 300, **fields
     return reply
 
 
-def events(
-    server: Running, messages: list[Message], timeout: float = 300, **fields: Any
+def stream_events(
+    server: RunningServer, messages: list[Message], timeout: float = 300, **fields: Any
 ) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Stream a reply: every event with the moment it was read. Closing the iterator is leaving."""
+    """Stream a reply: every event with the time it was read. Closing the iterator disconnects."""
     try:
         connection = _post(server, {"messages": messages, "stream": True, **fields}, timeout)
         with contextlib.closing(connection):
@@ -71,8 +73,8 @@ def events(
         raise NoAnswer(str(problem)) from problem
 
 
-def said(event: dict[str, Any]) -> bool:
-    """Say whether the event carries text, or the end."""
+def has_output(event: dict[str, Any]) -> bool:
+    """Whether the event carries text, or the end."""
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         if choice.get("finish_reason") or any(delta.get(name) for name in TEXT_FIELDS):
@@ -81,7 +83,7 @@ def said(event: dict[str, Any]) -> bool:
 
 
 def text_of(reply: dict[str, Any]) -> str:
-    """Return everything a reply says, thoughts too."""
+    """Return all of a reply's text, reasoning included."""
     message = reply["choices"][0]["message"]
     return "|".join(str(message.get(name) or "") for name in TEXT_FIELDS)
 
@@ -91,34 +93,36 @@ def content_of(reply: dict[str, Any]) -> str:
     return str(reply["choices"][0]["message"].get("content") or "")
 
 
-def streamed(server: Running, messages: list[Message], **fields: Any) -> str:
+def streamed_content(server: RunningServer, messages: list[Message], **fields: Any) -> str:
     """Return the content of a streamed reply."""
     parts = []
-    for _, event in events(server, messages, **fields):
+    for _, event in stream_events(server, messages, **fields):
         for choice in event.get("choices") or ():
             parts.append((choice.get("delta") or {}).get("content") or "")
     return "".join(parts)
 
 
-def first_token(server: Running, messages: list[Message], **fields: Any) -> float:
+def first_token(server: RunningServer, messages: list[Message], **fields: Any) -> float:
     """Return the seconds from sending to the first token of a reply of one token."""
-    begin = time.perf_counter()
+    started = time.perf_counter()
     first = None
-    for at, event in events(server, messages, max_tokens=1, **fields):
-        if first is None and said(event):
-            first = at - begin
+    for at, event in stream_events(server, messages, max_tokens=1, **fields):
+        if first is None and has_output(event):
+            first = at - started
     if first is None:
         raise NoAnswer("a stream without a token")
     return first
 
 
-def together(server: Running, messages: list[Message], streams: int, tokens: int, stream: bool) -> float:
-    """Return the seconds that so many equal requests take at once, all of the full length."""
+def time_concurrent(
+    server: RunningServer, messages: list[Message], streams: int, tokens: int, stream: bool
+) -> float:
+    """Return the seconds that this many equal requests take at once, each with all its tokens."""
 
     def one(_: int) -> int:
         fields: dict[str, Any] = {"max_tokens": tokens}
         if not stream:
-            return int(ask(server, messages, **fields)["usage"]["completion_tokens"])
+            return int(complete(server, messages, **fields)["usage"]["completion_tokens"])
         try:
             connection = _post(
                 server,
@@ -133,40 +137,42 @@ def together(server: Running, messages: list[Message], streams: int, tokens: int
             raise NoAnswer(str(problem)) from problem
 
     with ThreadPoolExecutor(streams) as pool:
-        begin = time.perf_counter()
+        started = time.perf_counter()
         produced = list(pool.map(one, range(streams)))
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - started
     if produced != [tokens] * streams:
         raise NoAnswer(f"{produced} tokens")
     return seconds
 
 
 @contextlib.contextmanager
-def decoding(server: Running, messages: list[Message], streams: int, **fields: Any) -> Iterator[None]:
-    """Keep so many streams running; a stream that ends begins again."""
+def background_streams(
+    server: RunningServer, messages: list[Message], streams: int, **fields: Any
+) -> Iterator[None]:
+    """Keep this many streams running; one that ends is started again."""
     fields.setdefault("max_tokens", 3000)
-    leave = threading.Event()
+    stop = threading.Event()
     running = threading.Semaphore(0)
 
     def one() -> None:
-        begun = False
-        while not leave.is_set():
-            for _, event in events(server, messages, **fields):
-                if leave.is_set():
+        has_started = False
+        while not stop.is_set():
+            for _, event in stream_events(server, messages, **fields):
+                if stop.is_set():
                     break
-                if not begun and said(event):
-                    begun = True
+                if not has_started and has_output(event):
+                    has_started = True
                     running.release()
 
     with ThreadPoolExecutor(max(streams, 1)) as pool:
         jobs = [pool.submit(one) for _ in range(streams)]
         for _ in range(streams):
             if not running.acquire(timeout=60):
-                leave.set()
+                stop.set()
                 raise NoAnswer("the streams did not start")
         try:
             yield
         finally:
-            leave.set()
+            stop.set()
         for job in jobs:
             job.result()

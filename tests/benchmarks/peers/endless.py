@@ -1,5 +1,6 @@
-"""Make a copy of the demo model that never ends a reply, so that every server writes exactly as many tokens
-as it is asked for: the output rows of the end tokens are set to nothing.
+"""Change a copy of the demo model so that it never ends a reply: every server then generates exactly `max_tokens`.
+
+The output rows of the end tokens are set to zero.
 
     python endless.py FOLDER
 """

@@ -1,4 +1,4 @@
-"""Figures: as lines on the screen, kept in a file from run to run, and as a table in the README."""
+"""Figures: printed as lines, saved in a file from run to run, and written into the README as tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from benchmarks.peer_environments import HOME
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KEPT: Final = HOME / "figures.json"
+FIGURES_FILE: Final = HOME / "figures.json"
 README: Final = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- figures: written by bench_peers.py --write -->\n", "<!-- end of the figures -->"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What one system did: as read, and as the number that is compared."""
+    """One system's result: as people read it, and as the number that is compared."""
 
     text: str
     value: float | None = None
@@ -40,11 +40,11 @@ class Line:
     compared: bool = True
 
     def add(self, name: str, figure: Figure) -> None:
-        """Note a system's figure."""
+        """Add a system's figure."""
         self.figures[name] = figure
 
     def ratio(self, name: str, ours: str) -> float | None:
-        """Return this system's figure in units of ours."""
+        """Return this system's figure as a multiple of ours."""
         mine, theirs = self.figures.get(ours), self.figures[name]
         if (
             not self.compared
@@ -58,7 +58,7 @@ class Line:
         return theirs.value / mine.value
 
     def leaders(self) -> set[str]:
-        """Name the systems whose figure nobody beats; nobody, if all are alike."""
+        """Name the systems with the best figure; none, if all are equal."""
         values = {name: figure.value for name, figure in self.figures.items() if figure.value is not None}
         if len(set(values.values())) < 2:
             return set()
@@ -67,13 +67,13 @@ class Line:
 
 
 def spread(values: Sequence[float], unit: str = "ms", scale: float = 1000) -> Figure:
-    """Return the median, with least and most."""
-    median, least, most = (f(values) * scale for f in (statistics.median, min, max))
+    """Return the median, with the smallest and the largest."""
+    median, smallest, largest = (f(values) * scale for f in (statistics.median, min, max))
     digits = 0 if median >= 10 else 2
-    return Figure(f"{median:.{digits}f} {unit} ({least:.{digits}f}-{most:.{digits}f})", median)
+    return Figure(f"{median:.{digits}f} {unit} ({smallest:.{digits}f}-{largest:.{digits}f})", median)
 
 
-def show(line: Line, ours: str) -> None:
+def print_line(line: Line, ours: str) -> None:
     """Print a line for each system."""
     print(f"\n[{line.row}] {line.what}" + (f"  ({line.note})" if line.note else ""))
     for name, figure in line.figures.items():
@@ -81,27 +81,27 @@ def show(line: Line, ours: str) -> None:
         print(f"    {name:28} {figure.text:32} {'' if ratio is None else f'{ratio:6.2f} x ours'}", flush=True)
 
 
-def keep(row: str, lines: list[Line], about: str) -> None:
-    """Put a row's lines in the place of those of an earlier run."""
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    kept[row] = {"about": about, "lines": [asdict(line) for line in lines]}
-    KEPT.parent.mkdir(exist_ok=True)
-    KEPT.write_text(json.dumps(kept, indent=1))
+def save_row(row: str, lines: list[Line], about: str) -> None:
+    """Save a row's lines, replacing those of an earlier run."""
+    saved = json.loads(FIGURES_FILE.read_text()) if FIGURES_FILE.exists() else {}
+    saved[row] = {"about": about, "lines": [asdict(line) for line in lines]}
+    FIGURES_FILE.parent.mkdir(exist_ok=True)
+    FIGURES_FILE.write_text(json.dumps(saved, indent=1))
 
 
-def write(titles: dict[str, str], ours: str, columns: Sequence[str]) -> None:
-    """Write everything kept into the README, as tables."""
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+def write_tables(titles: dict[str, str], ours: str, columns: Sequence[str]) -> None:
+    """Write everything saved into the README, as tables."""
+    saved = json.loads(FIGURES_FILE.read_text()) if FIGURES_FILE.exists() else {}
     text = []
     for row, title in titles.items():
-        if row not in kept:
+        if row not in saved:
             continue
         lines = [
             Line(**{**line, "figures": {name: Figure(**figure) for name, figure in line["figures"].items()}})
-            for line in kept[row]["lines"]
+            for line in saved[row]["lines"]
         ]
         names = [name for name in columns if any(name in line.figures for line in lines)]
-        text += [f"### {title}", "", f"{kept[row]['about']}.", ""]
+        text += [f"### {title}", "", f"{saved[row]['about']}.", ""]
         text += ["| | " + " | ".join(names) + " |", "|--" * (len(names) + 1) + "|"]
         for line in lines:
             leaders = line.leaders()
@@ -122,5 +122,5 @@ def write(titles: dict[str, str], ours: str, columns: Sequence[str]) -> None:
 
 
 def machine() -> str:
-    """Say what kind of machine this is."""
+    """Describe this machine."""
     return f"{os.cpu_count()} {platform.machine()} cores, {platform.system()}"

@@ -1,19 +1,19 @@
-"""The row about prompts that were seen before: how many tokens of each are read again.
+"""The row about prompts that were seen before: how many of their tokens are computed again.
 
-Every figure is the server's own: `prompt_tokens` less `cached_tokens` of its usage.
+Every figure is the server's own: `prompt_tokens` minus `cached_tokens` of its usage.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers.client import NoAnswer, ask, content_of
+from benchmarks.peers.client import NoAnswer, complete, content_of
 from benchmarks.peers.report import Figure, Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.peers.systems import Fleet, Message, Running
+    from benchmarks.peers.systems import Fleet, Message, RunningServer
 
 TURNS = (
     "What is the capital of France? I would like to know it because I am going there next summer.",
@@ -30,56 +30,56 @@ def _system(name: str) -> Message:
 
 
 class _Chat:
-    """A chat as a client keeps it: what was asked, and the answers without the thoughts."""
+    """A chat as a client keeps it: the questions, and the answers without their reasoning."""
 
-    def __init__(self, server: Running, system: Message, **fields: Any) -> None:
+    def __init__(self, server: RunningServer, system: Message, **fields: Any) -> None:
         self._server, self._fields = server, fields
         self.messages = [system]
 
     def say(self, text: str) -> tuple[int, int]:
-        """Ask the next thing; return the tokens read and the prompt's length."""
+        """Send the next message; return the prompt tokens computed and the prompt's length."""
         self.messages.append({"role": "user", "content": text})
-        reply, read = self.send(self.messages)
+        reply, computed = self.send(self.messages)
         answer = content_of(reply).rpartition("<|message|>")[
             2
-        ]  # mlx_lm.server refuses to see its own markers
+        ]  # mlx_lm.server refuses its own markers in a history
         self.messages.append({"role": "assistant", "content": answer})
-        return read
+        return computed
 
     def send(self, messages: list[Message]) -> tuple[dict[str, Any], tuple[int, int]]:
         """Send these messages as they are."""
-        reply = ask(self._server, messages, max_tokens=200, **self._fields)
+        reply = complete(self._server, messages, max_tokens=200, **self._fields)
         usage = reply["usage"]
         whole = int(usage["prompt_tokens"])
         details = usage.get("prompt_tokens_details") or {}
         return reply, (whole - int(details.get("cached_tokens") or 0), whole)
 
 
-def _sum(read: list[tuple[int, int]]) -> Figure:
-    """Return the tokens read of the tokens sent, request by request if they are few."""
-    total, whole = sum(part for part, _ in read), sum(of for _, of in read)
-    each = ", ".join(str(part) for part, _ in read) + ": " if 1 < len(read) <= 3 else ""
+def _sum(requests: list[tuple[int, int]]) -> Figure:
+    """Sum up the tokens computed of those sent; of a few requests, list each."""
+    total, whole = sum(part for part, _ in requests), sum(of for _, of in requests)
+    each = ", ".join(str(part) for part, _ in requests) + ": " if 1 < len(requests) <= 3 else ""
     return Figure(f"{each}{total} of {whole}", total)
 
 
-def reuse(fleet: Fleet) -> Iterator[Line]:
-    """Count what is read again in a chat's turns, its variations, and many chats at a time."""
+def prompt_reuse(fleet: Fleet) -> Iterator[Line]:
+    """Count what is computed again over a chat's turns, its variations, and several chats at a time."""
     lines: dict[str, Line] = {}
     for server in fleet.servers("reuse", "real"):
         try:
-            for what, read in _measure(server):
-                lines.setdefault(what, Line("reuse", what)).add(server.name, _sum(read))
+            for what, requests in _measure(server):
+                lines.setdefault(what, Line("reuse", what)).add(server.name, _sum(requests))
         except NoAnswer as problem:
             print(f"({server.name}: {problem})")
     yield from lines.values()
 
 
-def _measure(server: Running) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+def _measure(server: RunningServer) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     system = _system("Ada")
     chat = _Chat(server, system)
     yield "turns 1, 2, 3 of a chat", [chat.say(text) for text in TURNS]
     last = chat.messages[:-1]
-    yield "the last reply once more", [chat.send(last)[1]]
+    yield "the last reply regenerated", [chat.send(last)[1]]
     yield "the last turn edited", [chat.send([*last[:-1], {"role": "user", "content": OTHER}])[1]]
     yield "another user, same system prompt", [_Chat(server, system).say(OTHER)]
     seeded = _Chat(server, _system("Bob"), seed=1)

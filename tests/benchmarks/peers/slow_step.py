@@ -1,11 +1,10 @@
-"""Run a module as `python -m` would, with a fast BLAS under MLX and, if asked, with every model step slowed
-down and counted.
+"""Run a module as `python -m` would, with a fast BLAS under MLX and, if wanted, every model step slowed and counted.
 
     [BENCH_STEP_SECONDS=0.01] [BENCH_STEP_FILE=steps] python slow_step.py MODULE [argument …]
 
-Every server of the comparison is started through this, ours too: what differs is the server alone. Each
-forward of gpt_oss first sleeps for BENCH_STEP_SECONDS, then does its real work, and leaves one byte in
-BENCH_STEP_FILE: the file's size is the number of steps run.
+Every server is started through this, ours too, so that only the servers differ. Each forward of gpt_oss first sleeps
+for BENCH_STEP_SECONDS, then does its work, and appends one byte to BENCH_STEP_FILE: the file's size is the number of
+steps.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-PLACES = (("mlx_lm.models.gpt_oss", "Model"), ("mlx_vlm.models.gpt_oss.language", "LanguageModel"))
+MODELS = (("mlx_lm.models.gpt_oss", "Model"), ("mlx_vlm.models.gpt_oss.language", "LanguageModel"))
 BLAS = Path(__file__).resolve().parents[3] / "mlx_backend" / "demo" / "blas.py"
 
 
 def use_fast_blas() -> str:
     """Give MLX the matrix product of this environment's NumPy."""
-    found = importlib.util.spec_from_file_location("fast_blas", BLAS)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    said: str = module.use_fast_blas()
-    return said
+    spec = importlib.util.spec_from_file_location("fast_blas", BLAS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    used: str = module.use_fast_blas()
+    return used
 
 
 def slow_down(seconds: float, file: str) -> None:
-    """Make each step of every gpt_oss that this environment knows take longer and leave a byte."""
-    for module, name in PLACES:
+    """Slow and count the steps of every gpt_oss in this environment."""
+    for module, name in MODELS:
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             continue
         try:

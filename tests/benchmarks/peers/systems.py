@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 type Message = dict[str, Any]
-type Flavour = Literal["real", "endless", "slow"]
+type ModelVariant = Literal["real", "endless", "slow"]
 """The demo model as it is; one that never ends its reply; the same at 10 ms a step and with steps counted."""
 
 LAUNCHER: Final = Path(__file__).with_name("slow_step.py")
@@ -42,11 +42,11 @@ class System:
     model: str = "{model}"
     variables: Mapping[str, str] = field(default_factory=dict)
     rows: frozenset[str] | None = None
-    thinking: Mapping[str, Any] = field(default_factory=dict)
-    """What a request says to get the reply that the others give unasked."""
+    reasoning_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Request fields that make it give the reply the others give by default."""
 
-    def found(self) -> bool:
-        """Say whether it is installed."""
+    def is_installed(self) -> bool:
+        """Whether it is installed."""
         return self.environment is None or installed(self.environment)
 
 
@@ -92,23 +92,23 @@ SYSTEMS: Final = (
         variables={"APC_ENABLED": "1"},
         rows=frozenset({"reuse"}),
     ),
-    System("Rapid-MLX", "rapid-mlx", _RAPID, model="demo", thinking=_THINKING),
+    System("Rapid-MLX", "rapid-mlx", _RAPID, model="demo", reasoning_fields=_THINKING),
     System(
         "Rapid-MLX --no-gc-control",
         "rapid-mlx",
         (*_RAPID, "--no-gc-control"),
         model="demo",
         rows=frozenset({"cost", "first", "stall", "crowd", "behind"}),
-        thinking=_THINKING,
+        reasoning_fields=_THINKING,
     ),
 )
 
 
-class Running:
-    """A server that answers."""
+class RunningServer:
+    """A server process that answers requests."""
 
-    def __init__(self, system: System, flavour: Flavour, folder: Path, home: Path) -> None:
-        self.system, self.flavour, self.name = system, flavour, system.name
+    def __init__(self, system: System, variant: ModelVariant, folder: Path, home: Path) -> None:
+        self.system, self.variant, self.name = system, variant, system.name
         self._folder, self._home = folder, home
         self._steps = home / "steps"
         self.start()
@@ -117,8 +117,8 @@ class Running:
         """Start the process and wait for its first reply."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        words = {"model": str(self._folder), "port": str(self.port)}
-        self.model = self.system.model.format(**words)
+        values = {"model": str(self._folder), "port": str(self.port)}
+        self.model = self.system.model.format(**values)
         variables = {
             **os.environ,
             "HOME": str(self._home),
@@ -126,12 +126,12 @@ class Running:
             "OPENBLAS_NUM_THREADS": "1",
             **self.system.variables,
         }
-        if self.flavour == "slow":
+        if self.variant == "slow":
             variables |= {"BENCH_STEP_SECONDS": str(STEP_SECONDS), "BENCH_STEP_FILE": str(self._steps)}
         python = sys.executable if self.system.environment is None else python_of(self.system.environment)
         with (self._home / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [python, LAUNCHER, *(word.format(**words) for word in self.system.command)],
+                [python, LAUNCHER, *(word.format(**values) for word in self.system.command)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -139,14 +139,14 @@ class Running:
                 env=variables,
             )
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
+        while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 last = (self._home / "log").read_text(errors="replace").splitlines()[-1:]
                 raise RuntimeError(f"{self.name} did not start: {last}")
             time.sleep(0.2)
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         body = {"model": self.model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
         with contextlib.suppress(OSError, http.client.HTTPException):
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -156,7 +156,7 @@ class Running:
         return False
 
     def stop(self) -> None:
-        """End the process, gently if it can be."""
+        """Stop the process, with SIGTERM if that is enough."""
         self.process.terminate()
         try:
             self.process.wait(15)
@@ -165,7 +165,7 @@ class Running:
             self.process.wait()
 
     def restart(self) -> None:
-        """Stop it, and start it again with whatever it left on disk."""
+        """Stop it and start it again, with what it left on disk."""
         self.stop()
         self.start()
 
@@ -174,18 +174,18 @@ class Running:
         return self._steps.stat().st_size
 
     def resident_mib(self) -> float:
-        """Ask the system for the memory the process holds."""
-        said = subprocess.run(
+        """Return the resident memory of the process."""
+        ps = subprocess.run(
             ["ps", "-o", "rss=", "-p", str(self.process.pid)], capture_output=True, check=True
         )
-        return int(said.stdout) / 1024
+        return int(ps.stdout) / 1024
 
     def processor_seconds(self) -> float | None:
-        """Return the processor time the process has used, where the system tells it finely."""
-        told = Path(f"/proc/{self.process.pid}/stat")
-        if not told.exists():
+        """Return the processor time the process has used; None where the system does not say (not Linux)."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        if not stat.exists():
             return None
-        user, kernel = told.read_text().rpartition(")")[2].split()[11:13]
+        user, kernel = stat.read_text().rpartition(")")[2].split()[11:13]
         return (int(user) + int(kernel)) / os.sysconf("SC_CLK_TCK")
 
 
@@ -208,23 +208,23 @@ class Bare:
             text=True,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
-        assert self._read() == "ready"
+        assert self._read_line() == "ready"
 
     def seconds(self, streams: int, tokens: int) -> tuple[float, float]:
         """Run the loop once; return the seconds it took and the processor time."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"streams": streams, "tokens": tokens}) + "\n")
         self._process.stdin.flush()
-        taken, worked = map(float, self._read().split())
+        taken, worked = map(float, self._read_line().split())
         return taken, worked
 
-    def _read(self) -> str:
+    def _read_line(self) -> str:
         assert self._process.stdout is not None
         line: str = self._process.stdout.readline()
         return line.strip()
 
     def stop(self) -> None:
-        """End it by closing its input."""
+        """Stop it by closing its input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -237,22 +237,22 @@ class Fleet:
         self.rounds = rounds
         self._names = names
         self._scratch = Path(tempfile.mkdtemp(prefix="bench-peers-"))
-        self._up: list[Running] = []
+        self._up: list[RunningServer] = []
         self._bare: list[Bare] = []
         self._broken: set[str] = set()
 
-    def servers(self, row: str, flavour: Flavour) -> list[Running]:
+    def servers(self, row: str, variant: ModelVariant) -> list[RunningServer]:
         """Start what the row needs, stop what it does not, and return them in the order of the table."""
         wanted = [
             system
             for system in SYSTEMS
             if system.name in self._names
             and (system.rows is None or row in system.rows)
-            and system.found()
+            and system.is_installed()
             and system.name not in self._broken
         ]
         for server in self._up:
-            if server.flavour != flavour or server.system not in wanted:
+            if server.variant != variant or server.system not in wanted:
                 server.stop()
         self._up = [server for server in self._up if server.process.poll() is None]
         names = {server.name for server in self._up}
@@ -260,7 +260,7 @@ class Fleet:
             if system.name not in names:
                 home = Path(tempfile.mkdtemp(dir=self._scratch))
                 try:
-                    self._up.append(Running(system, flavour, self.folder(flavour), home))
+                    self._up.append(RunningServer(system, variant, self.folder(variant), home))
                 except RuntimeError as problem:
                     self._broken.add(system.name)
                     print(f"({problem})", flush=True)
@@ -272,10 +272,10 @@ class Fleet:
         self._bare.append(Bare(self.folder("endless"), question))
         return self._bare[-1]
 
-    def folder(self, flavour: Flavour) -> Path:
-        """Return the model's folder, written when it is first asked for."""
+    def folder(self, variant: ModelVariant) -> Path:
+        """Return the model's folder, written on first use."""
         folder = self._scratch / "gpt-oss-demo"
-        if flavour == "real":
+        if variant == "real":
             return MODEL_PATH
         if not folder.exists():
             shutil.copytree(MODEL_PATH, folder)
@@ -285,7 +285,7 @@ class Fleet:
         return folder
 
     def close(self) -> None:
-        """Stop all and remove what they left."""
+        """Stop all and remove their files."""
         for server in self._up:
             server.stop()
         for bare in self._bare:
@@ -295,7 +295,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(names: list[str], rounds: int) -> Iterator[Fleet]:
-    """Keep the servers for as long as the benchmark runs."""
+    """Run the servers for as long as the benchmark runs."""
     one = Fleet(names, rounds)
     try:
         yield one
@@ -305,4 +305,4 @@ def fleet(names: list[str], rounds: int) -> Iterator[Fleet]:
 
 def missing() -> list[str]:
     """Name the systems that are not installed."""
-    return [system.name for system in SYSTEMS if not system.found()]
+    return [system.name for system in SYSTEMS if not system.is_installed()]
