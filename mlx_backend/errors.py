@@ -5,9 +5,9 @@ EngineError           the engine could not go on
 ├── EngineRefused     this request cannot be run
 ├── EngineBusy        the queue is full, or memory is short for now
 ├── EngineStopped     the engine thread has ended
-└── EngineFailed      the engine broke in mid-reply and is being restarted
+└── EngineFailed      the engine broke in the middle of a reply and is being restarted
 
-What is wrong with a model's name is registry/errors.py's; which status a client gets is decided in api/errors.py.
+Errors about a model's name are in registry/errors.py; api/errors.py decides which HTTP status a client gets.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class RequestError(ValueError):
-    """This server does not do what a request asks for; the text is for people, `param` names the field.
+    """This server does not do what a request asks for. `param` names the field of the request.
 
-    `numbers` are those of the text that a program may want to reckon with.
+    `numbers` holds the figures in the text that a program may want to use.
     """
 
     def __init__(
@@ -29,24 +29,22 @@ class RequestError(ValueError):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        status: int = 400,
         numbers: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
-        self.status = status
         self.numbers = numbers
 
 
 class EngineError(Exception):
-    """The engine could not go on; the text is for people."""
+    """The engine could not go on."""
 
 
 class EngineRefused(EngineError):
-    """This request cannot be run (bad token id, too long …); others are not touched.
+    """This request cannot be run (bad token id, too long …); other requests are not affected.
 
-    `field` is what of the `GenerationRequest` is wrong, if it is one field.
+    `field` names the field of the `GenerationRequest` that is wrong, if it is a single one.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -55,7 +53,7 @@ class EngineRefused(EngineError):
 
 
 class EngineBusy(EngineError):
-    """The queue is full; try again after `retry_after` seconds."""
+    """The queue is full or memory is short; try again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -63,11 +61,11 @@ class EngineBusy(EngineError):
 
 
 class EngineStopped(EngineError):
-    """The engine thread has ended (shutdown, or it could not be started again)."""
+    """The engine thread has ended (shutdown, or it could not be restarted)."""
 
 
 class EngineFailed(EngineError):
-    """The engine broke in mid-reply and is being restarted; the same request may well succeed then."""
+    """The engine broke in the middle of a reply and is being restarted; the same request may succeed then."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)

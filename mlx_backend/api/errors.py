@@ -112,9 +112,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case RequestError():
-            return ApiError(
-                error.status, str(error), param=error.param, code=error.code, numbers=error.numbers
-            )
+            return ApiError(400, str(error), param=error.param, code=error.code, numbers=error.numbers)
         case HistoryError() | EffortError():
             return refuse(str(error), error.param)
         case UnknownModel():

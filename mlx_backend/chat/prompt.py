@@ -102,7 +102,7 @@ class PromptBuilder:
         The keys are mlx-lm's: a prefix for each role, "stop" behind every message. Markers in the mapping are
         control tokens, in the messages they are text.
         """
-        tokens = list(self._tokenizer.opening)
+        tokens = list(self._tokenizer.bos_tokens)
         checkpoints = []
         for message in messages:
             tokens += self._tokenizer.encode(roles.get(message["role"], ""), control_tokens=True)

@@ -159,7 +159,7 @@ class Service:
         """Tokenise the prompt of a bare text: markers in it are control tokens, and it gets what opens every prompt."""
         tokenizer = self.engine.tokenizer
         tokens = tuple(tokenizer.encode(text, control_tokens=True))
-        first = tuple(tokenizer.opening) if opening else ()
+        first = tuple(tokenizer.bos_tokens) if opening else ()
         return tokens if tokens[: len(first)] == first else first + tokens
 
     def complete(self, request: CompletionRequest) -> Reply:
@@ -370,7 +370,7 @@ class Service:
                 logprobs=request.logprobs,
                 constraint=constraint,
                 adapter=request.adapter,
-                patience=self._queue_seconds,
+                queue_timeout=self._queue_seconds,
                 priority=request.priority,
             )
         )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from mlx_backend.conversation.events import Event
-    from mlx_backend.engine.base import Finished, Progress, Times, TokenDelta
+    from mlx_backend.engine.base import Finished, GenerationTimes, Progress, TokenDelta
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class UsageMeter:
         usage.decode_seconds = finished.decode_seconds
         usage.reasoning_tokens += self._incomplete if was_reasoning else 0
 
-    def stopped(self, times: Times) -> None:
+    def stopped(self, times: GenerationTimes) -> None:
         """Take the times of a generation that the engine did not finish: it was cut, left or failed."""
         self.usage.queue_seconds = times.queue
         self.usage.prefill_seconds = times.prefill

@@ -13,7 +13,8 @@ Then, wherever the reply is:
 A Harmony turn without tools is led into its final message. With tools it is led behind `<|start|>assistant` and no
 further, so that it may still call one. Where no reasoning has been begun yet, none is.
 
-While the budget lasts nothing is masked: `free_for` says for how long, and the engine is as fast as without one.
+While the budget lasts nothing is masked: `unconstrained_tokens` says for how long, and the engine is as fast as
+without one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from mlx_backend.conversation.dialects.plain import PLAIN
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser
-from mlx_backend.engine.base import ALWAYS
+from mlx_backend.engine.base import UNBOUNDED_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -78,7 +79,7 @@ class Budgets:
             shape(self._tokenizer, parser, tail, calls=bool(tools)),
             self._tokenizer,
             parser,
-            tokens=ALWAYS if tokens is None else tokens,
+            tokens=UNBOUNDED_TOKENS if tokens is None else tokens,
             reserve=reserve,
             room=room,
         )
@@ -110,18 +111,18 @@ class Budget:
         self._forced: Sequence[int] = ()
         self._look(None)
 
-    def allowed(self) -> Words | None:
+    def allowed_mask(self) -> Words | None:
         """Return the mask of what has to come, if something has."""
         if self._forced:
             return only(self._tokenizer.vocabulary_size, self._forced[:1])
-        return self._shape.allowed()
+        return self._shape.allowed_mask()
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         """Return how many tokens there are at least until something has to come."""
-        if self._forced or self._shape.allowed() is not None:
+        if self._forced or self._shape.allowed_mask() is not None:
             return 0
         if self._answers and not self._shape.reopens:
-            return ALWAYS
+            return UNBOUNDED_TOKENS
         # A turn that is reasoning may leave its message, and begin another: that would cost a header more.
         return max(1, self._spare(self._shape.header))
 
@@ -179,7 +180,7 @@ class _Shape:
         """Read a token; `spent`: there is to be no more reasoning behind it."""
         raise NotImplementedError
 
-    def allowed(self) -> Words | None:
+    def allowed_mask(self) -> Words | None:
         """Return the mask of what may come instead of reasoning, where it might begin."""
         raise NotImplementedError
 
@@ -211,7 +212,7 @@ class _Harmony(_Shape):
         else:
             self._open = self._open.get(token, {}) if token is not None else {}
 
-    def allowed(self) -> Words | None:
+    def allowed_mask(self) -> Words | None:
         """Return the mask of the words that go on."""
         return only(self._size, self._open) if self._open else None
 
@@ -242,7 +243,7 @@ class _Blocks(_Shape):
         """See whether the reply is between a block that was closed and the answer."""
         self._between = spent and self._closed and not (self._parser.reasons or self._parser.answers)
 
-    def allowed(self) -> Words | None:
+    def allowed_mask(self) -> Words | None:
         """Return the mask of everything but what opens a block."""
         return self._others if self._between else None
 
@@ -256,13 +257,13 @@ class Both:
         self._grammar = grammar
         self._budget = budget
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         """Return for how long both leave it alone."""
-        return min(self._grammar.free_for(), self._budget.free_for())
+        return min(self._grammar.unconstrained_tokens(), self._budget.unconstrained_tokens())
 
-    def allowed(self) -> Sequence[int] | None:
+    def allowed_mask(self) -> Sequence[int] | None:
         """Return the mask of what both allow."""
-        promised, wanted = self._grammar.allowed(), self._budget.allowed()
+        promised, wanted = self._grammar.allowed_mask(), self._budget.allowed_mask()
         if promised is None or wanted is None:
             return promised if wanted is None else wanted
         both = bits_of(promised) & bits_of(wanted)

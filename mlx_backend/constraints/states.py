@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Place(Protocol):
     """Where a reply is."""
 
-    def allowed(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return the mask of the next token; at least one is in it."""
         ...
 
@@ -53,13 +53,13 @@ class Turn:
     def __init__(self, first: Place) -> None:
         self._place = first
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         """Every token is masked."""
         return 0
 
-    def allowed(self) -> Sequence[int]:
+    def allowed_mask(self) -> Sequence[int]:
         """Return the next token's mask."""
-        return self._place.allowed()
+        return self._place.allowed_mask()
 
     def advance(self, token: int) -> None:
         """Read the token that was chosen."""
@@ -86,7 +86,7 @@ class Path:
             branches[tokens[-1]] = way
         return root
 
-    def allowed(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return the mask of every branch."""
         return self._vocabulary.only(self._branches)
 
@@ -137,7 +137,7 @@ class Free:
         self._closing = closing
         self._tail = b""
 
-    def allowed(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return the mask of all text and of what leads on."""
         mask = self._vocabulary.text_and(self._ways)
         if self._closing is None:
@@ -179,7 +179,7 @@ class Held:
         self._own: bytes | None = None  # the matcher's mask, until a token is read
         self._complete = False
 
-    def allowed(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return the mask. Raises GrammarError if the grammar has become too much work, or leads nowhere."""
         own = self._mask()
         vocabulary = self._vocabulary
@@ -233,7 +233,7 @@ class Over:
         self._vocabulary = vocabulary
         self._ends = tuple(ends)
 
-    def allowed(self) -> Words:
+    def allowed_mask(self) -> Words:
         """Return the mask of what ends a reply."""
         return self._vocabulary.only(self._ends)
 

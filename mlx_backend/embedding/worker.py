@@ -163,7 +163,7 @@ class Worker:
             state: EngineStatus = EngineStatus(state="ready", running=running, waiting=waiting)
             return EngineStatus(state="stopped") if self._stopping else state
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether jobs are being run."""
         return not self._stopping and self._thread.is_alive()
 

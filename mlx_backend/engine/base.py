@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-ALWAYS = 1 << 40  # tokens: more than any reply has
+UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,14 @@ class Constraint(Protocol):
         """Whether nothing it is asked can fail."""
         ...
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         """How many tokens from the next one on are certainly not masked, whatever they turn out to be.
 
         Where these are enough, the engine chooses ahead of what it has read.
         """
         ...
 
-    def allowed(self) -> Sequence[int] | None:
+    def allowed_mask(self) -> Sequence[int] | None:
         """Return the next token's mask, 32 tokens to a word, lowest bit first; None: anything goes."""
         ...
 
@@ -70,7 +70,7 @@ class GenerationRequest:
 
     `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit;
     memory is set aside for that many. `logprobs` asks for the chosen token's log probability and for that many
-    of the likeliest beside it. `adapter` names a LoRA adapter the engine knows. `patience` is how many seconds
+    of the likeliest beside it. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds
     the request may wait for its turn; of those who wait, one of a lower `priority` has its turn sooner.
     """
 
@@ -82,7 +82,7 @@ class GenerationRequest:
     logprobs: int | None = None
     constraint: Constraint | None = None
     adapter: str | None = None
-    patience: float | None = None
+    queue_timeout: float | None = None
     priority: int = 0
 
 
@@ -146,7 +146,7 @@ class EngineStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class GenerationTimes:
     """How long a request has waited for its turn, been read, and been answered, in seconds, up to now or its end."""
 
     queue: float
@@ -165,7 +165,7 @@ class Generation(Protocol):
         """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""
         ...
 
-    def times(self) -> Times:
+    def times(self) -> GenerationTimes:
         """Return what it has taken so far; from any thread."""
         ...
 
@@ -193,7 +193,7 @@ class Tokenizer(Protocol):
         ...
 
     @property
-    def opening(self) -> Sequence[int]:
+    def bos_tokens(self) -> Sequence[int]:
         """What a prompt begins with that no chat template writes: the BOS token of a model that wants one."""
         ...
 
@@ -259,7 +259,7 @@ class Engine(Protocol):
         """What it is doing."""
         ...
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether requests are being served: False while it loads, restarts or is stopped."""
         ...
 

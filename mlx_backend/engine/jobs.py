@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
-from mlx_backend.engine.base import Finished, Times
+from mlx_backend.engine.base import Finished, GenerationTimes
 from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Job:
         self.left = False  # nobody listens any more
         self.over = False  # nothing more will come
         self.born = perf_counter()
-        self.deadline = None if request.patience is None else monotonic() + request.patience
+        self.deadline = None if request.queue_timeout is None else monotonic() + request.queue_timeout
         self.admitted = 0.0
         self.first = 0.0
         self.ended = 0.0
@@ -82,12 +82,12 @@ class Job:
             decode_seconds=times.decode,
         )
 
-    def times(self) -> Times:
+    def times(self) -> GenerationTimes:
         """Say what it has taken up to now, or to its end."""
         now = self.ended or perf_counter()
         admitted = self.admitted or now
         first = self.first or now
-        return Times(admitted - self.born, first - admitted, now - first)
+        return GenerationTimes(admitted - self.born, first - admitted, now - first)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +139,7 @@ class ScheduledGeneration:
         finally:
             self.close()
 
-    def times(self) -> Times:
+    def times(self) -> GenerationTimes:
         """Return what it has taken so far."""
         return self._job.times()
 

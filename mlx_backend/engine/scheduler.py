@@ -162,7 +162,7 @@ class Scheduler:
             return EngineStatus(state="restarting", waiting=waiting, detail=self._broken)
         return EngineStatus(state="ready" if self._facts else "loading", running=running, waiting=waiting)
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """False before `start`, while it restarts, and once it has been stopped."""
         return self._facts is not None and self._ending is None and not self._broken
 
@@ -301,7 +301,7 @@ class Scheduler:
                 continue
             self._waiting.remove(job)
             later = self._retry_after()
-            text = f"The request waited {job.request.patience:g} seconds for its turn and did not get it"
+            text = f"The request waited {job.request.queue_timeout:g} seconds for its turn and did not get it"
             self._depart(job, EngineBusy(f"{text}; try again in {later} s.", later))
         return soonest
 

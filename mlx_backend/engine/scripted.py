@@ -116,7 +116,7 @@ class ScriptedTokenizer:
         return sum(self._SIZES) + len(self._special)
 
     @property
-    def opening(self) -> Sequence[int]:
+    def bos_tokens(self) -> Sequence[int]:
         """A scripted prompt needs no BOS token."""
         return ()
 
@@ -177,19 +177,19 @@ class ScriptedTokenizer:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ScriptedRequest:
     """A request as the engine began it; `over` is set when it has ended, and `cancelled` if nobody waited."""
 
     request: GenerationRequest
     prompt: str
     cancelled: threading.Event = field(default_factory=threading.Event)
-    over: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class _Play:
     """One transcript, dealt item by item."""
 
-    def __init__(self, asked: Asked, transcript: Transcript, tokenizer: ScriptedTokenizer) -> None:
+    def __init__(self, asked: ScriptedRequest, transcript: Transcript, tokenizer: ScriptedTokenizer) -> None:
         self.asked = asked
         self._items = self._deal(transcript, tokenizer)
 
@@ -226,7 +226,7 @@ def _held(written: Sequence[int], constraint: Constraint | None) -> Iterator[int
         return
     at = 0
     while at < len(written):
-        token, mask = written[at], _guarded(constraint.allowed)
+        token, mask = written[at], _guarded(constraint.allowed_mask)
         if mask is not None:
             allowed = (position for position in range(at, len(written)) if _has(mask, written[position]))
             if (found := next(allowed, None)) is not None:
@@ -262,7 +262,7 @@ class _ScriptedBatch:
         self._tokenizer = tokenizer
         self._scripts = scripts
         self._plays: dict[int, _Play] = {}
-        self.asked: list[Asked] = []
+        self.asked: list[ScriptedRequest] = []
         self.permits: threading.Semaphore | None = None
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
@@ -273,7 +273,7 @@ class _ScriptedBatch:
         return True
 
     def insert(self, key: int, request: GenerationRequest) -> None:
-        asked = Asked(request, self._tokenizer.decode(request.prompt))
+        asked = ScriptedRequest(request, self._tokenizer.decode(request.prompt))
         self.asked.append(asked)
         script = self._scripts(asked.prompt)
         transcript = Transcript(text=script) if isinstance(script, str) else script
@@ -289,13 +289,13 @@ class _ScriptedBatch:
                 yield key, outcome
             else:
                 del self._plays[key]
-                play.asked.over.set()
+                play.asked.ended.set()
                 yield key, outcome
 
     def remove(self, key: int) -> None:
         play = self._plays.pop(key)
         play.asked.cancelled.set()
-        play.asked.over.set()
+        play.asked.ended.set()
 
     def unload(self) -> None:
         for key in list(self._plays):
@@ -330,22 +330,22 @@ class ScriptedEngine(ThreadedEngine):
         self._batch = _ScriptedBatch(facts, tokenizer, _as_function(transcripts))
         if gated:
             self._batch.permits = threading.Semaphore(0)
-        self.plans: list[Callable[[], Sequence[int]]] = []
+        self.warmups: list[Callable[[], Sequence[int]]] = []
         super().__init__(self._batch, max_concurrent=max_concurrent, max_waiting=max_waiting)
 
     @property
-    def requests(self) -> Sequence[Asked]:
+    def requests(self) -> Sequence[ScriptedRequest]:
         """Every request that was begun, in that order."""
         return self._batch.asked
 
     @property
-    def cancelled(self) -> Sequence[Asked]:
+    def cancelled(self) -> Sequence[ScriptedRequest]:
         """Those that were cancelled while they ran."""
         return [asked for asked in self._batch.asked if asked.cancelled.is_set()]
 
     def prewarm(self, plan: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
         """Keep the plan: a script has nothing to warm up."""
-        self.plans.append(plan)
+        self.warmups.append(plan)
 
     def advance(self, steps: int = 1) -> None:
         """Let a gated engine take this many steps more."""

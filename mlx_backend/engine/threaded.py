@@ -80,9 +80,9 @@ class ThreadedEngine:
         """What it is doing."""
         return self._scheduler.status()
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether requests are being served: False while it loads, restarts or is stopped."""
-        return self._scheduler.healthy()
+        return self._scheduler.is_healthy()
 
     def end(self, ending: EngineStopped, *, within: float) -> bool:
         """End with an error for everybody who is here or comes; False if the engine's thread is left behind."""

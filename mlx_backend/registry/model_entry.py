@@ -30,7 +30,7 @@ class ManagedEngine(Protocol):
         """Return what it is doing."""
         ...
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether requests are being served."""
         ...
 

@@ -96,7 +96,7 @@ class ModelPool[S: LoadedService]:
         deadline = self._clock.now() + max(0.0, wait)
         lease = self._acquire(spec, deadline)
         engine = lease.service.engine
-        if not engine.healthy() and engine.status().state == "stopped":
+        if not engine.is_healthy() and engine.status().state == "stopped":
             # It does not restart by itself. Reload once: an engine that stops again will say so when it is used.
             self._discard(lease)
             lease = self._acquire(spec, deadline)

@@ -110,9 +110,9 @@ def test_results_of_a_tool_find_the_call_and_its_reasoning_read_already() -> Non
 def test_it_can_be_turned_off() -> None:
     with ScriptedEngine(lambda _: "<|channel|>final<|message|>Hi.<|return|>") as engine:
         answered(Service(engine, prewarm=False).chat(ChatRequest(messages=[user("hello")])))
-        assert not engine.plans
+        assert not engine.warmups
         answered(Service(engine).chat(ChatRequest(messages=[user("hello")])))
-        [plan] = engine.plans
+        [plan] = engine.warmups
         expected = (
             "<|start|>user<|message|>hello<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|>"
         )
@@ -124,7 +124,7 @@ def test_nothing_is_read_ahead_for_what_may_wait() -> None:
         service = Service(engine)
         for priority, plans in ((1, 0), (0, 1), (5, 1), (-1, 2)):
             answered(service.chat(ChatRequest(messages=[user(TURNS[1])], priority=priority)))
-            assert len(engine.plans) == plans
+            assert len(engine.warmups) == plans
 
 
 def test_an_answer_that_was_cut_or_left_is_nobodys_history() -> None:
@@ -134,4 +134,4 @@ def test_an_answer_that_was_cut_or_left_is_nobodys_history() -> None:
         left = service.chat(ChatRequest(messages=[user("hello")]))
         next(iter(left.events()))
         left.close()
-        assert not engine.plans
+        assert not engine.warmups

@@ -98,7 +98,7 @@ def test_leaving_the_iterator_cancels_too() -> None:
                 break
         events.close()  # type: ignore[attr-defined]
         engine.advance(1)
-        assert engine.requests[0].over.wait(10)
+        assert engine.requests[0].ended.wait(10)
 
 
 def test_patience_is_answered_with_none() -> None:

@@ -87,4 +87,4 @@ def test_code_that_comes_with_a_model_is_not_run_unless_it_is_trusted(tmp_path: 
     with pytest.raises(EngineError, match="comes with Python code of its own; --trust-remote-code runs it"):
         load_engine(model)
     with load_engine(model, trust_remote_code=True) as engine:
-        assert engine.healthy()
+        assert engine.is_healthy()

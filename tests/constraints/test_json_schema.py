@@ -37,7 +37,7 @@ def accepted(spec: Spec, text: str) -> str:
 
 def accepted_by(constraint: Constraint, text: str) -> str:
     for at, byte in enumerate([*text.encode(), END]):
-        words = constraint.allowed()
+        words = constraint.allowed_mask()
         assert words is not None
         if not words[byte >> 5] >> (byte & 31) & 1:
             return text.encode()[:at].decode()
@@ -108,11 +108,11 @@ def test_texts_of_other_kinds(
 
 def test_a_grammar_that_people_wrote_cannot_name_control_tokens(grammars: Grammars) -> None:
     constraint = grammars.lark("start: <[0-256]> | /x/").start()
-    words = constraint.allowed()
+    words = constraint.allowed_mask()
     assert words is not None
     assert not words[END >> 5] >> (END & 31) & 1
     with pytest.raises(GrammarError, match="no token of this model goes on from here"):
-        grammars.lark(f"start: <[{END}]>").start().allowed()
+        grammars.lark(f"start: <[{END}]>").start().allowed_mask()
 
 
 # -- refusals -----------------------------------------------------------------------------------------------
@@ -306,4 +306,4 @@ def test_a_reply_begins_afresh_each_time(grammars: Grammars) -> None:
     spec = grammars.choice(["one", "two"])
     assert accepted(spec, "one") == "one."
     assert accepted(spec, "two") == "two."
-    assert spec.start(Channel.FINAL, begun="tw").allowed() is not None
+    assert spec.start(Channel.FINAL, begun="tw").allowed_mask() is not None

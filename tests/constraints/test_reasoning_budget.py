@@ -249,7 +249,7 @@ def test_whatever_is_said_a_promise_to_leave_tokens_alone_is_kept(
     for _ in range(120):
         if held is None or reader.ended:
             break
-        mask, free = held.allowed(), held.free_for()
+        mask, free = held.allowed_mask(), held.unconstrained_tokens()
         assert (mask is None) == (free > 0)
         assert free >= promised - 1, "it may promise more than before, and never less"
         promised = free

@@ -51,13 +51,13 @@ class Pairs(ScriptedTokenizer):
 
 
 def allows(constraint: Constraint, token: int) -> bool:
-    words = constraint.allowed()
+    words = constraint.allowed_mask()
     assert words is not None
     return bool(words[token >> 5] >> (token & 31) & 1)
 
 
 def choices(constraint: Constraint) -> list[int]:
-    words = constraint.allowed()
+    words = constraint.allowed_mask()
     assert words is not None
     return [at * 32 + bit for at, word in enumerate(words) if word for bit in range(32) if word >> bit & 1]
 

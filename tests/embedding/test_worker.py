@@ -176,7 +176,7 @@ def test_who_waits_is_told_when_it_stops() -> None:
     with pytest.raises(EngineStopped):
         working.submit(rows(1))
     assert working.status().state == "stopped"
-    assert not working.healthy()
+    assert not working.is_healthy()
 
 
 def test_a_failure_is_its_own_jobs_and_told_without_a_traceback() -> None:

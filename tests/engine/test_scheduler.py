@@ -152,7 +152,7 @@ def test_leaving_the_loop_over_a_generation_cancels_it() -> None:
     with engine_of(LONG) as engine:
         for _ in engine.generate(request()):
             break
-        assert engine.requests[0].over.wait(SOON)
+        assert engine.requests[0].ended.wait(SOON)
 
 
 def test_a_forgotten_generation_does_not_run_on() -> None:
@@ -248,7 +248,7 @@ def test_a_failing_request_fails_alone_and_after_what_it_said() -> None:
             items.extend(failing)  # extend keeps what came before the error
         assert text_of(items) == "half an ans"
         assert text_of(other) == "unharmed"
-        assert engine.healthy()
+        assert engine.is_healthy()
 
 
 def test_a_request_that_cannot_be_started_fails_alone() -> None:
@@ -277,7 +277,7 @@ def test_when_a_step_fails_those_who_run_are_told_and_those_who_wait_are_served_
                 list(generation)
         engine.advance(20)
         assert [text_of(generation) for generation in waiting] == ["third", "fourth"]
-        assert engine.healthy()
+        assert engine.is_healthy()
         assert engine.status().state == "ready"
 
 
@@ -292,7 +292,7 @@ def test_an_engine_that_fails_twice_in_a_row_tells_all_and_pauses_and_says_so_me
             list(generation)
     assert failure.value.retry_after == 60, "as long as the pause"
     assert batch.loads == 2, "the third start is still to come"
-    assert not scheduler.healthy()
+    assert not scheduler.is_healthy()
     assert scheduler.status().state == "restarting"
     assert "the device is gone" in scheduler.status().detail
     with pytest.raises(EngineFailed, match="is being restarted"):
@@ -310,7 +310,7 @@ def test_an_engine_that_cannot_be_loaded_again_is_tried_until_it_can() -> None:
     with pytest.raises(EngineFailed):
         list(broken)
     assert batch.reloaded.wait(SOON)
-    while not scheduler.healthy():  # it is loaded; it says so a moment later
+    while not scheduler.is_healthy():  # it is loaded; it says so a moment later
         pass
     *_, last = scheduler.submit(request())
     assert isinstance(last, Finished)
@@ -331,7 +331,7 @@ def test_stopping_tells_everybody_and_can_be_done_twice_by_anybody() -> None:
         for generation in generations:
             with pytest.raises(EngineStopped, match="has been stopped"):
                 list(generation)
-        assert not engine.healthy()
+        assert not engine.is_healthy()
         with pytest.raises(EngineStopped):
             engine.generate(request())
 
@@ -517,7 +517,7 @@ def test_a_request_that_waits_for_longer_than_its_patience_is_told_when_to_come_
     scheduler = Scheduler(batch)
     scheduler.start()
     running = scheduler.submit(request(max_tokens=100))
-    late = scheduler.submit(replace(request(max_tokens=50), patience=0.01))
+    late = scheduler.submit(replace(request(max_tokens=50), queue_timeout=0.01))
     with pytest.raises(EngineBusy, match=r"waited 0.01 seconds for its turn") as refusal:
         late.next(SOON)
     assert refusal.value.retry_after >= 1
@@ -554,9 +554,9 @@ def test_warm_ups_run_while_nobody_waits_and_are_put_aside_as_soon_as_somebody_d
 def test_loading_stepping_and_unloading_happen_on_one_thread_that_is_not_ours() -> None:
     batch = RecordingBatch()
     scheduler = Scheduler(batch)
-    assert not scheduler.healthy()
+    assert not scheduler.is_healthy()
     assert scheduler.start().model_id == "recording"
-    assert scheduler.healthy()
+    assert scheduler.is_healthy()
     list(scheduler.submit(request()))
     scheduler.stop()
     assert [name for name, _ in batch.calls] == ["load", "insert", "step", "unload", "close"]
@@ -579,7 +579,7 @@ def test_a_failed_load_is_raised_to_whoever_started_it_and_leaves_no_thread() ->
     scheduler = Scheduler(batch)
     with pytest.raises(EngineRefused, match="there is no such model"):
         scheduler.start()
-    assert not scheduler.healthy()
+    assert not scheduler.is_healthy()
     assert [name for name, _ in batch.calls] == ["load", "unload", "close"]
     with pytest.raises(EngineStopped, match="there is no such model"):
         scheduler.submit(request())

@@ -15,7 +15,7 @@ def harness() -> Iterator[PoolHarness]:
         gate.set()
     harness.pool.stop()
     assert pool_threads() == set()
-    assert not any(service.engine.healthy() for service in harness.services)
+    assert not any(service.engine.is_healthy() for service in harness.services)
 
 
 @pytest.fixture

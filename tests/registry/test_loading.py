@@ -70,7 +70,7 @@ def test_a_ready_model_answers_while_another_is_loaded(harness: PoolHarness) -> 
         pool.acquire("b", 0)
     assert harness.started["b"].wait(SOON)
     with pool.acquire("a", 0) as lease:
-        assert lease.service.engine.healthy()
+        assert lease.service.engine.is_healthy()
 
 
 def test_a_request_that_cannot_wait_learns_the_progress_and_when_to_retry(
@@ -242,7 +242,7 @@ def test_a_model_whose_engine_has_stopped_is_reloaded(harness: PoolHarness) -> N
         stopped.engine.stop()
     with pool.acquire("a", math.inf) as lease:
         assert lease.service is not stopped
-        assert lease.service.engine.healthy()
+        assert lease.service.engine.is_healthy()
     assert harness.loads == ["a", "a"]
 
 
@@ -254,7 +254,7 @@ def test_a_stopped_engine_that_others_lease_is_unloaded_after_their_release(
     first.service.engine.stop()
     pending = executor.submit(pool.acquire, "a", math.inf)
     first.release()
-    assert pending.result(SOON).service.engine.healthy()
+    assert pending.result(SOON).service.engine.is_healthy()
 
 
 def test_an_engine_that_is_stopped_when_loaded_is_reloaded_only_once(harness: PoolHarness) -> None:

@@ -58,10 +58,10 @@ def test_an_idle_model_is_unloaded_when_its_time_to_live_is_over(harness: PoolHa
     pool.acquire("a", 0).release()
     harness.clock.advance(59)
     pool.acquire("a", 0).release()
-    assert engine.healthy(), "each use restarts the time"
+    assert engine.is_healthy(), "each use restarts the time"
     harness.clock.advance(60)
     harness.wait_for_state("a", "unloaded")
-    assert not engine.healthy()
+    assert not engine.is_healthy()
     pool.acquire("a", math.inf).release()
     assert harness.loads == ["a", "a"]
 
@@ -102,7 +102,7 @@ def test_an_idle_model_is_unloaded_at_once(harness: PoolHarness) -> None:
     with pool.acquire("a", SOON) as lease:
         engine = lease.service.engine
     assert pool.unload("x") is UnloadResult.UNLOADED
-    assert not engine.healthy()
+    assert not engine.is_healthy()
     assert pool.unload("a") is UnloadResult.NOT_LOADED
     with pytest.raises(UnknownModel):
         pool.unload("nobody")
@@ -119,11 +119,11 @@ def test_a_model_in_use_is_unloaded_after_its_replies_and_reloaded_for_new_reque
         pool.acquire("a", 0)
     pending = executor.submit(pool.acquire, "a", math.inf)
     first.release()
-    assert old.engine.healthy(), "a reply is still running"
+    assert old.engine.is_healthy(), "a reply is still running"
     assert not pending.done()
     second.release()
     assert pending.result(SOON).service is not old
-    assert not old.engine.healthy()
+    assert not old.engine.is_healthy()
     assert harness.loads == ["a", "a"]
 
 
@@ -137,7 +137,7 @@ def test_a_model_unloaded_during_its_load_still_serves_those_who_waited_for_it(
     assert pool.unload("a") is UnloadResult.DRAINING
     gate.set()
     lease = pending.result(SOON)
-    assert lease.service.engine.healthy()
+    assert lease.service.engine.is_healthy()
     lease.release()
     harness.wait_for_state("a", "unloaded")
 
@@ -179,7 +179,7 @@ def test_stopping_fails_waiting_requests_and_ends_every_thread(
     assert [type(error_of(future)) for future in pending] == [EngineStopped, EngineStopped]
     gate.set()
     stopping.result(SOON)
-    assert not engine.healthy()
+    assert not engine.is_healthy()
     assert pool_threads() == set()
     with pytest.raises(EngineStopped, match="The server is stopping"):
         pool.acquire("a", math.inf)
@@ -207,7 +207,7 @@ def test_a_model_whose_load_finishes_after_the_stop_is_stopped(harness: PoolHarn
     harness.pool.stop(timeout=0)
     gate.set()
     harness.pool.stop()
-    assert not services[0].engine.healthy()
+    assert not services[0].engine.is_healthy()
 
 
 def test_an_engine_that_fails_to_stop_does_not_keep_the_others_from_stopping(
@@ -224,7 +224,7 @@ def test_an_engine_that_fails_to_stop_does_not_keep_the_others_from_stopping(
 
     monkeypatch.setattr(failing, "stop", stop_and_fail)
     pool.stop()
-    assert not other.healthy()
+    assert not other.is_healthy()
     assert "could not be stopped cleanly" in caplog.text
 
 

@@ -21,7 +21,7 @@ from mlx_backend.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.engine.base import EngineItem, Generation, GenerationRequest, Times
+    from mlx_backend.engine.base import EngineItem, Generation, GenerationRequest, GenerationTimes
 
 LONG = "<|channel|>final<|message|>" + "word " * 2000 + "<|return|>"
 USER_BODY = {"messages": HELLO}
@@ -92,7 +92,7 @@ class Watched:
     def next(self, timeout: float | None = None) -> EngineItem | None:
         return self._generation.next(timeout)
 
-    def times(self) -> Times:
+    def times(self) -> GenerationTimes:
         return self._generation.times()
 
     def close(self) -> None:

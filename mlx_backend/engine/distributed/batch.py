@@ -240,7 +240,7 @@ def as_plain(request: GenerationRequest) -> dict[str, Any]:
                 plain[field.name] = [int(each) for each in value]
             case "sampling":
                 plain[field.name] = asdict(value)
-            case "patience":  # is rank 0's to have
+            case "queue_timeout":  # is rank 0's to have
                 pass
             case "constraint":  # rank 0's choice is everybody's; the others only have to take the same steps
                 plain[field.name] = value is not None
@@ -270,11 +270,11 @@ class HeldByRank0:
 
     never_raises = True
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         """Not to be known here."""
         return 0
 
-    def allowed(self) -> None:
+    def allowed_mask(self) -> None:
         """Whatever rank 0 chooses."""
 
     def advance(self, token: int) -> None:

@@ -109,7 +109,7 @@ class Decoder:
         if len(self.sequences) == 1 and self._drafts:
             [sequence] = self.sequences
             # The token that was chosen last is free already; behind it and every draft another one is chosen.
-            free = self._free_for(sequence) - 2
+            free = self._unconstrained_tokens(sequence) - 2
             if sequence.drafter is not None and free > 0:
                 assert self._next is not None
                 [token] = _listed(self._next)
@@ -155,7 +155,7 @@ class Decoder:
         told = [sequence.report for sequence in sequences]
         logits = self._run(sequences, prefilled)
         tokens: list[int] | None = None
-        if any(self._free_for(sequence) < 2 for sequence in sequences):
+        if any(self._unconstrained_tokens(sequence) < 2 for sequence in sequences):
             mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the network runs while the tokens are read
             tokens = self._read(fed)
         places = [
@@ -222,11 +222,11 @@ class Decoder:
         self._next = first if self._next is None else mx.concatenate([self._next, first])
         self.sequences = [*self.sequences, *(each.sequence for each in arrived)]
 
-    def _free_for(self, sequence: DecodingSequence) -> int:
+    def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """How many tokens may be chosen for a row before its constraint has to be asked."""
         if self._agree is not None and sequence.choice.constraint is not None:
             return 0  # the other processes cannot ask it, and have to take the same steps
-        return sequence.choice.free_for()
+        return sequence.choice.unconstrained_tokens()
 
     def _try(self, sequence: DecodingSequence, token: int, drafts: Sequence[int]) -> list[GeneratedToken]:
         fed = [token, *drafts]

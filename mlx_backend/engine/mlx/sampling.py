@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.base import ALWAYS, Logprobs
+from mlx_backend.engine.base import UNBOUNDED_TOKENS, Logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -101,17 +101,17 @@ class RequestSampler:
     @property
     def plain(self) -> bool:
         """Whether the model's logits are drawn from as they are, penalties aside."""
-        return self._bias is None and self.free_for() > 0
+        return self._bias is None and self.unconstrained_tokens() > 0
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         """Return how many tokens from the next one on are not masked, as far as that is certain. Never raises."""
         if self.constraint is None or self.error is not None:
-            return ALWAYS
+            return UNBOUNDED_TOKENS
         try:
-            return self.constraint.free_for()
+            return self.constraint.unconstrained_tokens()
         except Exception as error:
             self.error = error
-            return ALWAYS
+            return UNBOUNDED_TOKENS
 
     def key(self, place: int) -> tuple[int, int]:
         """Return the key of the draw at this place of the reply."""
@@ -144,7 +144,7 @@ class RequestSampler:
             logits = logits.at[:, tokens].add(values.astype(logits.dtype))
         if memory is not None:
             logits = self._penalised(logits, memory)
-        if self.constraint is not None and (words := self.constraint.allowed()) is not None:
+        if self.constraint is not None and (words := self.constraint.allowed_mask()) is not None:
             logits = only(logits, words)
         return logits
 

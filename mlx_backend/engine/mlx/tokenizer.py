@@ -77,7 +77,7 @@ class MLXTokenizer:
         return self._vocabulary_size
 
     @property
-    def opening(self) -> Sequence[int]:
+    def bos_tokens(self) -> Sequence[int]:
         """What a prompt begins with that no chat template writes: the BOS token of a model that wants one."""
         return self._opening
 

@@ -224,7 +224,7 @@ def test_a_model_is_unloaded_when_told_to_and_a_pinned_one_stays(workshop: Works
         while states(server)["large"] != "unloaded":  # the reply before it is given back after it was read
             pass
         assert states(server) == {"small": "ready", "large": "unloaded"}
-        assert not workshop.engines["large"].healthy()
+        assert not workshop.engines["large"].is_healthy()
         status, told = server.call("/v1/models/small/unload", {})
         assert (status, told["error"]["code"]) == (409, "model_pinned")
         answer(server, model="large")

@@ -309,11 +309,11 @@ def test_a_constraint_that_never_raises_is_rank_0s_alone() -> None:
     class Wish:
         never_raises = True
 
-        def free_for(self) -> int:
+        def unconstrained_tokens(self) -> int:
             """Nothing is promised."""
             return 0
 
-        def allowed(self) -> None:
+        def allowed_mask(self) -> None:
             """Anything goes."""
 
         def advance(self, token: int) -> None:
@@ -322,7 +322,7 @@ def test_a_constraint_that_never_raises_is_rank_0s_alone() -> None:
     there = from_plain(json.loads(json.dumps(as_plain(replace(REQUEST, constraint=Wish()))))).constraint
     assert there is not None
     there.advance(7)
-    assert (there.allowed(), there.free_for(), there.never_raises) == (None, 0, True)
+    assert (there.allowed_mask(), there.unconstrained_tokens(), there.never_raises) == (None, 0, True)
     assert from_plain(json.loads(json.dumps(as_plain(REQUEST)))).constraint is None
 
 
@@ -330,11 +330,11 @@ def test_what_lives_in_one_process_is_refused_and_the_others_go_on() -> None:
     class Grammar:
         never_raises = False
 
-        def free_for(self) -> int:
+        def unconstrained_tokens(self) -> int:
             """Nothing is promised."""
             return 0
 
-        def allowed(self) -> None:
+        def allowed_mask(self) -> None:
             """Anything goes."""
 
         def advance(self, token: int) -> None:

@@ -222,10 +222,10 @@ class Saboteur:
         self._reads = iter(range(read_at))
         self._mask = mask
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         return 0
 
-    def allowed(self) -> Sequence[int] | None:
+    def allowed_mask(self) -> Sequence[int] | None:
         if next(self._masks, None) is None:
             if self._mask is not None:
                 return self._mask
@@ -251,7 +251,7 @@ def test_a_request_whose_grammar_raises_fails_alone(rambler: Engine, saboteur: d
         list(sabotaged)
     assert [item.token for item in before if isinstance(item, TokenDelta)] == expected[0]
     assert [item.token for item in after if isinstance(item, TokenDelta)] == expected[1]
-    assert rambler.healthy()
+    assert rambler.is_healthy()
 
 
 class Alternating:
@@ -263,10 +263,10 @@ class Alternating:
         self._words = [one, other]
         self.read: list[int] = []
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         return 0
 
-    def allowed(self) -> Sequence[int]:
+    def allowed_mask(self) -> Sequence[int]:
         words = [0] * 16
         next_token = self._words[len(self.read) % 2]
         words[next_token // 32] = 1 << next_token % 32
@@ -323,7 +323,7 @@ def test_what_could_harm_the_engine_is_refused_by_name(
     fields = {"prompt": [1, 2, 3, 4], "max_tokens": 5} | change
     with pytest.raises(EngineRefused, match=words):
         rambler.generate(GenerationRequest(**fields))  # type: ignore[arg-type]
-    assert rambler.healthy()
+    assert rambler.is_healthy()
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_when_the_device_fails_the_model_is_loaded_anew_and_says_what_it_said_be
         for generation in running:
             with pytest.raises(EngineFailed, match=r"being restarted: RuntimeError: .*Command buffer"):
                 tokens(generation)
-        while not engine.healthy():
+        while not engine.is_healthy():
             pass
         assert tokens(engine.generate(request([20] * 9))) == expected
         assert batch.loads == 2

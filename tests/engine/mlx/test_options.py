@@ -172,7 +172,7 @@ def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
         expected = [said(roomy, each) for each in requests]
     with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
         assert together(engine, requests) == expected
-        assert engine.healthy()
+        assert engine.is_healthy()
 
 
 def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back_unchanged(

@@ -291,10 +291,10 @@ def test_a_reply_of_one_token_ends_beside_others_that_go_on(models: dict[str, Pa
 class _Confused:
     """A constraint that cannot say what may come first."""
 
-    def free_for(self) -> int:
+    def unconstrained_tokens(self) -> int:
         return 0
 
-    def allowed(self) -> None:
+    def allowed_mask(self) -> None:
         raise RuntimeError("the grammar is lost")
 
     def advance(self, token: int) -> None:

@@ -90,13 +90,13 @@ def test_no_bos_token_is_ever_added_by_itself_but_it_is_known(tmp_path: Path) ->
     write_tokenizer(tmp_path, byte_level(bos=True), bos_token="<|start|>")
     tokenizer = MLXTokenizer(load_wrapper(tmp_path), 512)
     bos = MARKERS.index("<|start|>")
-    assert tokenizer.opening == (bos,)
+    assert tokenizer.bos_tokens == (bos,)
     for control_tokens in (True, False):
         assert bos not in tokenizer.encode("the fox", control_tokens=control_tokens)
 
 
 def test_a_tokenizer_without_bos_opens_with_nothing(byte_bpe: MLXTokenizer) -> None:
-    assert byte_bpe.opening == ()
+    assert byte_bpe.bos_tokens == ()
 
 
 def test_many_threads_can_tokenise_both_ways_at_once(byte_bpe: MLXTokenizer) -> None:
