@@ -1,10 +1,10 @@
-"""What our engine costs over the bare loop of mlx-lm, on the same model in the same run.
+"""What our engine adds to the bare loop of mlx-lm, on the same model in the same run.
 
     python tests/benchmarks/bench_engine.py [--model FOLDER] [--rounds 5] [--tokens 200]
 
-Without --model it is a tiny gpt_oss with random weights, whose steps are so short that every microsecond of
-ours shows. Rounds alternate between the two, so that a busy machine hits both; the table shows medians, and
-the ratio is the figure to keep. The last lines count steps, not seconds: they are the same on every machine.
+Without --model it is a tiny gpt_oss with random weights, whose steps are so short that every microsecond of ours shows.
+Rounds alternate between the two, so that other load affects both alike; the table shows medians, and the ratio is what
+counts. The last lines count steps, not seconds: they are the same on every machine.
 """
 
 import argparse
@@ -80,16 +80,16 @@ def compare(folder: Path, rounds: int, tokens: int) -> None:
                 "ours": partial(ours, engine, streams, greedy),
                 "sampled": partial(ours, engine, streams, sampled),
             }
-            for turn in range(rounds + 1):
+            for round_number in range(rounds + 1):
                 for name, run in runs.items():
-                    begin = time.perf_counter()
+                    started = time.perf_counter()
                     count = run()
-                    if turn:  # the first round warms everything up
-                        times[name].append((time.perf_counter() - begin) / count)
-            base, own, drawn = (statistics.median(times[name]) for name in runs)
+                    if round_number:  # the first round is the warm-up
+                        times[name].append((time.perf_counter() - started) / count)
+            base, own, sampled_time = (statistics.median(times[name]) for name in runs)
             print(
                 f"{streams:>7} {1 / base:>7.0f} tok/s {1 / own:>6.0f} tok/s {base / own:>6.2f}"
-                f" {(own - base) * 1e6:>9.0f} us {1 / drawn:>6.0f} tok/s"
+                f" {(own - base) * 1e6:>9.0f} us {1 / sampled_time:>6.0f} tok/s"
             )
     for chunk in (64, 512):
         with load_engine(folder, cache_bytes=0, prefill_chunk=chunk) as engine:
@@ -106,8 +106,8 @@ def steps_to_first_token(engine: Engine, prompt: list[int]) -> int:
         pass
     while running.next(0) is not None:
         pass
-    newcomer = engine.generate(GenerationRequest(prompt=prompt, max_tokens=1))
-    while not isinstance(newcomer.next(), TokenDelta):
+    second = engine.generate(GenerationRequest(prompt=prompt, max_tokens=1))
+    while not isinstance(second.next(), TokenDelta):
         pass
     steps = 0
     while running.next(0) is not None:

@@ -1,12 +1,12 @@
-"""What the server leaves of the bare loop's speed on a model of real size: gpt-oss-20b's shapes, random weights.
+"""How much of the bare loop's speed is left over HTTP, on a model of real size: gpt-oss-20b's shapes, random weights.
 
     python tests/benchmarks/bench_gpu.py [--streams 1 8 32] [--rounds 3] [--prompt 64] [--tokens 192]
 
-For a Mac's GPU or an NVIDIA one; needs no network, 13 GB of disk, and the model's 12 GB once for each system, since
-all stay loaded and rounds alternate between them. `--layers 2 --width 256` shows anywhere that the script works.
+For a Mac's GPU or an NVIDIA one. Needs no network, 13 GB of disk, and the model's 12 GB of memory for each system,
+since all stay loaded and rounds alternate between them. `--layers 2 --width 256` tries the script on any machine.
 The bare loop is mlx-lm's `BatchGenerator` in this process; the servers are processes of their own, reached over HTTP.
 Times are those of whole rounds, prompts included: from the first request sent to the last token read. Every prompt is
-a new one, so that no cache helps anybody.
+new, so that no cache helps.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=192, help="tokens of each reply")
     arguments.add_argument("--layers", type=int, default=24, help="layers of the model")
     arguments.add_argument("--width", type=int, default=2880, help="the model's hidden size")
-    arguments.add_argument("--model", type=Path, help="where the model is kept, or is to be")
+    arguments.add_argument("--model", type=Path, help="the model's folder, written if it is not there")
     arguments.add_argument("--no-peer", action="store_true", help="leave mlx_lm.server out")
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     with ExitStack() as stack:
-        folder = chosen.model or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gpt-oss-20b"
+        folder = options.model or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "gpt-oss-20b"
         if not (folder / "config.json").exists():
-            # In a process of its own: what it takes to make the weights must not stay in this one.
+            # In a process of its own, so that memory used for making the weights is not held here.
             script = Path(__file__).with_name("big_model.py")
-            shape = ["--layers", str(chosen.layers), "--width", str(chosen.width)]
+            shape = ["--layers", str(options.layers), "--width", str(options.width)]
             subprocess.run([sys.executable, script, folder, *shape], check=True)
         port = stack.enter_context(serving([*OURS, "--model", str(folder)]))
-        ways: list[tuple[str, int, bool]] = [
+        servers: list[tuple[str, int, bool]] = [
             ("mlx-backend, JSON", port, False),
             ("mlx-backend, SSE", port, True),
         ]
-        if not chosen.no_peer:
+        if not options.no_peer:
             peer = stack.enter_context(serving([*PEER, "--model", str(folder)]))
-            ways.append(("mlx_lm.server, SSE", peer, True))
-        compare(folder, ways, chosen)
+            servers.append(("mlx_lm.server, SSE", peer, True))
+        compare(folder, servers, options)
 
 
-def compare(folder: Path, ways: list[tuple[str, int, bool]], chosen: argparse.Namespace) -> None:
+def compare(folder: Path, servers: list[tuple[str, int, bool]], options: argparse.Namespace) -> None:
     """Alternate between the bare loop and the servers; print medians and ratios."""
     model, tokenizer = mlx_lm.load(str(folder))
-    chance = random.Random(1)
+    rng = random.Random(1)
 
     def prompts(streams: int) -> list[str]:
-        return ["".join(chance.choices(string.ascii_lowercase, k=chosen.prompt)) for _ in range(streams)]
+        return ["".join(rng.choices(string.ascii_lowercase, k=options.prompt)) for _ in range(streams)]
 
     def bare(texts: list[str], tokens: int) -> None:
         generator = BatchGenerator(model)
@@ -94,36 +94,38 @@ def compare(folder: Path, ways: list[tuple[str, int, bool]], chosen: argparse.Na
     def over_http(port: int, stream: bool) -> Callable[[list[str], int], None]:
         def run(texts: list[str], tokens: int) -> None:
             with ThreadPoolExecutor(len(texts)) as pool:
-                told = list(pool.map(lambda text: complete(port, text, tokens, stream), texts))
-            assert told == [(chosen.prompt, tokens)] * len(texts), told
+                counts = list(pool.map(lambda text: complete(port, text, tokens, stream), texts))
+            assert counts == [(options.prompt, tokens)] * len(texts), counts
 
         return run
 
-    runs = {"bare loop": bare} | {name: over_http(port, stream) for name, port, stream in ways}
-    print(f"{mx.default_device()}, prompts of {chosen.prompt} tokens, replies of {chosen.tokens}, ", end="")
-    print(f"{chosen.rounds} rounds; {chosen.layers} layers, width {chosen.width}", flush=True)
-    for streams in chosen.streams:
+    runs = {"bare loop": bare} | {name: over_http(port, stream) for name, port, stream in servers}
+    print(f"{mx.default_device()}, prompts of {options.prompt} tokens, replies of {options.tokens}, ", end="")
+    print(f"{options.rounds} rounds; {options.layers} layers, width {options.width}", flush=True)
+    for streams in options.streams:
         for run in runs.values():
             with contextlib.suppress(OSError, http.client.HTTPException):
                 run(prompts(streams), 8)
         seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for turn in range(chosen.rounds):
-            # Each is first in turn: who comes after a pause is slower.
-            for name, run in [*runs.items()][turn % len(runs) :] + [*runs.items()][: turn % len(runs)]:
+        for round_number in range(options.rounds):
+            # Each goes first in some round: the one that runs after a pause is slower.
+            first = round_number % len(runs)
+            in_order = [*runs.items()]
+            for name, run in in_order[first:] + in_order[:first]:
                 texts = prompts(streams)
-                begin = time.perf_counter()
+                started = time.perf_counter()
                 try:
-                    run(texts, chosen.tokens)
+                    run(texts, options.tokens)
                 except (OSError, http.client.HTTPException) as problem:
                     print(f"({name}, {streams} streams: {type(problem).__name__})", flush=True)
                     continue
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(time.perf_counter() - started)
         print(f"\n{streams} stream{'s' * (streams > 1)}")
         for name, times in seconds.items():
             if not times:
                 print(f"  {name:20} no answer")
                 continue
-            rates = [streams * chosen.tokens / taken for taken in times]
+            rates = [streams * options.tokens / taken for taken in times]
             ratios = [b / a for a, b in zip(times, seconds["bare loop"], strict=False)]
             print(
                 f"  {name:20} {statistics.median(rates):7.1f} tokens/s ({min(rates):.1f}-{max(rates):.1f}), "
@@ -133,7 +135,7 @@ def compare(folder: Path, ways: list[tuple[str, int, bool]], chosen: argparse.Na
 
 
 def complete(port: int, text: str, tokens: int, stream: bool) -> tuple[int, int]:
-    """Continue a text; return the tokens the server counted in it and in the reply."""
+    """Continue a text; return how many tokens the server counted in the prompt and in the reply."""
     body: dict[str, Any] = {"prompt": text, "max_tokens": tokens, "temperature": 0, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}

@@ -1,10 +1,10 @@
-"""How fast output is read: our parser by ids and by text, and openai-harmony's parser, in the same run.
+"""How fast output is parsed: our parser by token ids and by text, and openai-harmony's parser, in the same run.
 
     TIKTOKEN_ENCODINGS_BASE=FOLDER python tests/benchmarks/bench_parser.py
 
-The folder holds `o200k_base.tiktoken`; without it the completion is cut into tokens of three characters,
-and openai-harmony, which needs the vocabulary, is left out. Every figure is the median of 7 runs, in
-microseconds of processor time a token (so that a busy machine does not matter).
+The folder holds `o200k_base.tiktoken`; without it the completion is cut into tokens of three characters, and
+openai-harmony, which needs the vocabulary, is left out. Every figure is the median of 7 runs, in microseconds of
+processor time per token (so that other load does not matter).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     if (HARMONY_DATA / "o200k_base.tiktoken").exists():
         os.environ.setdefault("TIKTOKEN_ENCODINGS_BASE", str(HARMONY_DATA))
     encoding = _encoding()
-    print(f"median of {ROUNDS} runs, µs of processor time a token; Python {sys.version.split()[0]}")
+    print(f"median of {ROUNDS} runs, µs of processor time per token; Python {sys.version.split()[0]}")
     for size in (TOKENS // 10, TOKENS, TOKENS * 10):
         _print_row(_completion(size, encoding), encoding)
 
@@ -55,18 +55,18 @@ def _print_row(tokens: Tokens, encoding: Any) -> None:
     ours = {"by ids": _measure(_by_ids, tokens), "by text": _measure(_by_text, tokens)}
     theirs = {}
     if encoding is not None:
-        theirs["openai-harmony, process() only"] = _measure(_openai_harmony(encoding, read=False), tokens)
-        theirs["openai-harmony, and what changed"] = _measure(_openai_harmony(encoding, read=True), tokens)
+        theirs["openai-harmony, process() only"] = _measure(_openai_harmony(encoding, inspect=False), tokens)
+        theirs["openai-harmony, and what changed"] = _measure(_openai_harmony(encoding, inspect=True), tokens)
     for name, seconds in {**ours, **theirs}.items():
-        ratios = "".join(f"   {ours[way] / seconds:5.2f} × {way}" for way in ours if name in theirs)
+        ratios = "".join(f"   {ours[mode] / seconds:5.2f} × {mode}" for mode in ours if name in theirs)
         print(f"  {name:<34} {seconds * 1e6 / len(tokens):6.2f}{ratios}")
 
 
-def _measure(read: Callable[[Tokens], object], tokens: Tokens) -> float:
+def _measure(parse: Callable[[Tokens], object], tokens: Tokens) -> float:
     times = []
     for _ in range(ROUNDS):
         start = time.process_time()
-        read(tokens)
+        parse(tokens)
         times.append(time.process_time() - start)
     return statistics.median(times)
 
@@ -87,14 +87,14 @@ def _by_text(tokens: Tokens) -> None:
     parser.close()
 
 
-def _openai_harmony(encoding: Any, *, read: bool) -> Callable[[Tokens], None]:
+def _openai_harmony(encoding: Any, *, inspect: bool) -> Callable[[Tokens], None]:
     from openai_harmony import Role, StreamableParser
 
     def run(tokens: Tokens) -> None:
         parser = StreamableParser(encoding, role=Role.ASSISTANT)
         for _, token in tokens:
             parser.process(token)
-            if read:
+            if inspect:
                 _ = (parser.current_channel, parser.current_recipient, parser.last_content_delta)
 
     return run
@@ -110,7 +110,7 @@ def _encoding() -> Any:
 
 
 def _completion(size: int, encoding: Any) -> Tokens:
-    """Make up a long reasoning, an answer and a call of `size` tokens together."""
+    """Make up reasoning, an answer and a call, `size` tokens in all."""
     choose = random.Random(7)
     words = SAMPLE.split(" ")
     parts: list[tuple[str, int]] = []

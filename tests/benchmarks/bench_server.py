@@ -1,13 +1,13 @@
-"""What serving costs: time a token over HTTP against the bare engine, and mlx_lm's server beside it.
+"""What serving adds: time per token over HTTP against the bare engine, and mlx_lm's server beside it.
 
     python tests/benchmarks/bench_server.py [--tokens 256] [--rounds 3]
 
-All continue the same prompt with the demo model, greedily, for the same number of tokens (end tokens are
-biased away), with 1 and with 8 streams. Medians over the rounds, which alternate, so that other load on the
-machine hits all alike. Each server is a process of its own; the client is this one.
+All continue the same prompt with the demo model, greedily, for the same number of tokens (end tokens are biased away),
+with 1 and with 8 streams. Medians over the rounds, which alternate, so that other load affects all alike. Each server
+is a process of its own; the client is this one.
 
-The last table has no model in it: transcripts go through the parser, the wire and real sockets, and what is
-counted is this process's CPU time, which other load disturbs least.
+The last table is without a model: a transcript goes through parser, protocol and real sockets, and this process's CPU
+time is counted, which other load disturbs least.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--tokens", type=int, default=256)
     arguments.add_argument("--rounds", type=int, default=3)
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
 
     engine = load_engine(MODEL_PATH)
     ours = [sys.executable, "-m", "mlx_backend", "--port", "{port}", "--log-level", "warning"]
@@ -57,27 +57,27 @@ def main() -> None:
         serving([*ours, "--model", str(MODEL_PATH)]) as port,
         serving([*peer, "--log-level", "ERROR"]) as other,
     ):
-        runs: dict[str, Callable[[int], float]] = {"bare engine": lambda n: bare(engine, n, chosen.tokens)}
+        runs: dict[str, Callable[[int], float]] = {"bare engine": lambda n: bare(engine, n, options.tokens)}
         for name, at in (("mlx-backend", port), ("mlx_lm server", other)):
             for kind, stream in (("JSON", False), ("SSE", True)):
                 runs[f"{name} {kind}"] = lambda n, at=at, stream=stream: over_http(
-                    at, n, chosen.tokens, stream
+                    at, n, options.tokens, stream
                 )  # type: ignore[misc]
         for streams in STREAMS:
-            print(f"\n{streams} stream{'s' * (streams > 1)}, {chosen.tokens} tokens each")
+            print(f"\n{streams} stream{'s' * (streams > 1)}, {options.tokens} tokens each")
             for run in runs.values():
                 run(streams)  # warm
             times: dict[str, list[float]] = {name: [] for name in runs}
-            for _ in range(chosen.rounds):
+            for _ in range(options.rounds):
                 for name, run in runs.items():
                     times[name].append(run(streams))
             base = statistics.median(times["bare engine"])
             for name, seconds in times.items():
                 median = statistics.median(seconds)
-                per_token = median / (streams * chosen.tokens)
-                added = (median - base) / (streams * chosen.tokens)
+                per_token = median / (streams * options.tokens)
+                added = (median - base) / (streams * options.tokens)
                 print(
-                    f"  {name:20} {per_token * 1e6:7.0f} us a token, {1 / per_token:6.0f} tokens/s, "
+                    f"  {name:20} {per_token * 1e6:7.0f} us per token, {1 / per_token:6.0f} tokens/s, "
                     f"{median / base:5.2f} of the bare engine ({added * 1e6:+.0f} us)"
                 )
     engine.stop()
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def own_work(tokens: int) -> None:
-    """Print the CPU time that parser, wire and HTTP add to each token."""
+    """Print the CPU time that parser, protocol and HTTP add to each token."""
     text = "<|channel|>final<|message|>" + "abc" * tokens + "<|return|>"
     print("\nwithout a model: CPU time added to each token")
     with ScriptedEngine(lambda _: text) as engine, running(engine) as server:

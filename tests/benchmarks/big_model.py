@@ -1,10 +1,10 @@
-"""Write a model in gpt-oss-20b's real shapes with random weights: 12 GB, and it says nothing of sense.
+"""Write a model in gpt-oss-20b's real shapes with random weights: 12 GB, and its text makes no sense.
 
     python tests/benchmarks/big_model.py FOLDER [--layers 24] [--width 2880]
 
 Quantised as the MLX builds of gpt-oss are: mxfp4 (groups of 32) for the experts, 8 bits (groups of 64) for the rest,
-the router too. The vocabulary has all 201,088 entries; a byte is a token, what lies above is filler. It never ends a
-reply by itself.
+the router too. The vocabulary has all 201,088 entries: every byte is a token, the rest is filler. It never ends a reply
+by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REST: Final = {"group_size": 64, "bits": 8, "mode": "affine"}
 
 
 def write_gpt_oss_20b(folder: Path, layers: int = 24, width: int = 2880) -> Path:
-    """Write the model; a shard for each layer."""
+    """Write the model, with a shard for each layer."""
     config = SHAPES | {
         "hidden_size": width,
         "intermediate_size": width,
@@ -65,14 +65,14 @@ def write_gpt_oss_20b(folder: Path, layers: int = 24, width: int = 2880) -> Path
     model.update(tree_map(lambda value: value.astype(mx.bfloat16), model.parameters()))
     quantization: dict[str, Any] = dict(EXPERTS)
 
-    def kind(path: str, module: nn.Module) -> bool | dict[str, Any]:
+    def quantization_of(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized"):
             return False
         settings = EXPERTS if "experts" in path else REST
         quantization[path] = settings
         return dict(settings)
 
-    nn.quantize(model, class_predicate=kind)
+    nn.quantize(model, class_predicate=quantization_of)
     shards: dict[str, dict[str, mx.array]] = {}
     for name, value in tree_flatten(model.parameters()):
         parts = name.split(".")
@@ -84,7 +84,7 @@ def write_gpt_oss_20b(folder: Path, layers: int = 24, width: int = 2880) -> Path
 
 
 def vocabulary(size: int) -> Tokenizer:
-    """Make a byte-level tokenizer of so many entries, without merges."""
+    """Make a byte-level tokenizer with this many entries, without merges."""
     entries = {name: at for at, name in enumerate(MARKERS)}
     for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
         entries[letter] = len(entries)
@@ -102,5 +102,5 @@ if __name__ == "__main__":
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--layers", type=int, default=24)
     arguments.add_argument("--width", type=int, default=2880)
-    chosen = arguments.parse_args()
-    write_gpt_oss_20b(chosen.folder, chosen.layers, chosen.width)
+    options = arguments.parse_args()
+    write_gpt_oss_20b(options.folder, options.layers, options.width)

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/peer_environments.py [NAME …]
 
-Needs the network once and about 3 GB of disk. What is there already is left alone; what cannot be installed
-is said, and the benchmark skips it.
+Needs the network once and about 3 GB of disk. What is installed already is left alone; what cannot be installed is
+reported, and the benchmark skips it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PACKAGES: Final = {
     "mlx-vlm": "mlx-vlm==0.7.10",
     "rapid-mlx": "rapid-mlx==0.16.10",
 }
-# MLX on Linux needs a backend by name; NumPy's OpenBLAS is the fast one that every server here is given.
-ALSO: Final = ["mlx[cpu]" if sys.platform == "linux" else "mlx", "numpy"]
+# MLX on Linux needs a backend by name; NumPy brings the fast OpenBLAS that every server here is given.
+EXTRA_PACKAGES: Final = ["mlx[cpu]" if sys.platform == "linux" else "mlx", "numpy"]
 
 
 def python_of(name: str) -> Path:
@@ -30,15 +30,15 @@ def python_of(name: str) -> Path:
 
 
 def installed(name: str) -> bool:
-    """Say whether the environment was finished."""
+    """Whether the environment is complete."""
     return (HOME / name / "finished").exists()
 
 
 def install(name: str) -> None:
-    """Make the environment, and mark it as finished."""
+    """Make the environment, and mark it as complete."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", HOME / name], check=True)
     pip = [str(python_of(name)), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "install", PACKAGES[name], *ALSO], check=True)
+    subprocess.run([*pip, "install", PACKAGES[name], *EXTRA_PACKAGES], check=True)
     (HOME / name / "finished").write_text(PACKAGES[name] + "\n")
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     failed = []
     for name in parser.parse_args().names or PACKAGES:
         if installed(name):
-            print(f"{name}: there already")
+            print(f"{name}: installed already")
             continue
         print(f"{name}: installing {PACKAGES[name]} …", flush=True)
         try:
