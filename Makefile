@@ -1,4 +1,4 @@
-# One door for users and developers. `make` alone says what there is.
+# The commands for users and developers; `make` alone lists them.
 PYTHON ?= $(shell for p in python3 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
@@ -11,35 +11,35 @@ ARGS ?=
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.ready ## build .venv from requirements.lock (the other commands do it by themselves)
+setup: $(VENV)/.ready ## build .venv from requirements.lock (the other commands do this first)
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.12 or newer is needed: install it, or name it with make PYTHON=/path/to/python"; exit 1; }
 	@echo "Setting up $(VENV) (once; a minute or two) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock || { \
-		echo "What the project needs could not be installed: pip says why above. Can the package index be reached?"; exit 1; }
+		echo "The dependencies could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup ## server, model and plugin together, as Dify drives them (ARGS=--once to end by itself)
+demo: setup ## server, model and plugin together, driven as Dify drives them (ARGS=--once: stop afterwards)
 	@$(RUN) tests/e2e/tour.py $(ARGS)
 
-test: setup check ## the checks and all tests but those on Dify's engine
+test: setup check ## the checks, and all tests except those on Dify's workflow engine
 	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon $(ARGS)
 	$(RUN) -m pytest tests/provider $(ARGS)
 
 test-dify: setup .venv-dify/.ready ## chatflows on Dify's own workflow engine (installs it: 55 MB)
 	$(RUN) -m pytest tests/graphon $(ARGS)
 
-# The engine has an environment of its own: it pins what the server pins otherwise. It wants Python 3.12 or 3.13.
+# The engine has an environment of its own, because it pins other versions than the server. It needs Python 3.12 or 3.13.
 .venv-dify/.ready: tests/graphon/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 14))' || { \
 		echo "Dify's workflow engine needs Python 3.12 or 3.13: make test-dify PYTHON=/path/to/python3.13"; exit 1; }
 	@echo "Installing Dify's workflow engine into .venv-dify (once; half a minute) …"
 	@$(PYTHON) -m venv .venv-dify
 	@.venv-dify/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< || { \
-		echo "Dify's workflow engine could not be installed: pip says why above. Nothing was tested on it."; exit 1; }
+		echo "Dify's workflow engine could not be installed; pip says why above. Nothing was tested on it."; exit 1; }
 	@touch $@
 
 check: setup ## ruff, types, lock, versions
@@ -48,17 +48,17 @@ check: setup ## ruff, types, lock, versions
 	$(RUN) -m mypy
 	$(RUN) .ci/lock.py --check
 
-format: setup ## let ruff format and fix
+format: setup ## format and fix with ruff
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
 plugin: setup ## write dist/*.difypkg
 	@$(RUN) -m dify_mlx_provider.packaging.package
 
-debug: setup ## run the plugin from here in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
-	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug at the top)"; exit 1; }
+debug: setup ## run the plugin from this clone in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
+	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug icon at the top)"; exit 1; }
 	@$(RUN) -c 'import socket, sys; socket.create_connection(sys.argv[1].rsplit(":", 1), 5)' "$(URL)" 2>/dev/null || { \
-		echo "Nothing answers at $(URL). Dify shows the address, with the key, behind the bug on its Plugins page."; exit 1; }
+		echo "Nothing answers at $(URL). Dify shows the address and the key behind the bug icon on its Plugins page."; exit 1; }
 	@rm -rf build/plugin && $(RUN) -m dify_mlx_provider.packaging.package --folder build/plugin
 	@cd build/plugin && INSTALL_METHOD=remote REMOTE_INSTALL_URL="$(URL)" REMOTE_INSTALL_KEY="$(KEY)" \
 		"$(CURDIR)/$(RUN)" -m dify_mlx_provider
@@ -67,10 +67,10 @@ bench: setup ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
 	@$(RUN) tests/benchmarks/bench_peers.py --write
 
-models: setup ## write the predefined models' files from their table
+models: setup ## write the files of the predefined models from their table
 	@$(RUN) -m dify_mlx_provider.packaging.predefined
 
-lock: setup ## renew requirements.lock
+lock: setup ## update requirements.lock
 	$(RUN) .ci/lock.py
 
 clean: ## remove what the other commands made

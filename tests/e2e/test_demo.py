@@ -1,4 +1,4 @@
-"""`make demo`, as the README prints it, run to its end."""
+"""`make demo`, run to its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def shown() -> str:
+def printed() -> str:
     """What a person sees."""
     done = subprocess.run(
         ["make", "demo", "ARGS=--once"], cwd=ROOT, check=False, capture_output=True, text=True
@@ -21,25 +21,26 @@ def shown() -> str:
     return done.stdout
 
 
-def test_thinking_grows_visibly_with_the_effort_and_the_answer_stays(shown: str) -> None:
+def test_thinking_grows_visibly_with_the_effort_and_the_answer_stays(printed: str) -> None:
     tokens = [
-        int(count) for count in re.findall(r"^(?:low|medium|high): (\d+) tokens of thinking", shown, re.M)
+        int(count)
+        for count in re.findall(r"^(?:low|medium|high): (\d+) tokens of thinking", printed, re.MULTILINE)
     ]
     low, medium, high = tokens[:3]
     assert low * 2 < medium
     assert medium * 1.5 < high
-    assert shown.count("The capital of France is Paris.") == 3
+    assert printed.count("The capital of France is Paris.") == 3
 
 
-def test_the_second_turn_and_the_tool_call_are_shown(shown: str) -> None:
-    assert "The capital of Italy is Rome." in shown
-    called, _, answered = shown.partition("calls current_time({})")
+def test_the_second_turn_and_the_tool_call_are_shown(printed: str) -> None:
+    assert "The capital of Italy is Rome." in printed
+    called, _, answered = printed.partition("calls current_time({})")
     assert answered, called
-    told = re.search(r"the tool answers (.+)", answered)
-    assert told is not None
-    assert answered.count(told[1]) == 2
+    result = re.search(r"the tool answers (.+)", answered)
+    assert result is not None
+    assert answered.count(result[1]) == 2
 
 
-def test_nothing_of_the_models_own_markers_is_shown(shown: str) -> None:
-    assert "<|" not in shown
-    assert "Traceback" not in shown
+def test_nothing_of_the_models_own_markers_is_shown(printed: str) -> None:
+    assert "<|" not in printed
+    assert "Traceback" not in printed

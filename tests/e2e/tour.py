@@ -1,9 +1,9 @@
-"""The whole house at work: server, shipped model and plugin, driven exactly as Dify's daemon drives it.
+"""Server, demo model and plugin together, the plugin driven exactly as Dify's daemon drives it.
 
-`make demo` runs this. It starts the server on the model that ships, builds the plugin package, runs the plugin
-from the unpacked package as a process of its own, and speaks the daemon's JSON lines to it: one question with low,
-medium and high effort, a second turn with the history Dify sends back, and a tool call with its result.
-Then the server stays up for you to try; `--once` ends instead.
+`make demo` runs this. It starts the server on the demo model, builds the plugin package, runs the plugin from the
+unpacked package in a process of its own, and speaks the daemon's JSON lines to it: one question with low, medium and
+high effort, a second turn with the history as Dify sends it back, and a tool call with its result. Then the server
+keeps running for you to try; with `--once` it stops.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CLOCK = {
 
 @dataclass
 class Answer:
-    """What Dify would have from one `invoke_llm`: the text as shown, and the tool calls."""
+    """What Dify gets from one `invoke_llm`: the text as shown, and the tool calls."""
 
     text: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Answer:
         return head.removeprefix("<think>").strip() if "</think>" in self.text else ""
 
     @property
-    def shown(self) -> str:
+    def visible(self) -> str:
         """The text below the thinking block."""
         return self.text.rpartition("</think>")[2].strip()
 
@@ -101,16 +101,16 @@ def unpacked_package(folder: Path) -> Path:
 
 
 class Dify:
-    """Asks the plugin as Dify does, and keeps the history as Dify does: with the thinking inside."""
+    """Calls the plugin as Dify does, and keeps the history as Dify does: with the reasoning inside."""
 
     def __init__(self, plugin: PluginProcess, address: str) -> None:
         self.plugin = plugin
         self.credentials = {"endpoint_url": f"{address}/v1", "api_key": ""}
 
-    def ask(
+    def invoke(
         self, messages: list[dict[str, Any]], effort: str, tools: list[dict[str, Any]] | None = None
     ) -> Answer:
-        """Send one `invoke_llm`, streamed, and gather its chunks."""
+        """Send one streamed `invoke_llm` and join its chunks."""
         answer = Answer()
         for chunk in self.plugin.invoke(
             messages, credentials=self.credentials, parameters={"reasoning_effort": effort}, tools=tools
@@ -128,15 +128,17 @@ def user(text: str) -> dict[str, Any]:
 
 
 def show(title: str, answer: Answer, tokenizer: Tokenizer) -> None:
-    """Print one answer: the thinking block, what is below it, and the counts."""
-    thought = len(tokenizer.encode(answer.thinking).ids)
-    print(f"\n{title}: {thought} tokens of thinking, {answer.usage.get('completion_tokens', 0)} in all")
+    """Print one answer: token counts, the thinking block, and what is below it."""
+    reasoning_tokens = len(tokenizer.encode(answer.thinking).ids)
+    print(
+        f"\n{title}: {reasoning_tokens} tokens of thinking, {answer.usage.get('completion_tokens', 0)} in all"
+    )
     if answer.thinking:
         print("  ┌ thinking")
         for line in answer.thinking.splitlines():
             print(f"  │ {line}")
         print("  └")
-    for line in answer.shown.splitlines():
+    for line in answer.visible.splitlines():
         print(f"  {line}")
     for call in answer.tool_calls:
         print(f"  calls {call['function']['name']}({call['function']['arguments']})")
@@ -145,18 +147,18 @@ def show(title: str, answer: Answer, tokenizer: Tokenizer) -> None:
 def converse(dify: Dify, tokenizer: Tokenizer) -> None:
     """The tour: effort, second turn, tool call."""
     print(f"\n● {QUESTION}")
-    efforts = {effort: dify.ask([user(QUESTION)], effort) for effort in ("low", "medium", "high")}
+    efforts = {effort: dify.invoke([user(QUESTION)], effort) for effort in ("low", "medium", "high")}
     for effort, answer in efforts.items():
         show(effort, answer, tokenizer)
 
     follow_up = "What is the capital of Italy?"
     print(f"\n● {follow_up}  (second turn; Dify sends the thinking block back, the plugin takes it out)")
     echoed = {"role": "assistant", "content": efforts["medium"].text, "name": "", "tool_calls": []}
-    show("medium", dify.ask([user(QUESTION), echoed, user(follow_up)], "medium"), tokenizer)
+    show("medium", dify.invoke([user(QUESTION), echoed, user(follow_up)], "medium"), tokenizer)
 
     request = "Use current_time."
     print(f"\n● {request}  (with Dify's tool of that name)")
-    first = dify.ask([user(request)], "medium", [CLOCK])
+    first = dify.invoke([user(request)], "medium", [CLOCK])
     show("medium", first, tokenizer)
     if not first.tool_calls:
         raise SystemExit("The model did not call the tool.")
@@ -172,18 +174,18 @@ def converse(dify: Dify, tokenizer: Tokenizer) -> None:
             "tool_call_id": first.tool_calls[0]["id"],
         },
     ]
-    show("medium", dify.ask(round_two, "medium", [CLOCK]), tokenizer)
+    show("medium", dify.invoke(round_two, "medium", [CLOCK]), tokenizer)
 
 
 def main() -> int:
-    """Run the tour; keep the server unless --once."""
+    """Run the tour; keep the server running unless --once."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    arguments.add_argument("--once", action="store_true", help="end after the tour")
+    arguments.add_argument("--once", action="store_true", help="stop after the tour")
     once = arguments.parse_args().once
     tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
     with server() as (process, address), tempfile.TemporaryDirectory() as folder:
         root = unpacked_package(Path(folder))
-        print(f"Server  {address}/v1  with the model that ships: a demonstration model, not an assistant")
+        print(f"Server  {address}/v1  with the demonstration model, which is not an assistant")
         with PluginProcess(root, python=sys.executable) as plugin:
             print("Plugin  from the built package, driven with the JSON lines of Dify's daemon")
             converse(Dify(plugin, address), tokenizer)
@@ -191,7 +193,7 @@ def main() -> int:
             body = json.dumps(
                 {"messages": [{"role": "user", "content": QUESTION}], "reasoning_effort": "high"}
             )
-            print(f"\nThe server keeps running at {address}/v1; Ctrl-C ends it. Try:\n")
+            print(f"\nThe server keeps running at {address}/v1; Ctrl-C stops it. Try:\n")
             print(f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
             try:
                 process.wait()
