@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.think import OPENERS, TOOL_CALL
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects.think import THINK
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from dify_mlx_provider.chat.tool_calls import Call, Calls
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Event
 
-_THINK = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
-_HARMONY = ("<|channel|>", "<|start|>", "<|message|>")
-_STRIPPED = "analysis"  # raw Harmony whose markers were removed: `analysisWe need … assistantfinalHi`
-_CLOSERS = tuple(OPENERS[opener] for opener in _THINK)
-_TURN = ("<|start|>assistant", "<|channel|>analysis", "<|channel|>commentary", "<|channel|>final")
-_ENDS = ("<|end|>", "<|return|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>")
-
+_LEAKS = [dialect.leaks for dialect in DIALECTS.values()]
+_CLOSERS = frozenset(closer for leaks in _LEAKS for closer in leaks.reasoning_closers)
+_ENDS = frozenset(end for leaks in _LEAKS for end in leaks.end_markers)
+_CALLS = {opener: dialect for dialect in DIALECTS.values() for opener in dialect.leaks.call_openers}
+_MESSAGES = {opener: dialect for dialect in DIALECTS.values() for opener in dialect.leaks.message_openers}
+# Openers of the dialects whose reasoning stands in a block: where one is spelt, a closer is spelt too.
+_BLOCK_OPENERS = tuple(opener for leaks in _LEAKS if leaks.reasoning_closers for opener in leaks.openers)
 # An end marker counts at the end of the text alone. To be held back until then it has to begin a longer marker.
-_LATER = MarkerSet([*_TURN, *_CLOSERS, TOOL_CALL, *(end + _TURN[0] for end in _ENDS)])
+_HELD_ENDS = [end + leaks.message_openers[0] for end in _ENDS for leaks in _LEAKS if leaks.message_openers]
+_LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_HELD_ENDS])
 
 
 class LeakyText:
@@ -71,7 +74,7 @@ class LeakyText:
         self._open: dict[int, Call] = {}
         self._unclosed: list[str] | None = None  # what was read as reasoning because of `inside` alone
         if inside:
-            self._parser = self._parser_of("think", Channel.ANALYSIS)
+            self._parser = self._parser_of(THINK, Channel.ANALYSIS)
             self._unclosed = []
 
     def separates(self) -> list[Event]:
@@ -94,13 +97,15 @@ class LeakyText:
             return self._read(self._parser.feed(text))
         text, self._held = self._held + text, ""
         if not self._begun:
-            dialect = _dialect(text.lstrip())
-            if dialect is None:
+            start = text.lstrip()
+            begins = [(dialect.leaks.begins(start), dialect) for dialect in DIALECTS.values()]
+            if dialect := next((dialect for leaked, dialect in begins if leaked), None):
+                self._begun = True
+                return self._parse(dialect, start)
+            if any(leaked is None for leaked, _ in begins):
                 self._held = text
                 return []
             self._begun = True
-            if dialect:
-                return self._parse(dialect, text.lstrip())
         if not self._watches:
             return [self._plain(text)] if text else []
         return self._watched(text)
@@ -137,9 +142,11 @@ class LeakyText:
             if marker in _CLOSERS:
                 self.begins_inside = True
                 continue
-            if marker == TOOL_CALL:
-                return events + self._parse("think", marker + after, Channel.FINAL)
-            return events + self._parse("harmony", marker[marker.rindex("<|") :] + after)
+            if dialect := _CALLS.get(marker):
+                return events + self._parse(dialect, marker + after, Channel.FINAL)
+            end = next((end for end in _ENDS if marker.startswith(end)), "")
+            opener = marker.removeprefix(end)
+            return events + self._parse(_MESSAGES[opener], opener + after)
         return events
 
     def _say(self, text: str, events: list[Event]) -> None:
@@ -155,16 +162,16 @@ class LeakyText:
         if marker in _CLOSERS:
             opened = self._spells_opener or _spells_opener(self._before.tail + before)
             return not (self.begins_inside or self._separates or opened)
-        if marker == TOOL_CALL:
+        if marker in _CALLS:
             return bool(self._tools)
         return not preceding.is_mid_sentence
 
     # -- parsing -----------------------------------------------------------------------------------
 
-    def _parser_of(self, dialect: str, opens_in: Channel | None = None) -> ChannelParser:
+    def _parser_of(self, dialect: Dialect, opens_in: Channel | None = None) -> ChannelParser:
         return ChannelParser(dialect, tools=self._tools or None, opens_in=opens_in)
 
-    def _parse(self, dialect: str, text: str, opens_in: Channel | None = None) -> list[Event]:
+    def _parse(self, dialect: Dialect, text: str, opens_in: Channel | None = None) -> list[Event]:
         self._parser = self._parser_of(dialect, opens_in)
         return self._read(self._parser.feed(text))
 
@@ -194,17 +201,4 @@ class LeakyText:
 
 
 def _spells_opener(text: str) -> bool:
-    return any(opener in text for opener in _THINK)
-
-
-def _dialect(start: str) -> str | None:
-    """The dialect a text begins in: "" for none, None while it may still be one."""
-    if start.startswith(_HARMONY):
-        return "harmony"
-    if start.startswith(_THINK):
-        return "think"
-    if start.startswith(_STRIPPED) and len(start) > len(_STRIPPED):
-        return "harmony" if start[len(_STRIPPED)].isupper() else ""
-    if any(opener.startswith(start) for opener in (*_HARMONY, *_THINK, _STRIPPED)):
-        return None
-    return ""
+    return any(opener in text for opener in _BLOCK_OPENERS)

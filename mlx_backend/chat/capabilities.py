@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.constraints import can_hold
 from mlx_backend.conversation import effort as efforts
-from mlx_backend.conversation.dialects import DIALECTS, detect
-from mlx_backend.conversation.dialects.harmony import HARMONY
-from mlx_backend.conversation.dialects.think import THINK, TOOL_CALL
+from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.models import files as model_files
@@ -26,15 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.spec import ModelDefaults
 
 log = logging.getLogger(__name__)
 
 MAX_KEPT = 1024  # folders
-# What stands inside <tool_call> where it is no JSON: not read here.
-_OTHER_CALLS = ("<function=", "<arg_key>")
 _FILES = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
     "chat_template.jinja",
@@ -54,12 +49,13 @@ def describe(
     one_process: bool = True,
 ) -> ModelDescription:
     """Say what a chat model can do. Whether it reasons and takes tools is read off its template."""
-    dialect, traits = DIALECTS[detect(template, control_tokens)], TemplateTraits.of(template)
+    dialect, traits = detect(template, control_tokens), TemplateTraits.of(template)
+    has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
     held = one_process and can_hold(dialect, control_tokens, vocabulary_size)
     holds = {
         "completion": True,
         "thinking": traits.reasons,
-        "tools": traits.reads_tools and _reads_calls(dialect, template or ""),
+        "tools": traits.reads_tools and has_calls,
         "structured_output": held,
     }
     wanted = defaults.effort or server_effort or Effort.MEDIUM
@@ -71,14 +67,6 @@ def describe(
         sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
         adapters=tuple(adapters),
     )
-
-
-def _reads_calls(dialect: Dialect, template: str) -> bool:
-    """Whether the calls a template teaches its model to write are calls here, and not text."""
-    if dialect.name == HARMONY.name:
-        return True
-    json_in_blocks = TOOL_CALL in template and not any(form in template for form in _OTHER_CALLS)
-    return dialect.name == THINK.name and json_in_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest, 
 from mlx_backend.constraints import GrammarError, Grammars
 from mlx_backend.constraints.reasoning_budget import Both, Budgets
 from mlx_backend.conversation import effort as efforts
-from mlx_backend.conversation.dialects import DIALECTS, detect
+from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import ChannelParser
@@ -73,9 +73,9 @@ class Service:
         self._prewarm = prewarm
         self._dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())
         self._traits = TemplateTraits.of(tokenizer.chat_template)
-        self._prompts = PromptBuilder(tokenizer, DIALECTS[self._dialect])
-        self._grammars = Grammars(tokenizer, DIALECTS[self._dialect])
-        self._budgets = Budgets(tokenizer, DIALECTS[self._dialect])
+        self._prompts = PromptBuilder(tokenizer, self._dialect)
+        self._grammars = Grammars(tokenizer, self._dialect)
+        self._budgets = Budgets(tokenizer, self._dialect)
         self._thoughts = ReasoningStore()
 
     def prepare(self) -> None:
@@ -220,7 +220,7 @@ class Service:
 
     def _understood(self, request: ChatRequest) -> tuple[list[dict[str, Any]], Resolution]:
         """Read the history and the effort."""
-        messages = sanitise(request.messages, tools=list(request.tools) or None)
+        messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
         resolution = efforts.resolve(
             request.fields, messages, model_default=self.defaults.effort, server_default=self._effort
         )

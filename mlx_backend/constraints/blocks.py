@@ -18,8 +18,9 @@ from mlx_backend.constraints.compiler import joined_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.states import Closing, Free, Held, Over, Path
 from mlx_backend.constraints.vocabulary import MAX_BREAKS
+from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 from mlx_backend.conversation.dialects.plain import END_MARKERS
-from mlx_backend.conversation.dialects.think import OPENERS, TOOL_CALL, TOOL_CALL_END
+from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.plan import Plan
     from mlx_backend.constraints.states import Place, Way
     from mlx_backend.constraints.vocabulary import Vocabulary
+
+TOOL_CALL, TOOL_CALL_END = JSON_CALLS.opener, JSON_CALLS.closer
 
 
 class BlockTurns:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlx_backend.conversation.dialects.harmony_header import Tools
+from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.echo import Display, Echo, parse_echo, parse_reasoning
 from mlx_backend.conversation.json_values import kind, shown
 from mlx_backend.conversation.reasoning_fields import (
@@ -24,6 +24,7 @@ from mlx_backend.conversation.reasoning_fields import (
     REASONING_CONTENT,
     SEALED_PART_TYPES,
 )
+from mlx_backend.conversation.tools import ToolSet
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles a message may have; `function` is the old name of `tool`."""
@@ -39,15 +40,24 @@ class HistoryError(ValueError):
         super().__init__(f"{param}: {problem}")
 
 
+DEFAULT_POLICY = HistoryPolicy()
+"""That of most families."""
+
+
 def sanitise(
-    messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    policy: HistoryPolicy = DEFAULT_POLICY,
 ) -> list[dict[str, Any]]:
     """Bring a history to its canonical form. Raises HistoryError; changes nothing in place.
 
     `tools` are the request's tools (OpenAI's objects): raw calls in echoed text are matched against their names.
+    `policy` is the model's dialect's: which reasoning stays.
     """
     _check(messages)
-    history = _History(tool_names(tools))
+    known = ToolSet(tools or ())
+    history = _History(known if known.names else ToolSet(None), policy)
     for message in messages:
         history.add(message)
     return history.finish()
@@ -71,9 +81,9 @@ def _check(messages: Any) -> None:
 class _History:
     """The canonical history being built, message by message."""
 
-    def __init__(self, tools: Sequence[str] | None) -> None:
+    def __init__(self, tools: ToolSet, policy: HistoryPolicy) -> None:
         self.tools = tools
-        self.known = Tools(tools)
+        self.policy = policy
         self.system: list[str] = []
         self.turns: list[dict[str, Any]] = []
         self.waiting: dict[str, str] = {}  # id -> name of calls without a result
@@ -146,8 +156,8 @@ class _History:
             self.renamed.setdefault(identifier, []).append(unique)
         self.ids.add(unique)
         name = tool_name(name) or "tool"
-        if name not in self.known.names:
-            name = self.known.at(name) or name  # a content type is glued to it
+        if name not in self.tools.names:
+            name = self.tools.find_prefix(name) or name  # a content type is glued to it
         self.waiting[unique] = name
         return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -200,7 +210,7 @@ class _History:
                 answered = index
         kept: list[dict[str, Any]] = []
         for index, turn in enumerate(turns):
-            if index <= answered:
+            if index <= answered and not self.policy.keeps_answered_turns:
                 turn.pop(REASONING_CONTENT, None)
             if turn["role"] == "assistant" and not _has_substance(turn):
                 continue  # there was nothing but a thought
@@ -355,17 +365,6 @@ def _arguments(arguments: Any) -> str:
     if arguments is None or arguments == "":
         return "{}"
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-
-
-def tool_names(tools: Sequence[Mapping[str, Any]] | None) -> list[str] | None:
-    """The names of a request's tools, in any of the shapes they are sent in; None if there are none."""
-    names = []
-    for tool in tools or ():
-        function = tool.get("function")
-        name = (function if isinstance(function, Mapping) else tool).get("name")
-        if isinstance(name, str):
-            names.append(name)
-    return names or None
 
 
 def tool_name(name: Any) -> str:

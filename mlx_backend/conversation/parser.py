@@ -20,11 +20,14 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.conversation.tools import ToolSet
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Channel, EndedBy, Event, FinishReason
+    from mlx_backend.conversation.tools import ToolDefinition
 
 
 _SLICE = 4096
@@ -32,28 +35,32 @@ _SLICE = 4096
 
 
 class ChannelParser:
-    """Reads one assistant turn.
+    """Parses one assistant turn, written in a dialect (or in the one of that name).
 
-    `tools` are the names of the request's tools: a recipient is matched against them. None means they are
-    not known, and any recipient is a call; an empty collection means there are none, and a message with a
-    recipient is shown on its channel. `opens_in` is the channel the prompt has already opened.
-    `special_tokens` are the tokenizer's control tokens, id -> text; by default the ids the dialect is known
-    for.
+    `tools` are the request's tools (definitions or names): calls are matched against them. None means they are
+    not known, and any call is one; an empty collection means there are none, and what is written to a tool is
+    shown on its channel. `opens_in` is the channel the prompt has already opened. `special_tokens` are the
+    tokenizer's control tokens, id -> text; by default the ids the dialect is known for.
     """
 
     __slots__ = ("_closed", "_held", "_reader", "_special_tokens")
 
     def __init__(
         self,
-        dialect: str = "harmony",
+        dialect: Dialect | str = "harmony",
         *,
-        tools: Collection[str] | None = None,
+        tools: ToolSet | Collection[ToolDefinition] | None = None,
         opens_in: Channel | None = None,
         special_tokens: Mapping[int, str] | None = None,
     ) -> None:
-        grammar = DIALECTS[dialect]
-        self._special_tokens = grammar.tokens if special_tokens is None else special_tokens
-        self._reader = grammar.reader(tools=tools, opens_in=opens_in, special_tokens=self._special_tokens)
+        if isinstance(dialect, str):
+            dialect = DIALECTS[dialect]
+        self._special_tokens = dialect.tokens if special_tokens is None else special_tokens
+        self._reader = dialect.reader(
+            tools=tools if isinstance(tools, ToolSet) else ToolSet(tools),
+            opens_in=opens_in,
+            special_tokens=self._special_tokens,
+        )
         self._held = ""  # the end of the text so far: it may still become a marker
         self._closed = False
 
@@ -175,9 +182,9 @@ def fold(events: Iterable[Event]) -> Message:
 
 def parse_text(
     text: str,
-    dialect: str = "harmony",
+    dialect: Dialect | str = "harmony",
     *,
-    tools: Collection[str] | None = None,
+    tools: ToolSet | Collection[ToolDefinition] | None = None,
     ended_by: EndedBy = "stop",
 ) -> Message:
     """Parse a whole turn at once: the fold of its stream."""

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mlx_backend.conversation.dialects.think import OPENERS
+from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.json_values import too_deep
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT, TEMPLATE_KEYS
 
@@ -74,7 +74,7 @@ class TemplateTraits:
             effort="reasoning_effort" if says_how_much else switch,
             switch=switch if says_how_much else None,
             writes_blocks=any(
-                marker in source for marker in (*OPENERS, *OPENERS.values(), "<|channel|>analysis")
+                marker in source for dialect in DIALECTS.values() for marker in dialect.reasoning_markers
             ),
             reads_tools=re.search(r"(?<![\w.])tools\b", source) is not None,
             one_call_per_message="tool_calls[0]" in source,

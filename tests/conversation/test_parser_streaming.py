@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS, STRIPPED_LIMIT
+from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS
+from mlx_backend.conversation.dialects.harmony.reader import STRIPPED_LIMIT
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import (
     Channel,

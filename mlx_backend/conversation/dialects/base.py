@@ -1,13 +1,13 @@
-"""What a dialect is: a reader of a model's output, and the few words the dialect can write.
+"""What a dialect is: one object that says everything about a model family, and what all output readers share.
 
-A reader is a machine over text and markers. It knows no tokens and no chunks: the parser tells text from
-markers and hands over both in order. What all readers share, how events are put out and counted, stands
-here too.
+A reader is a state machine over text and markers. It knows no tokens and no chunks: the parser tells text from
+markers and hands over both in order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,10 +23,11 @@ from mlx_backend.conversation.events import (
 from mlx_backend.conversation.scanner import NO_MARKERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping, Set
 
     from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.scanner import MarkerSet
+    from mlx_backend.conversation.tools import ToolSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +131,16 @@ class Reader:
 
 
 class ReaderFactory(Protocol):
-    """Makes the reader of one turn; the arguments are ChannelParser's."""
+    """Makes the reader of one turn."""
 
     def __call__(
-        self, *, tools: Collection[str] | None, opens_in: Channel | None, special_tokens: Mapping[int, str]
+        self, *, tools: ToolSet, opens_in: Channel | None, special_tokens: Mapping[int, str]
     ) -> Reader:
-        """Make a reader."""
+        """Make a reader; the arguments are ChannelParser's."""
         ...
 
 
-class Continue(Protocol):
+class ContinuationWriter(Protocol):
     """Writes the beginning of an answer; `opened` is the channel the generation prompt has already opened."""
 
     def __call__(self, reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
@@ -147,16 +148,97 @@ class Continue(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """A model family's output grammar.
+class CallCodec(ABC):
+    """How a family writes a call to a tool. Reading one back is the reader's work, or `BlockCalls.decode`'s."""
 
-    `tokens` are the control tokens a family is known to use, for callers that have ids but no tokenizer.
-    `opens_in` tells from the end of a rendered prompt which channel the model will be writing on at once.
+    @abstractmethod
+    def is_taught_by(self, template: str) -> bool:
+        """Whether the calls that a chat template teaches its model are written like this."""
+
+    @abstractmethod
+    def opening(self, name: str) -> tuple[Piece, ...]:
+        """Write what stands before the arguments of a call."""
+
+    @property
+    @abstractmethod
+    def closing(self) -> tuple[Piece, ...]:
+        """What stands behind the arguments."""
+
+
+class BlockCalls(CallCodec):
+    """Calls that stand in a block between two markers: its text is gathered, and decoded once the block is closed."""
+
+    opener: str
+    closer: str
+
+    @abstractmethod
+    def decode(self, body: str, tools: ToolSet) -> tuple[str, str]:
+        """Return a call's name and its arguments as text. The name is "" if the block holds no call.
+
+        `tools` has the schemas of the parameters, for families that write values without their types.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawMarkup:
+    """How a family's raw output is recognised in a text that should hold none, because a server let it through."""
+
+    openers: tuple[str, ...] = ()
+    """A text that begins with one of these is raw output."""
+    stripped_opener: str = ""
+    """So is one whose markers were removed: this word, and a capital letter glued to it."""
+    message_openers: tuple[str, ...] = ()
+    """Anywhere: a message begins here."""
+    call_openers: tuple[str, ...] = ()
+    """Anywhere, if there are tools: a call begins here."""
+    reasoning_closers: tuple[str, ...] = ()
+    """Anywhere: what stood before this was reasoning."""
+    end_markers: tuple[str, ...] = ()
+    """At the end of a text: not part of it."""
+
+    def begins(self, text: str) -> bool | None:
+        """Whether a text begins as raw output does; None if more of it is needed to tell."""
+        if text.startswith(self.openers):
+            return True
+        word = self.stripped_opener
+        if word and text.startswith(word) and len(text) > len(word):
+            return text[len(word)].isupper()
+        is_prefix = any(opener.startswith(text) for opener in (*self.openers, word) if opener)
+        return None if is_prefix else False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPolicy:
+    """Which reasoning of earlier messages a family was trained to see again.
+
+    That of an unfinished tool loop, and of a last message that is to be continued, always stays.
     """
 
+    keeps_answered_turns: bool = False
+    """Whether the reasoning before the last answer stays too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dialect:
+    """Everything that sets one family of models apart. Two are the same only if they are one object."""
+
     name: str
+    """The name people give it: `mlx-backend parse --dialect`."""
+    recognises: Callable[[str, Set[str]], bool]
+    """Whether a model speaks it, by its chat template and its control tokens."""
     reader: ReaderFactory
-    continuation: Continue
+    """Makes what reads its output."""
+    continuation: ContinuationWriter
+    """Writes the beginning of an answer that the model is to go on with."""
     opens_in: Callable[[str], Channel | None]
-    tokens: Mapping[int, str]
+    """From the end of a rendered prompt: the channel on which the model will be writing at once, if any."""
+    tokens: Mapping[int, str] = field(default_factory=dict)
+    """The control tokens the family is known to use, id -> text, for callers that have ids but no tokenizer."""
+    calls: CallCodec | None = None
+    """How it writes calls to tools, if it can."""
+    has_reasoning: bool = True
+    """Whether its models may reason before they answer."""
+    reasoning_markers: tuple[str, ...] = ()
+    """A chat template that holds one of these writes or looks for reasoning."""
+    history: HistoryPolicy = HistoryPolicy()
+    leaks: RawMarkup = RawMarkup()

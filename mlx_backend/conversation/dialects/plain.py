@@ -1,4 +1,4 @@
-"""Plain: a model without channels. Everything it writes is the answer; its control tokens are not shown."""
+"""Plain: a model without channels. All it writes is the answer; its control tokens are not shown."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece,
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping, Set
 
     from mlx_backend.conversation.events import EndedBy
+    from mlx_backend.conversation.tools import ToolSet
 
 END_MARKERS = frozenset(
     {
@@ -19,18 +20,18 @@ END_MARKERS = frozenset(
         *("<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>"),
     }
 )
-"""Control tokens with which one family or another ends a turn."""
+"""Control tokens that end a turn in one family or another."""
 
 
 class PlainReader(Reader):
-    """Reads a turn that is all answer."""
+    """Reads a turn that is nothing but an answer."""
 
     __slots__ = ()
 
     def __init__(
         self,
         *,
-        tools: Collection[str] | None = None,
+        tools: ToolSet,
         opens_in: Channel | None = None,
         special_tokens: Mapping[int, str],
     ) -> None:
@@ -48,17 +49,29 @@ class PlainReader(Reader):
             self.delta = None
 
     def close(self, ended_by: EndedBy) -> None:
-        """Nothing is ever held."""
+        """Do nothing: no text is held back."""
 
 
-def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
-    """Write the begun answer. There is no place for reasoning."""
-    return Continuation((Piece(content),) if content else (), opened)
+def recognises(template: str, control_tokens: Set[str]) -> bool:
+    """Return True: any model may be plain, so this dialect is tried last."""
+    return True
 
 
 def opens_in(prompt_tail: str) -> Channel | None:
-    """Never: there are no channels."""
+    """Return None: there are no channels."""
     return None
 
 
-PLAIN = Dialect(name="plain", reader=PlainReader, continuation=continuation, opens_in=opens_in, tokens={})
+def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+    """Write the begun answer. There is nowhere to write reasoning."""
+    return Continuation((Piece(content),) if content else (), opened)
+
+
+PLAIN = Dialect(
+    name="plain",
+    recognises=recognises,
+    reader=PlainReader,
+    continuation=continuation,
+    opens_in=opens_in,
+    has_reasoning=False,
+)

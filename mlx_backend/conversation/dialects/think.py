@@ -24,21 +24,22 @@ without one it is shown as it was written.
 
 from __future__ import annotations
 
-import json
-import re
 from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, Reader
+from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, RawMarkup, Reader
+from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.events import Channel, ReasoningDelta
 from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Set
 
+    from mlx_backend.conversation.dialects.base import BlockCalls
     from mlx_backend.conversation.events import EndedBy
+    from mlx_backend.conversation.tools import ToolSet
 
 OPENERS: Mapping[str, str] = {
     **{
@@ -52,16 +53,13 @@ OPENERS: Mapping[str, str] = {
 }
 """Every way to open a block of reasoning, with the marker that closes it."""
 
-TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
-
 _CLOSERS = frozenset(OPENERS.values())
-_MARKERS = frozenset({*OPENERS, *_CLOSERS, TOOL_CALL, TOOL_CALL_END})
+# The other words are tags that people use too.
+_LEAKED_OPENERS = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
 # Where there are no ids; `</s>` is HTML too.
 _SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>"})
 _LAYOUT = "\r\n"
 _MAX_LAYOUT = 16  # line breaks that are held at the end of reasoning
-_NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 
 
 class _Place(Enum):
@@ -79,17 +77,20 @@ def _marker_set(markers: frozenset[str], watched: str) -> MarkerSet:
 class ThinkReader(Reader):
     """Reads one turn of a thinking model."""
 
-    __slots__ = ("_calls_tools", "_control", "_gathered", "_layout", "_place", "_trims")
+    __slots__ = ("_call_markers", "_codec", "_control", "_gathered", "_layout", "_place", "_tools", "_trims")
 
     def __init__(
         self,
         *,
-        tools: Collection[str] | None = None,
+        tools: ToolSet,
         opens_in: Channel | None = None,
         special_tokens: Mapping[int, str] | None = None,
+        calls: BlockCalls = JSON_CALLS,
     ) -> None:
         super().__init__()
-        self._calls_tools = tools is None or bool(tools)
+        self._tools = tools
+        self._codec = calls
+        self._call_markers = (calls.opener,) if tools.may_be_called else ()
         self._control = frozenset((special_tokens or {}).values())
         self._gathered: list[str] = []  # the pieces of a call
         self._layout = ""  # white space that is not shown if a marker follows
@@ -110,7 +111,7 @@ class ThinkReader(Reader):
 
     def _enter_opening(self) -> None:
         self.delta = None
-        self._expect(_Place.OPENING, [*OPENERS, *self._call_marker()])
+        self._expect(_Place.OPENING, [*OPENERS, *self._call_markers])
 
     def _enter_reasoning(self, markers: Iterable[str]) -> None:
         self._trims = True
@@ -118,11 +119,8 @@ class ThinkReader(Reader):
         self._expect(_Place.REASONING, markers, watched=_LAYOUT)
 
     def _enter_answer(self) -> None:
-        self._expect(_Place.ANSWER, self._call_marker())
+        self._expect(_Place.ANSWER, self._call_markers)
         self._open(Channel.FINAL)
-
-    def _call_marker(self) -> tuple[str, ...]:
-        return (TOOL_CALL,) if self._calls_tools else ()
 
     @property
     def reasons(self) -> bool:
@@ -200,7 +198,7 @@ class ThinkReader(Reader):
         if marker in END_MARKERS:
             self.close("stop")
             self.ended = True
-        elif marker in _MARKERS:
+        elif marker in OPENERS or marker in _CLOSERS or marker in (self._codec.opener, self._codec.closer):
             self.text(marker)
 
     def _opens_or_closes(self, marker: str) -> bool:
@@ -214,12 +212,12 @@ class ThinkReader(Reader):
                 self._layout = ""
                 self._trims = True
                 self._enter_opening()
-            case _Place.OPENING | _Place.ANSWER if marker == TOOL_CALL:
+            case _Place.OPENING | _Place.ANSWER if marker == self._codec.opener:
                 self._layout = ""
                 self._gathered = []
                 self.delta = None
-                self._expect(_Place.CALL, {TOOL_CALL_END})
-            case _Place.CALL if marker == TOOL_CALL_END:
+                self._expect(_Place.CALL, {self._codec.closer})
+            case _Place.CALL if marker == self._codec.closer:
                 self._end_call(closed=True)
             case _:
                 return False
@@ -230,13 +228,13 @@ class ThinkReader(Reader):
     def _end_call(self, *, closed: bool) -> None:
         written = "".join(self._gathered)
         self._gathered = []
-        name, arguments = _read_call(written)
+        name, arguments = self._codec.decode(written, self._tools)
         if name:
             self._call(name, arguments, complete=True)
         else:
             self._enter_answer()
             self._trims = False
-            self._emit(f"{TOOL_CALL}{written}{TOOL_CALL_END if closed else ''}")
+            self._emit(f"{self._codec.opener}{written}{self._codec.closer if closed else ''}")
         if name:
             self._enter_answer()
             self._trims = True
@@ -255,7 +253,7 @@ class ThinkReader(Reader):
             if ended_by == "stop":
                 self._end_call(closed=False)
             else:
-                name, arguments = _read_call("".join(self._gathered))
+                name, arguments = self._codec.decode("".join(self._gathered), self._tools)
                 if name:
                     self._call(name, arguments, complete=False)
         elif self._place is _Place.OPENING and self._layout and not self._trims:
@@ -265,31 +263,10 @@ class ThinkReader(Reader):
         self.delta = None
 
 
-def _read_call(written: str) -> tuple[str, str]:
-    """Return a call's name ("" if there is none to be found) and its arguments as text."""
-    try:
-        call = json.loads(written)
-    except (ValueError, RecursionError):
-        return _read_broken_call(written)
-    if not isinstance(call, dict):
-        return "", ""
-    name = call.get("name")
-    arguments = call.get("arguments", call.get("parameters", {}))
-    if not isinstance(name, str):
-        return "", ""
-    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _read_broken_call(written: str) -> tuple[str, str]:
-    named = _NAME.search(written)
-    if not named:
-        return "", ""
-    try:
-        name = json.loads(named[1])
-    except ValueError:
-        return "", ""
-    arguments = _ARGUMENTS.search(written)
-    return name, written[arguments.end() :].strip() if arguments else ""
+def recognises(template: str, control_tokens: Set[str]) -> bool:
+    """Whether a marker of a block, of reasoning or of a call, is a control token or stands in the template."""
+    openers = (*OPENERS, JSON_CALLS.opener)
+    return any(opener in control_tokens or opener in template for opener in openers)
 
 
 def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
@@ -318,4 +295,18 @@ def opens_in(prompt_tail: str) -> Channel | None:
     return None
 
 
-THINK = Dialect(name="think", reader=ThinkReader, continuation=continuation, opens_in=opens_in, tokens={})
+THINK = Dialect(
+    name="think",
+    recognises=recognises,
+    reader=ThinkReader,
+    continuation=continuation,
+    opens_in=opens_in,
+    calls=JSON_CALLS,
+    reasoning_markers=(*OPENERS, *OPENERS.values()),
+    leaks=RawMarkup(
+        openers=_LEAKED_OPENERS,
+        call_openers=(JSON_CALLS.opener,),
+        reasoning_closers=tuple(OPENERS[opener] for opener in _LEAKED_OPENERS),
+        end_markers=("<|im_end|>", "<|endoftext|>", "<|eot_id|>"),
+    ),
+)

@@ -14,14 +14,14 @@ from mlx_backend.conversation.echo import blocks, harmony
 from mlx_backend.conversation.echo.parts import Display, Echo, join_paragraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from mlx_backend.conversation.tools import ToolSet
 
 __all__ = ["Display", "Echo", "parse_echo", "parse_reasoning"]
 
 _MAX_WRAPPINGS = 16
 
 
-def parse_echo(text: str, tools: Sequence[str] | None = None) -> list[Echo]:
+def parse_echo(text: str, tools: ToolSet | None = None) -> list[Echo]:
     """Parse an assistant's text into its stretches, in order (one, unless there are calls in between).
 
     What was echoed twice is wrapped twice: an answer is parsed again until nothing comes off it.
@@ -41,7 +41,7 @@ def parse_reasoning(text: str) -> str:
     return text
 
 
-def _parse_wrapped(text: str, tools: Sequence[str] | None, depth: int) -> list[Echo]:
+def _parse_wrapped(text: str, tools: ToolSet | None, depth: int) -> list[Echo]:
     stretches: list[Echo] = []
     for echo in _parse_once(text, tools):
         if echo.content in ("", text) or depth == _MAX_WRAPPINGS:
@@ -54,7 +54,7 @@ def _parse_wrapped(text: str, tools: Sequence[str] | None, depth: int) -> list[E
     return stretches
 
 
-def _parse_once(text: str, tools: Sequence[str] | None) -> list[Echo]:
+def _parse_once(text: str, tools: ToolSet | None) -> list[Echo]:
     text = harmony.strip_end_markers(text)
     if harmony.is_raw_harmony(text):
         return harmony.parse_raw(text, tools)

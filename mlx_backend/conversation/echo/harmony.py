@@ -22,7 +22,7 @@ from mlx_backend.conversation.quoting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from mlx_backend.conversation.tools import ToolSet
 
 
 def _prefix_pattern(word: str) -> str:
@@ -83,7 +83,7 @@ def is_raw_harmony(text: str) -> bool:
     )
 
 
-def parse_raw(text: str, tools: Sequence[str] | None) -> list[Echo]:
+def parse_raw(text: str, tools: ToolSet | None) -> list[Echo]:
     """Parse raw Harmony: one stretch for each generation and for each tool result between them.
 
     A generation ends with a call; what a client stored behind it is the result and the generations that followed.

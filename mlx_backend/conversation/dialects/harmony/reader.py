@@ -16,7 +16,7 @@ place:
     STRIPPED  `analysis…`: a server upstream may have removed the markers, as `assistantfinal` would tell
 
 Models break headers in every way, so a header is read once as a whole and anything can be read
-(`harmony_header.py`). These moves repair all the rest:
+(`header.py`). These moves repair all the rest:
 
 - `<|start|>` and `<|channel|>` open a new header wherever they stand; an open body ends there, complete.
 - `<|message|>` opens the body. Where it was forgotten the body begins as soon as that is plain: at a brace
@@ -37,39 +37,32 @@ import re
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, Reader
-from mlx_backend.conversation.dialects.harmony_header import (
+from mlx_backend.conversation.dialects.base import Reader
+from mlx_backend.conversation.dialects.harmony.header import (
     Beginning,
     Header,
-    Tools,
     beginning,
     has_letters,
     is_prose,
-    read_header,
+    parse_header,
+)
+from mlx_backend.conversation.dialects.harmony.markers import (
+    CALL,
+    CHANNEL,
+    END,
+    HARMONY_TOKENS,
+    MESSAGE,
+    RETURN,
+    START,
 )
 from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
 from mlx_backend.conversation.scanner import MarkerSet
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from mlx_backend.conversation.events import EndedBy
-
-START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
-END, CALL, RETURN, END_OF_TEXT = "<|end|>", "<|call|>", "<|return|>", "<|endoftext|>"
-
-HARMONY_TOKENS: Mapping[int, str] = {
-    199998: "<|startoftext|>",
-    199999: END_OF_TEXT,
-    200002: RETURN,
-    200003: CONSTRAIN,
-    200005: CHANNEL,
-    200006: START,
-    200007: END,
-    200008: MESSAGE,
-    200012: CALL,
-}
-"""The control tokens of o200k_harmony, the vocabulary of gpt-oss."""
+    from mlx_backend.conversation.tools import ToolSet
 
 HEADER_LIMIT = 256  # characters; the longest sound header (a name of 128) has some 190
 PROSE_LIMIT = 64  # characters behind a complete header: more than a content type and noise
@@ -101,20 +94,18 @@ class HarmonyReader(Reader):
         "_put_aside",
         "_resumes",
         "_searched",
-        "_takes_calls",
         "_tools",
     )
 
     def __init__(
         self,
         *,
-        tools: Collection[str] | None = None,
+        tools: ToolSet,
         opens_in: Channel | None = None,
         special_tokens: Mapping[int, str] = HARMONY_TOKENS,
     ) -> None:
         super().__init__()
-        self._tools = Tools(tools)
-        self._takes_calls = tools is None or bool(tools)
+        self._tools = tools
         self._by_spelling = _MARKERS.without(special_tokens.values())
         self._gathered = ""  # text that is not understood yet, markers spelt out
         self._look_at = PROSE_LIMIT  # length of `_gathered` at which its length may decide something
@@ -198,7 +189,7 @@ class HarmonyReader(Reader):
 
     def _look_for_body(self) -> None:
         """See whether the header being gathered has run over into a body without a `<|message|>`."""
-        header = read_header(self._gathered, self._tools)
+        header = parse_header(self._gathered, self._tools)
         overlong = len(self._gathered) > HEADER_LIMIT
         named = header.channel is not None and header.recipient is None and not header.constrained
         if header.foreign:
@@ -253,7 +244,7 @@ class HarmonyReader(Reader):
                 self._gathered += marker
                 self._look_at = PROSE_LIMIT
             case "<|message|>" if self._place is not _Place.BODY:
-                self._open_header(read_header(self._gathered, self._tools))
+                self._open_header(parse_header(self._gathered, self._tools))
             case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
                 self._end_message(marker)
                 if marker == END:
@@ -268,7 +259,7 @@ class HarmonyReader(Reader):
             self._put_aside = self._gathered
             self._gathered = ""
         elif self._place in (_Place.HEADER, _Place.STRIPPED):
-            header = read_header(self._gathered, self._tools)
+            header = parse_header(self._gathered, self._tools)
             if is_prose(header.rest) and header.recipient is None and not header.foreign:
                 self._open_rest(header, END)
                 self._leave_body(_Place.HEADER)
@@ -287,7 +278,7 @@ class HarmonyReader(Reader):
                 self._end_turn()
             else:
                 self._enter_body()
-        elif header.recipient is not None and self._takes_calls:
+        elif header.recipient is not None and self._tools.may_be_called:
             self._enter_body()
             self._open_call(header.recipient)
         else:
@@ -296,9 +287,9 @@ class HarmonyReader(Reader):
     def _end_message(self, marker: str) -> None:
         match self._place:
             case _Place.HEADER:
-                self._open_rest(read_header(self._gathered, self._tools), marker)
+                self._open_rest(parse_header(self._gathered, self._tools), marker)
             case _Place.STRIPPED if marker == END:
-                self._open_rest(read_header(self._gathered, self._tools), marker)
+                self._open_rest(parse_header(self._gathered, self._tools), marker)
             case _Place.OPENING | _Place.STRIPPED:
                 if self._gathered:
                     self._show(self._gathered)
@@ -387,7 +378,7 @@ class HarmonyReader(Reader):
     def _cut(self) -> None:
         match self._place:
             case _Place.HEADER:
-                header = read_header(self._gathered, self._tools)
+                header = parse_header(self._gathered, self._tools)
                 if is_prose(header.rest) and header.recipient is None:
                     self._open_rest(header, END)
             case _Place.OPENING | _Place.STRIPPED:
@@ -397,41 +388,3 @@ class HarmonyReader(Reader):
                 if is_prose(self._gathered):
                     self._show(self._gathered.strip())
         self._leave_body(_Place.BETWEEN, complete=False)
-
-
-def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
-    """Write a begun answer behind `<|start|>assistant`, or behind the body that the prompt has opened."""
-    pieces: list[Piece] = []
-    if reasoning:
-        pieces += [*_header(Channel.ANALYSIS, opened), Piece(reasoning)]
-        opened = Channel.ANALYSIS
-    if content:
-        if opened is not None and opened is not Channel.FINAL:
-            pieces += [Piece(END, marker=True), Piece(START, marker=True), Piece("assistant")]
-            opened = None
-        pieces += [*_header(Channel.FINAL, opened), Piece(content)]
-        opened = Channel.FINAL
-    return Continuation(tuple(pieces), opened)
-
-
-def _header(channel: Channel, opened: Channel | None) -> list[Piece]:
-    if opened is channel:
-        return []
-    return [Piece(CHANNEL, marker=True), Piece(channel.value), Piece(MESSAGE, marker=True)]
-
-
-_OPENED = re.compile(
-    r"<\|channel\|>((?:[^<]|<\|constrain\|>)*)<\|message\|>(?:(?!<\|(?:end|call|return|start)\|>).)*\Z",
-    re.DOTALL,
-)
-
-
-def opens_in(prompt_tail: str) -> Channel | None:
-    """Return the channel whose body the prompt has opened and not closed, if any."""
-    opened = _OPENED.search(prompt_tail)
-    return read_header("<|channel|>" + opened[1]).channel if opened else None
-
-
-HARMONY = Dialect(
-    name="harmony", reader=HarmonyReader, continuation=continuation, opens_in=opens_in, tokens=HARMONY_TOKENS
-)

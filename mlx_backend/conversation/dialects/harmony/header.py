@@ -21,9 +21,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.events import Channel
+from mlx_backend.conversation.tools import ToolSet, strip_glued
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
 _MARKER = re.compile(r"<\|(start|channel|constrain)\|>")
 _ROLE = re.compile(r"\s*(?:assistant\s*)*")
@@ -37,7 +38,8 @@ _FOREIGN_ROLE = re.compile(r"\s*(?:user|system|developer|tool)(?![\w.])")
 _THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|scratch|monolog|cot\b)", re.IGNORECASE)
 
 _NO_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
-_GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
+# Tools that gpt-oss was trained with: `browser.search` is none of the request's that is named `search`.
+_BUILT_IN_NAMESPACES = frozenset({"browser", "container", "python"})
 _QUOTES = "\"'`"
 _TO = "to="
 _NOISE = " \t\r\n0123456789.,:;-–—?!*#|<>"  # what stands between messages by mistake
@@ -84,34 +86,10 @@ class Beginning(Enum):
     STRIPPED_ANSWER = auto()  # `assistantfinal…`: its answer
 
 
-class Tools:
-    """The names of a request's tools, to be found in what a model writes. None and no names find nothing."""
-
-    __slots__ = ("_by_fold", "_lengths", "names")
-
-    def __init__(self, names: Collection[str] | None) -> None:
-        self.names = frozenset(names or ())
-        self._lengths = sorted({len(name) for name in self.names if name}, reverse=True)
-        self._by_fold: dict[str, str] | None = None  # made when a name is first misspelt
-
-    def at(self, text: str) -> str | None:
-        """Find the longest name that `text` begins with. A content type or a channel may be glued to it."""
-        for length in self._lengths:
-            if text[:length] in self.names and not _continues(_GLUED.sub("", text[length:], count=1)):
-                return text[:length]
-        return None
-
-    def like(self, word: str) -> str | None:
-        """Find the name that differs from `word` in case, hyphens and the like, or in its namespace only."""
-        if self._by_fold is None:
-            self._by_fold = {_folded(name): name for name in sorted(self.names)}
-        return self._by_fold.get(_folded(word)) or self._by_fold.get(_folded(word.rpartition(".")[2]))
+_UNKNOWN_TOOLS = ToolSet(None)
 
 
-NO_TOOLS = Tools(None)
-
-
-def read_header(text: str, tools: Tools = NO_TOOLS) -> Header:
+def parse_header(text: str, tools: ToolSet = _UNKNOWN_TOOLS) -> Header:
     """Read a header. Anything can be read: a text that says nothing is all rest."""
     channel: Channel | None = None
     thinking = foreign = glued = False
@@ -147,7 +125,7 @@ def _segments(text: str) -> Iterator[tuple[str, str]]:
     yield kind, text[at:]
 
 
-def _take_recipients(segment: str, tools: Tools, recipients: list[str]) -> tuple[str, bool, str]:
+def _take_recipients(segment: str, tools: ToolSet, recipients: list[str]) -> tuple[str, bool, str]:
     """Take every `to=NAME` out; return the words before it, if there was one, and what follows the last."""
     words, addressed, rest = segment, False, segment
     while found := _RECIPIENT.search(rest):
@@ -160,30 +138,23 @@ def _take_recipients(segment: str, tools: Tools, recipients: list[str]) -> tuple
     return words, addressed, rest
 
 
-def _tool_name(text: str, tools: Tools) -> tuple[str | None, str]:
+def _tool_name(text: str, tools: ToolSet) -> tuple[str | None, str]:
     """Read a recipient's name at the beginning of `text`; return it (None: it is no tool) and what follows."""
     namespace = _NAMESPACE.match(text)
     bare = text[namespace.end() :] if namespace else text
     for candidate in (text, bare):
-        if (name := tools.at(candidate)) is not None:
-            return name, _GLUED.sub("", candidate[len(name) :], count=1).lstrip(_QUOTES)
+        if (name := tools.find_prefix(candidate)) is not None:
+            return name, strip_glued(candidate[len(name) :]).lstrip(_QUOTES)
     end = _NAME_END.search(bare)
     word, rest = (bare[: end.start()], bare[end.start() :].lstrip(_QUOTES)) if end else (bare, "")
     word = word.rstrip(".:")
     if not namespace and word.lower() in _NO_TOOLS:
         return None, rest
-    return tools.like(word) or word or None, rest
+    built_in = not namespace and word.partition(".")[0] in _BUILT_IN_NAMESPACES
+    return tools.find_similar(word, in_namespace=not built_in) or word or None, rest
 
 
-def _continues(text: str) -> bool:
-    return bool(text) and (text[0].isalnum() or text[0] in "_-" or (text[0] == "." and text[1:2].isalnum()))
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name).casefold()
-
-
-def _choose(recipients: list[str], tools: Tools) -> str | None:
+def _choose(recipients: list[str], tools: ToolSet) -> str | None:
     """The last recipient counts, a tool of the request before any other."""
     known = [name for name in recipients if name in tools.names]
     return next(reversed(known or recipients), None)

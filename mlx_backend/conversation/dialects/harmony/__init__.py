@@ -1,0 +1,123 @@
+"""Harmony, the format of gpt-oss: messages on channels, with or without a recipient.
+
+    markers   the control tokens
+    header    what a header says, however badly it is written
+    reader    a turn of output, read message by message
+
+Here stands what is written rather than read (the beginning of an answer, a call), and the dialect that joins it all.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.base import CallCodec, Continuation, Dialect, Piece, RawMarkup
+from mlx_backend.conversation.dialects.harmony.header import parse_header
+from mlx_backend.conversation.dialects.harmony.markers import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    END_OF_TEXT,
+    HARMONY_TOKENS,
+    MESSAGE,
+    RETURN,
+    START,
+)
+from mlx_backend.conversation.dialects.harmony.reader import HarmonyReader
+from mlx_backend.conversation.events import Channel
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+__all__ = [
+    "CALL",
+    "CHANNEL",
+    "CONSTRAIN",
+    "END",
+    "HARMONY",
+    "HARMONY_TOKENS",
+    "MESSAGE",
+    "RETURN",
+    "START",
+]
+
+_OPENED_BODY = re.compile(
+    r"<\|channel\|>((?:[^<]|<\|constrain\|>)*)<\|message\|>(?:(?!<\|(?:end|call|return|start)\|>).)*\Z",
+    re.DOTALL,
+)
+
+
+def recognises(template: str, control_tokens: Set[str]) -> bool:
+    """Whether both markers of a header are control tokens, or stand in the template."""
+    markers = {CHANNEL, MESSAGE}
+    return markers <= control_tokens or all(marker in template for marker in markers)
+
+
+def opens_in(prompt_tail: str) -> Channel | None:
+    """Return the channel whose body the prompt has opened and not closed, if any."""
+    opened = _OPENED_BODY.search(prompt_tail)
+    return parse_header(CHANNEL + opened[1]).channel if opened else None
+
+
+def continuation(reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+    """Write a begun answer behind `<|start|>assistant`, or behind the body that the prompt has opened."""
+    pieces: list[Piece] = []
+    if reasoning:
+        pieces += [*_header(Channel.ANALYSIS, opened), Piece(reasoning)]
+        opened = Channel.ANALYSIS
+    if content:
+        if opened is not None and opened is not Channel.FINAL:
+            pieces += [Piece(END, marker=True), Piece(START, marker=True), Piece("assistant")]
+            opened = None
+        pieces += [*_header(Channel.FINAL, opened), Piece(content)]
+        opened = Channel.FINAL
+    return Continuation(tuple(pieces), opened)
+
+
+def _header(channel: Channel, opened: Channel | None) -> list[Piece]:
+    if opened is channel:
+        return []
+    return [Piece(CHANNEL, marker=True), Piece(channel.value), Piece(MESSAGE, marker=True)]
+
+
+class HarmonyCalls(CallCodec):
+    """A call is a message with a recipient. The reader streams its arguments as they come."""
+
+    def is_taught_by(self, template: str) -> bool:
+        """Return True: the format itself has calls."""
+        return True
+
+    def opening(self, name: str) -> tuple[Piece, ...]:
+        """Write the header, behind `<|start|>assistant`, as gpt-oss spells it."""
+        return (
+            Piece(CHANNEL, marker=True),
+            Piece(f"{Channel.COMMENTARY} to=functions.{name} "),
+            Piece(CONSTRAIN, marker=True),
+            Piece("json"),
+            Piece(MESSAGE, marker=True),
+        )
+
+    @property
+    def closing(self) -> tuple[Piece, ...]:
+        """The marker that ends a call, and with it the turn."""
+        return (Piece(CALL, marker=True),)
+
+
+HARMONY = Dialect(
+    name="harmony",
+    recognises=recognises,
+    reader=HarmonyReader,
+    continuation=continuation,
+    opens_in=opens_in,
+    tokens=HARMONY_TOKENS,
+    calls=HarmonyCalls(),
+    reasoning_markers=(f"{CHANNEL}{Channel.ANALYSIS}",),
+    leaks=RawMarkup(
+        openers=(CHANNEL, START, MESSAGE),
+        stripped_opener=Channel.ANALYSIS.value,
+        message_openers=(f"{START}assistant", *(f"{CHANNEL}{channel}" for channel in Channel)),
+        end_markers=(END, RETURN, END_OF_TEXT),
+    ),
+)
