@@ -1,11 +1,10 @@
-"""Everything that can go wrong, on one screen, and the one shape it has on the wire.
+"""Everything that can go wrong, on one screen: what was raised, and what a client is told.
 
-ApiError                     status, message, param, code: an OpenAI error object
-├── raised by request bodies, auth and the app themselves
+ApiError                     status, message, param, code
+├── raised by request bodies and by server/
 └── made by `as_api_error` from
-    ├── werkzeug HTTPException     its own status (404, 405, 413 …)
     ├── RequestError               400  what the service cannot do, by field
-    ├── HistoryError, EffortError  400  what the conversation core cannot read
+    ├── HistoryError, EffortError  400  what the conversation core cannot parse
     ├── UnknownModel               404
     ├── ModelNotAllowed            403
     ├── WrongType                  400
@@ -15,18 +14,18 @@ ApiError                     status, message, param, code: an OpenAI error objec
     ├── EngineRefused              400  what the engine cannot run
     ├── EngineBusy                 503  with Retry-After
     ├── EngineFailed               503  with Retry-After: it broke and is being restarted
-    ├── EngineStopped              503  with Retry-After if the whole server is being stopped
+    ├── EngineStopped              503
     ├── EngineError                500  in the engine's own words
     └── anything else              500  with an id; the cause is in the log under the same id, and only there
+
+How an error is written is each API's (`Errors` in base.py). Knows no HTTP but its status codes and Retry-After.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Any
-
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.history import HistoryError
@@ -54,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """One reply that is not an answer."""
+    """A response that is an error."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class ApiError(Exception):
         headers: tuple[tuple[str, str], ...] = (),
         numbers: Mapping[str, int] | None = None,
     ) -> None:
-        """`numbers` are those of the message, for programs: they stand beside it."""
+        """`param` is the field to blame; `numbers` are those of the message, for programs."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -75,26 +74,24 @@ class ApiError(Exception):
         self.headers = headers
         self.numbers = dict(numbers or {})
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """The envelope every OpenAI client knows."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": told | self.numbers}
 
-
-def later(seconds: int | None, message: str, code: str, param: str | None = None, **numbers: int) -> ApiError:
-    """Make the 503 that says when to come back, if that would help."""
-    if seconds is None:
-        return ApiError(503, message, param=param, code=code, numbers=numbers)
-    retry = (("Retry-After", str(seconds)),)
-    told = {**numbers, "retry_after": seconds}
-    return ApiError(503, message, param=param, code=code, headers=retry, numbers=told)
+def unavailable(
+    retry_after: int, message: str, code: str, param: str | None = None, **numbers: int
+) -> ApiError:
+    """Make a 503 that says in how many seconds to try again."""
+    return ApiError(
+        503,
+        message,
+        param=param,
+        code=code,
+        headers=(("Retry-After", str(retry_after)),),
+        numbers={**numbers, "retry_after": retry_after},
+    )
 
 
 def shutting_down(message: str) -> ApiError:
-    """Make the 503 of a server that is being stopped: another one may soon be in its place."""
-    return later(10, message, "shutting_down")
+    """Make the 503 of a server that is being stopped: another may soon take its place."""
+    return unavailable(10, message, "shutting_down")
 
 
 def refuse(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -102,12 +99,12 @@ def refuse(message: str, param: str | None = None, code: str | None = None) -> A
     return ApiError(400, message, param=param, code=code)
 
 
-# What requests call what the engine calls otherwise.
-_FIELDS: Mapping[str | None, str] = {"adapter": "adapters"}
+# Engine fields that requests have by another name.
+_REQUEST_FIELDS: Mapping[str | None, str] = {"adapter": "adapters"}
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Map what was raised to what is sent. Never lets an unexpected exception's own words out."""
+    """Map what was raised to what is sent. The words of an unexpected exception are never sent."""
     match error:
         case ApiError():
             return error
@@ -124,30 +121,24 @@ def as_api_error(error: Exception) -> ApiError:
         case ModelNotAllowed():
             return ApiError(403, str(error), param="model", code="model_not_allowed")
         case ModelLoading():
-            return later(error.retry_after, str(error), "model_loading", "model", percent=error.percent)
+            return unavailable(error.retry_after, str(error), "model_loading", "model", percent=error.percent)
         case InsufficientMemory():
-            return later(error.retry_after, str(error), "no_room", "model")
+            if error.retry_after is None:
+                return ApiError(503, str(error), param="model", code="no_room")
+            return unavailable(error.retry_after, str(error), "no_room", "model")
         case EngineRefused():
-            return refuse(str(error), _FIELDS.get(error.field, error.field))
+            return refuse(str(error), _REQUEST_FIELDS.get(error.field, error.field))
         case EngineBusy():
-            return later(error.retry_after, str(error), "queue_full")
+            return unavailable(error.retry_after, str(error), "queue_full")
         case EngineFailed():
-            return later(error.retry_after, str(error), "engine_failed")
+            return unavailable(error.retry_after, str(error), "engine_failed")
         case EngineStopped():
             return ApiError(503, str(error), code="engine_stopped")
         case EngineError():
             return ApiError(500, str(error), code="engine")
-        case MethodNotAllowed():
-            allowed = ", ".join(sorted(error.valid_methods or ()))
-            message = f"This address does not know that method; it knows {allowed}."
-            return ApiError(405, message, headers=(("Allow", allowed),))
-        case HTTPException():
-            return ApiError(error.code or 500, error.description or error.name)
         case _:
             number = uuid.uuid4().hex[:12]
             log.error("internal error %s", number, exc_info=error)
             return ApiError(
-                500,
-                f"Internal error {number}: the server's log says more under this number.",
-                code="internal",
+                500, f"Internal error {number}: see the server's log under this number.", code="internal"
             )

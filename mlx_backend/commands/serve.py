@@ -108,10 +108,10 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
                 _announce(server.url, models, settings, demo=_is_demo(arguments))
                 told.recv(1)
             print("Stopping …", flush=True)
-            app.visits.close()
+            app.in_flight.drain()
 
             def see_them_off() -> None:
-                if app.visits.wait(settings.drain_seconds):
+                if app.in_flight.wait_until_idle(settings.drain_seconds):
                     with suppress(OSError):  # told twice: nobody listens any more
                         teller.send(_LEFT)
 

@@ -1,1 +1,1 @@
-"""HTTP: werkzeug turns requests into service calls and events into OpenAI objects."""
+"""HTTP: addresses, status codes, headers and sockets. The bodies are api/'s."""

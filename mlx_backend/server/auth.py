@@ -1,4 +1,4 @@
-"""Who may ask: one key for everybody, compared in constant time, never repeated to anybody."""
+"""The API key: one for all clients, compared in constant time, never repeated to anybody."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ def check(request: Request, key: str | None) -> None:
     """Raise a 401 unless the request carries the key as `Authorization: Bearer …` or `x-api-key`."""
     if key is None:
         return
+    # Not request.authorization: of a key with "=" inside it makes parameters, and the key is lost.
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = request.headers.get("x-api-key", "")
-    # WSGI hands header bytes over as Latin-1; the key was typed, so its bytes are UTF-8.
+    # WSGI decodes header bytes as Latin-1; the key was typed, so its bytes are UTF-8.
     if hmac.compare_digest(given.strip().encode("latin-1", "replace"), key.encode()):
         return
     raise ApiError(

@@ -1,6 +1,7 @@
-"""Which web pages may use the server: CORS, and what browsers do that do not ask first.
+"""Which web pages may use the server: CORS, and the POSTs that browsers send without asking first.
 
-Without --cors-origin none but those it serves itself. What is no browser names no origin, and is not asked for one.
+Without --cors-origin only pages of the server's own origin may. Clients that are not browsers name no origin and are
+not checked.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from werkzeug import Response
+from werkzeug.datastructures import HeaderSet
 
 from mlx_backend.api.errors import ApiError
 
@@ -17,46 +19,48 @@ if TYPE_CHECKING:
 
     from werkzeug import Request
 
-_OWN_HEADERS = "x-request-id, x-mlx-backend-effort, x-mlx-backend-ignored"
+_EXPOSED_HEADERS = HeaderSet(["x-request-id", "x-mlx-backend-effort", "x-mlx-backend-ignored"])
+_USUAL_HEADERS = HeaderSet(["authorization", "content-type"])
+_PREFLIGHT_SECONDS = 600
 
 
-class Origins:
-    """The origins that were allowed; `*` is all of them."""
+class CorsPolicy:
+    """The origins that are allowed; `*` is all of them."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._allowed = allowed
 
-    def check(self, request: Request) -> None:
-        """Keep foreign web pages from using a local server: browsers send their POSTs and name their origin."""
-        origin = request.headers.get("Origin")
-        if origin is None or self._granted(request) or urlsplit(origin).netloc == request.host:
+    def refuse_foreign_page(self, request: Request) -> None:
+        """Raise a 403 if a page of another origin sends the request: browsers send POSTs and name their origin."""
+        origin = request.origin
+        if origin is None or self._allowed_origin(request) or urlsplit(origin).netloc == request.host:
             return
         raise ApiError(
             403, "This web page may not use the server: start it with --cors-origin and the page's origin."
         )
 
-    def mark(self, request: Request, response: Response) -> None:
+    def add_headers(self, request: Request, response: Response) -> None:
         """Tell the browser that its page may read the response."""
-        if origin := self._granted(request):
-            response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = _OWN_HEADERS
+        if origin := self._allowed_origin(request):
+            response.access_control_allow_origin = origin
+            response.access_control_expose_headers = _EXPOSED_HEADERS
         if self._allowed:
             response.vary.add("Origin")
 
-    def options(self, request: Request, methods: Iterable[str]) -> Response:
+    def preflight(self, request: Request, methods: Iterable[str]) -> Response:
         """Answer a browser that asks first."""
-        allow = ", ".join(sorted({*methods, "OPTIONS"}))
-        response = Response(status=204, headers={"Allow": allow})
-        if self._granted(request):
-            response.headers["Access-Control-Allow-Methods"] = allow
-            asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
-            response.headers["Access-Control-Allow-Headers"] = asked
-            response.headers["Access-Control-Max-Age"] = "600"
+        allowed_methods = HeaderSet(sorted({*methods, "OPTIONS"}))
+        response = Response(status=204)
+        response.allow.update(allowed_methods)
+        if self._allowed_origin(request):
+            response.access_control_allow_methods = allowed_methods
+            response.access_control_allow_headers = request.access_control_request_headers or _USUAL_HEADERS
+            response.access_control_max_age = _PREFLIGHT_SECONDS
         return response
 
-    def _granted(self, request: Request) -> str | None:
-        """The origin that is allowed to this request's page."""
-        origin = request.headers.get("Origin")
+    def _allowed_origin(self, request: Request) -> str | None:
+        """Return what Access-Control-Allow-Origin says to this request's page; None if it may not."""
+        origin = request.origin
         if origin is None or not ("*" in self._allowed or origin in self._allowed):
             return None
         return "*" if "*" in self._allowed else origin

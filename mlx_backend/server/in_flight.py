@@ -1,4 +1,4 @@
-"""Who is being answered, and with which model: so that a server that is stopped can wait for the last of them."""
+"""The requests that are being answered, each with the model it has leased: a server that is stopped drains them."""
 
 from __future__ import annotations
 
@@ -14,69 +14,41 @@ if TYPE_CHECKING:
     from mlx_backend.registry.base import Lease
 
 
-class Visits:
-    """Counts them. Safe from any thread."""
+class InFlightRequests:
+    """Counts requests in and out. Safe to use from any thread."""
 
     def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._inside = 0
-        self.closed = False
+        self._changed = threading.Condition()
+        self._count = 0
+        self.is_draining = False
 
     @contextmanager
-    def using[S](self, acquire: Callable[[], Lease[S]]) -> Iterator[Visit[S]]:
-        """Have a model for one reply. Given back here if there is no reply, and else when that is closed."""
-        self.enter()
+    def admit[S](self, acquire: Callable[[], Lease[S]]) -> Iterator[Lease[S]]:
+        """Count a request in and lease its model until the context ends.
+
+        Raises the 503 of a server that is draining, and whatever `acquire` raises.
+        """
+        with self._changed:
+            if self.is_draining:
+                raise shutting_down("The server is shutting down and accepts no new requests.")
+            self._count += 1
         try:
-            visit = Visit(self, acquire())
-        except BaseException:
-            self.leave()
-            raise
-        try:
-            yield visit
-        except BaseException:
-            visit.end()
-            raise
+            lease = acquire()
+            try:
+                yield lease
+            finally:
+                lease.release()
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
 
-    def enter(self) -> None:
-        """Count somebody in; raise the 503 of a server that is being stopped."""
-        with self._change:
-            if self.closed:
-                raise shutting_down("The server is shutting down, and takes no new requests.")
-            self._inside += 1
+    def drain(self) -> None:
+        """Admit no more requests."""
+        with self._changed:
+            self.is_draining = True
 
-    def leave(self) -> None:
-        """Count somebody out."""
-        with self._change:
-            self._inside -= 1
-            self._change.notify_all()
-
-    def close(self) -> None:
-        """Let nobody in any more."""
-        with self._change:
-            self.closed = True
-
-    def wait(self, seconds: float | None) -> bool:
-        """Wait until nobody is inside; False if that took too long."""
-        with self._change:
-            return self._change.wait_for(lambda: not self._inside, seconds)
-
-
-class Visit[S]:
-    """One request's stay and the model it uses."""
-
-    def __init__(self, visits: Visits, lease: Lease[S]) -> None:
-        self._visits = visits
-        self._lease = lease
-        self._ended = False
-
-    @property
-    def service(self) -> S:
-        """What answers."""
-        return self._lease.service
-
-    def end(self) -> None:
-        """Give the model back and leave. Idempotent."""
-        if not self._ended:
-            self._ended = True
-            self._lease.release()
-            self._visits.leave()
+    def wait_until_idle(self, seconds: float | None) -> bool:
+        """Wait until no request is in flight; False if that took longer than so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, seconds)

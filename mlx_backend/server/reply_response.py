@@ -1,7 +1,6 @@
-"""One reply between the service and the socket: waited for or streamed, kept alive, cancelled, logged.
+"""One reply on its way to its client: whole or streamed, kept alive, cancelled, logged.
 
-Both ways run through the same steps; a reply that is not streamed folds them, one that is writes them as they
-come. Whatever happens, the engine is free afterwards and the log has one line.
+Both ways consume the same events. Whatever happens, the engine is free afterwards and the log has one line.
 """
 
 from __future__ import annotations
@@ -9,147 +8,158 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from werkzeug import Response
 
-from mlx_backend.api.errors import ApiError, as_api_error
-from mlx_backend.api.openai import stream
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import Progress
 from mlx_backend.errors import EngineStopped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from mlx_backend.api.openai.chat_body import ChatBody
-    from mlx_backend.api.openai.completions_body import CompletionBody
-    from mlx_backend.api.openai.stream import Chunk, Envelope, Writer
+    from mlx_backend.api.base import OnDisconnect, ReplyWriter
+    from mlx_backend.api.errors import ApiError
     from mlx_backend.chat.reply import Reply, ReplyEvent
-
-# A context in which the callable given is called if the client leaves.
-type Watch = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 log = logging.getLogger("mlx_backend.requests")
 
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that has left. Nobody reads it; it is for the log of a proxy in between."""
+
 _LEFT = "client left"
-CLIENT_LEFT = 499  # nobody reads it; it is for the log of whatever stands in between
 
 
-class RunningReply:
-    """A reply and who waits for it. Call `whole` or `stream`, once."""
+class ClientLeft(Exception):
+    """The client disconnected before the reply was finished."""
+
+
+class ReplyResponder:
+    """Turns a running reply into a response. Call `whole` or `stream`, once."""
 
     def __init__(
         self,
         reply: Reply,
-        writer: Writer,
-        envelope: Envelope,
-        body: ChatBody | CompletionBody,
-        keepalive: float,
-        watch: Watch,
-        explain: Callable[[Exception], ApiError] = as_api_error,
+        writer: ReplyWriter,
+        log: ReplyLog,
+        *,
+        keepalive_seconds: float,
+        on_disconnect: OnDisconnect,
+        explain: Callable[[Exception], ApiError],
     ) -> None:
-        self._model = envelope.model
         self._reply = reply
         self._writer = writer
-        self._envelope = envelope
-        self._body = body
-        self._keepalive = keepalive
-        self._watch = watch
+        self._log = log
+        self._keepalive_seconds = keepalive_seconds
+        self._on_disconnect = on_disconnect
         self._explain = explain
         self._left = False
-        # Whoever is gone is noticed by the watch, or when nothing can be written any more.
-        self._outcome = _LEFT
-        self._born = time.perf_counter()
-        self._first: float | None = None
 
     def whole(self) -> Response:
-        """Wait for the end and answer with one object."""
-        chunks: list[Chunk] = []
+        """Wait for the end and answer with one body."""
+        events = (
+            event for event in self._events(None) if event is not None and not isinstance(event, Progress)
+        )
         try:
-            for step in self._steps(None, include_usage=True):
-                if isinstance(step, list):
-                    chunks += step
+            body = self._writer.fold(events, self._reply.usage)
+        except ClientLeft:
+            return Response(status=CLIENT_CLOSED_REQUEST)
         except Exception:
-            self._outcome = "error"
+            self._log.outcome = "error"
             raise
         else:
-            if self._left:
-                return Response(status=CLIENT_LEFT)
-            return json_response(self._envelope.whole(chunks))
+            return Response(body, mimetype="application/json")
         finally:
             self._end()
 
     def stream(self) -> Response:
         """Answer with server-sent events, from now on."""
-        response = Response(self._sse(), mimetype="text/event-stream")
+        response = Response(self._stream(), mimetype="text/event-stream")
         response.headers["Cache-Control"] = "no-cache"
-        response.headers["X-Accel-Buffering"] = "no"  # a proxy that collects the stream defeats it
+        response.headers["X-Accel-Buffering"] = "no"  # a proxy that buffers the stream defeats it
         # Also if the stream is never begun: a generator that was not started runs no `finally`.
         response.call_on_close(self._reply.close)
         return response
 
-    def _sse(self) -> Iterator[bytes]:
-        sse = self._envelope.sse
+    def _stream(self) -> Iterator[bytes]:
+        writer, keepalive = self._writer, self._keepalive_seconds
         try:
-            for step in self._steps(self._keepalive, include_usage=self._body.include_usage):
-                yield b"".join(map(sse, step)) if isinstance(step, list) else stream.comment(step)
+            yield writer.open()
+            sent = time.monotonic()
+            for event in self._events(keepalive):
+                match event:
+                    case None:
+                        data = writer.keepalive()
+                    case Progress():
+                        data = writer.keepalive(event) if time.monotonic() - sent >= keepalive else b""
+                    case StreamEnd():
+                        data = writer.finish(event, self._reply.usage)
+                    case _:
+                        data = writer.feed(event)
+                if data:
+                    yield data
+                    sent = time.monotonic()
+        except ClientLeft:
+            pass
         except Exception as error:
-            self._outcome = "error"
-            yield stream.error(self._explain(error).body)
-        else:
-            yield stream.DONE
+            self._log.outcome = "error"
+            yield writer.error(self._explain(error))
         finally:
             self._end()
 
-    def _steps(self, patience: float | None, *, include_usage: bool) -> Iterator[list[Chunk] | str]:
-        """Yield chunks, and a comment for those who wait when nothing else was said for so many seconds."""
-        with self._watch(self._leave):
-            yield self._writer.open() or "accepted"
-            spoken = time.monotonic()
+    def _events(self, patience: float | None) -> Iterator[ReplyEvent | Progress | None]:
+        """Yield the reply's events up to its StreamEnd. Raises ClientLeft, or EngineStopped on shutdown."""
+        with self._on_disconnect(self._cancel):
             for event in self._reply.events(patience):
-                step: list[Chunk] | str
                 match event:
-                    case None:
-                        step = "keepalive"
-                    case Progress(processed, total):
-                        quiet = patience is None or time.monotonic() - spoken < patience
-                        step = "" if quiet else f"keepalive {processed}/{total}"
-                    case StreamEnd():
-                        *chunks, finish = self._writer.feed(event)
-                        usage = self._reply.usage
-                        step = chunks + stream.last_chunks(finish, usage, include_usage=include_usage)
-                        self._outcome = finish.finish or ""
+                    case None | Progress():
+                        pass
+                    case StreamEnd(finish):
+                        self._log.outcome = finish
                     case _:
-                        step = self._write(event)
-                if step:
-                    yield step
-                    spoken = time.monotonic()
-        if self._reply.finish is None and not self._left:
-            raise EngineStopped("The server is shutting down.")
+                        self._log.first_event()
+                yield event
+        if self._reply.finish is None:
+            raise ClientLeft if self._left else EngineStopped("The server is shutting down.")
 
-    def _write(self, event: ReplyEvent) -> list[Chunk]:
-        if self._first is None:
-            self._first = time.perf_counter()
-        return self._writer.feed(event)
-
-    def _leave(self) -> None:
+    def _cancel(self) -> None:
         self._left = True
-        self._outcome = _LEFT
         self._reply.close()
 
     def _end(self) -> None:
-        """Free the engine, and say in one line what the request was and what it cost."""
         self._reply.close()
-        usage, effort = self._reply.usage, self._reply.effort
+        self._log.write(self._reply)
+
+
+class ReplyLog:
+    """The line that says what a reply was and what it cost.
+
+    Its outcome is that the client left until something better is known: it may be gone unnoticed when nothing can
+    be written any more.
+    """
+
+    def __init__(self, reply_id: str, model: str, ignored: Sequence[str]) -> None:
+        self.outcome = _LEFT
+        self._id = reply_id
+        self._model = model
+        self._ignored = ignored
+        self._started = time.perf_counter()
+        self._first: float | None = None
+
+    def first_event(self) -> None:
+        """Note when the first event came; later calls do nothing."""
+        if self._first is None:
+            self._first = time.perf_counter()
+
+    def write(self, reply: Reply) -> None:
+        """Log the line."""
+        usage, effort = reply.usage, reply.effort
         speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
-        first = (self._first or time.perf_counter()) - self._born
         log.info(
             "%s model=%s effort=%s prompt=%d cached=%d completion=%d reasoning=%d %.1f tok/s "
             "queue=%.3fs first=%.3fs finish=%s%s",
-            self._envelope.id,
+            self._id,
             self._model,
             f"{effort.effort} ({effort.source})" if effort else "-",
             usage.prompt_tokens,
@@ -158,18 +168,13 @@ class RunningReply:
             usage.reasoning_tokens,
             speed,
             usage.queue_seconds,
-            first,
-            self._outcome,
-            f" ignored={names(self._body.ignored)}" if self._body.ignored else "",
+            (self._first or time.perf_counter()) - self._started,
+            self.outcome,
+            f" ignored={header_safe(self._ignored)}" if self._ignored else "",
         )
 
 
-def json_response(body: dict[str, Any], status: int = 200) -> Response:
-    """Answer with one JSON object."""
-    return Response(stream.dumps(body) + "\n", status=status, mimetype="application/json")
-
-
-def names(fields: list[str]) -> str:
-    """Write field names fit for a header: they come from the client, so not every character may pass."""
+def header_safe(fields: Sequence[str]) -> str:
+    """Write field names so that they fit in a header: they come from the client, so not every character may pass."""
     clean = [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in fields[:32]]
     return ", ".join(clean)

@@ -346,6 +346,11 @@ def test_the_right_key_is_let_in(engine: ScriptedEngine, header: str) -> None:
     assert serving(engine, api_key="sésame").get("/v1/models", headers={header: value}).status_code == 200
 
 
+def test_a_key_may_have_an_equals_sign_inside(engine: ScriptedEngine) -> None:
+    client = serving(engine, api_key="sk-a=b==")
+    assert client.get("/v1/models", headers={"Authorization": "Bearer sk-a=b=="}).status_code == 200
+
+
 def test_the_key_is_not_in_what_a_log_would_show() -> None:
     assert "sesame" not in repr(Settings(api_key="sesame"))
 
@@ -369,7 +374,7 @@ def test_a_web_page_that_was_named_is_let_in(engine: ScriptedEngine, allowed: st
     preflight = client.options(CHAT, headers=asked)
     assert preflight.status_code == 204
     assert preflight.headers["Access-Control-Allow-Origin"] == told
-    assert preflight.headers["Access-Control-Allow-Headers"] == "authorization,x-stainless-os"
+    assert preflight.headers["Access-Control-Allow-Headers"] == "authorization, x-stainless-os"
     assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
     response = client.post(CHAT, json={"messages": [USER]}, headers=PAGE)
     assert response.status_code == 200

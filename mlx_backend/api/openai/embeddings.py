@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from mlx_backend.api.base import Cost, JsonAnswer
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.json_body import decode_json
+from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
 from mlx_backend.conversation.json_values import shown
 from mlx_backend.embedding.service import MAX_TEXTS, VectorsRequest
@@ -18,7 +22,10 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
+    from mlx_backend.api.base import OnDisconnect
     from mlx_backend.embedding.recipe import Role
+    from mlx_backend.embedding.service import Embedder
+    from mlx_backend.registry.base import Lease, ModelRegistry
 
 # The words for a text's role that clients of Cohere, Voyage, NVIDIA, Jina and sentence-transformers send.
 _ROLES: dict[str, Role | None] = {
@@ -95,6 +102,37 @@ class EmbeddingsBody(Body):
             "model": model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
+
+
+class Embeddings(OpenAIProtocol):
+    """Implements `JsonProtocol`: texts become vectors."""
+
+    def parse(self, body: bytes) -> EmbeddingsCall:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        parsed = EmbeddingsBody.parse(decode_json(body))
+        return EmbeddingsCall(parsed, parsed.request())
+
+
+@dataclass(frozen=True)
+class EmbeddingsCall(BodyCall[EmbeddingsBody]):
+    """Implements `JsonCall`."""
+
+    request: VectorsRequest
+
+    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Embedder]:
+        """Lease the embedding model."""
+        return models.acquire_embedder(self.model, wait, "embedding")
+
+    def answer(self, service: Embedder, on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Compute the vectors."""
+        running = service.embed(self.request)
+        with on_disconnect(running.close):
+            vectors = running.vectors()
+        model = service.engine.model_id
+        cost = Cost(model=model, texts=len(running.job.rows), tokens=running.tokens)
+        if vectors is None:
+            return JsonAnswer(None, cost)
+        return JsonAnswer(self.body.answer(model, vectors, running.tokens), cost)
 
 
 def _texts(value: Any) -> list[str | list[int]]:

@@ -1,24 +1,69 @@
-"""What `/v1/models` says of each model: OpenAI's object, and what other servers have added to it.
+"""GET /v1/models: OpenAI's list, with the fields that other servers have added to its objects.
 
-What is not known is left out. Knows the models' own words for themselves; nothing of HTTP.
+What is not known is left out. Knows what the registry says of a model; nothing of HTTP.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.api.openai.base import OpenAIProtocol
+from mlx_backend.models.description import ModelDescription
+from mlx_backend.registry.errors import ModelError
+
 if TYPE_CHECKING:
-    from mlx_backend.models.description import ModelDescription
-    from mlx_backend.registry.base import ModelStatus
+    from collections.abc import Mapping
+
+    from mlx_backend.registry.base import ModelRegistry, ModelStatus
 
 OWNER = "mlx-backend"
+
+
+class ListModels(OpenAIProtocol):
+    """Implements `ResourceProtocol`: the models that can be served, each once for every name it has."""
+
+    def __init__(self) -> None:
+        self._created = int(time.time())
+
+    def answer(self, models: ModelRegistry, _arguments: Mapping[str, str]) -> dict[str, Any]:
+        """Return the list."""
+        data = [
+            model_object(status, _description(models, status), self._created, alias=alias)
+            for status in models.statuses()
+            for alias in (None, *status.aliases)
+        ]
+        return {"object": "list", "data": data}
+
+
+class GetModel(OpenAIProtocol):
+    """Implements `ResourceProtocol`: one model, by any of its names."""
+
+    def __init__(self) -> None:
+        self._created = int(time.time())
+
+    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
+        name = arguments["name"]
+        status = models.status(name)
+        alias = name if name in status.aliases else None
+        return model_object(status, _description(models, status), self._created, alias=alias)
+
+
+class UnloadModel(OpenAIProtocol):
+    """Implements `ResourceProtocol`: a model is unloaded once nobody uses it."""
+
+    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """Say what happens. Raises UnknownModel, ModelNotAllowed or ModelPinned."""
+        name = arguments["name"]
+        return {"model": name, "message": models.unload(name)}
 
 
 def model_object(
     status: ModelStatus, description: ModelDescription, created: int, *, alias: str | None = None
 ) -> dict[str, Any]:
-    """Describe a model by its name, or by another name it has; `root` is then its own."""
-    told: dict[str, Any] = {
+    """Describe a model under its name, or under an alias; `root` is then its name."""
+    described: dict[str, Any] = {
         "id": alias or status.name,
         "object": "model",
         "created": created,
@@ -27,20 +72,24 @@ def model_object(
         "type": description.kind,
     }
     if alias is not None:
-        told["root"] = status.name
+        described["root"] = status.name
     if description.context_length is not None:
-        told |= dict.fromkeys(("context_length", "max_model_len"), description.context_length)
-    told["capabilities"] = list(description.capabilities)
+        described |= dict.fromkeys(("context_length", "max_model_len"), description.context_length)
+    described["capabilities"] = list(description.capabilities)
     if description.efforts:
-        told["reasoning"] = {"efforts": list(description.efforts), "default": description.default_effort}
+        described["reasoning"] = {
+            "efforts": list(description.efforts),
+            "default": description.default_effort,
+        }
     if description.kind == "llm":
-        told["sampling_defaults"] = dict(description.sampling)
+        described["sampling_defaults"] = dict(description.sampling)
     if description.adapters:
-        told["adapters"] = list(description.adapters)
-    return told
+        described["adapters"] = list(description.adapters)
+    return described
 
 
-def model_objects(status: ModelStatus, description: ModelDescription, created: int) -> list[dict[str, Any]]:
-    """Describe a model once by each of its names."""
-    names = [None, *status.aliases]
-    return [model_object(status, description, created, alias=name) for name in names]
+def _description(models: ModelRegistry, status: ModelStatus) -> ModelDescription:
+    try:
+        return models.describe(status.name)
+    except ModelError:  # it has left the catalogue since it was listed
+        return ModelDescription()

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from mlx_backend.api.base import Cost, JsonAnswer
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.json_body import decode_json
+from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
 from mlx_backend.conversation.json_values import shown
 from mlx_backend.embedding.service import MAX_TEXTS, RankingRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mlx_backend.api.base import OnDisconnect
+    from mlx_backend.embedding.service import Embedder
+    from mlx_backend.registry.base import Lease, ModelRegistry
 
 
 class RerankBody(Body):
@@ -53,6 +61,37 @@ class RerankBody(Body):
             "results": results,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
+
+
+class Rerank(OpenAIProtocol):
+    """Implements `JsonProtocol`: documents are scored for a query."""
+
+    def parse(self, body: bytes) -> RerankCall:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        parsed = RerankBody.parse(decode_json(body))
+        return RerankCall(parsed, parsed.request())
+
+
+@dataclass(frozen=True)
+class RerankCall(BodyCall[RerankBody]):
+    """Implements `JsonCall`."""
+
+    request: RankingRequest
+
+    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Embedder]:
+        """Lease the rerank model."""
+        return models.acquire_embedder(self.model, wait, "rerank")
+
+    def answer(self, service: Embedder, on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Compute the scores."""
+        running = service.rank(self.request)
+        with on_disconnect(running.close):
+            scores = running.scores(raw=self.body.raw_scores is True)
+        model = service.engine.model_id
+        cost = Cost(model=model, texts=len(running.job.rows), tokens=running.tokens, truncated=running.cut)
+        if scores is None:
+            return JsonAnswer(None, cost)
+        return JsonAnswer(self.body.answer(model, scores, running.tokens), cost)
 
 
 def _document_text(index: int, document: Any) -> str:

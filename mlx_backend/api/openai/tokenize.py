@@ -6,11 +6,15 @@ equals `usage.prompt_tokens` of the same request. Nothing here waits for the eng
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from mlx_backend.api.base import JsonAnswer
 from mlx_backend.api.errors import refuse
+from mlx_backend.api.json_body import decode_json
+from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.conversation.json_values import kind
@@ -20,7 +24,9 @@ from mlx_backend.settings import ReasoningFormat
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mlx_backend.api.base import OnDisconnect
     from mlx_backend.chat.service import Service
+    from mlx_backend.registry.base import Lease, ModelRegistry
 
 
 class TokenizedText(Body):
@@ -62,6 +68,50 @@ class DetokenizeBody(Body):
                     f"tokens[{at}]",
                 )
         return tokenizer.decode(self.tokens)
+
+
+class Tokenize(OpenAIProtocol):
+    """Implements `JsonProtocol`: the tokens of a text, or of the prompt that a conversation becomes."""
+
+    def parse(self, body: bytes) -> TokenizeCall:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        written = decode_json(body)
+        return TokenizeCall(parse(written), written)
+
+
+@dataclass(frozen=True)
+class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
+    """Implements `JsonCall`. `written` is the body as the client wrote it."""
+
+    written: Mapping[str, Any]
+
+    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Service | Embedder]:
+        """Lease a model of any type."""
+        return models.acquire_any(self.model, wait)
+
+    def answer(self, service: Service | Embedder, _on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Tokenise."""
+        return JsonAnswer(answer(service, self.body, self.written))
+
+
+class Detokenize(OpenAIProtocol):
+    """Implements `JsonProtocol`: the text of token ids."""
+
+    def parse(self, body: bytes) -> DetokenizeCall:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        return DetokenizeCall(DetokenizeBody.parse(decode_json(body)))
+
+
+class DetokenizeCall(BodyCall[DetokenizeBody]):
+    """Implements `JsonCall`."""
+
+    def acquire(self, models: ModelRegistry, wait: float) -> Lease[Service]:
+        """Lease a language model."""
+        return models.acquire(self.model, wait)
+
+    def answer(self, service: Service, _on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Decode the tokens."""
+        return JsonAnswer({"prompt": self.body.text(service)})
 
 
 def parse(body: Any) -> TokenizedText | TokenizedChat:

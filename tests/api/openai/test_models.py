@@ -262,8 +262,8 @@ def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(worksho
         server.open("/v1/chat/completions", {"messages": [USER], "stream": True}) as stream,
     ):
         stream.readline()
-        server.app.visits.close()
-        assert not server.app.visits.wait(0)
+        server.app.in_flight.drain()
+        assert not server.app.in_flight.wait_until_idle(0)
         status, told = server.call("/v1/chat/completions", {"messages": [USER]})
         assert (status, told["error"]["code"]) == (503, "shutting_down")
         assert told["error"]["retry_after"] == 10
@@ -271,7 +271,7 @@ def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(worksho
         assert (status, health["status"]) == (503, "draining")
         engine.advance(20)
         assert "[DONE]" in stream.read().decode()
-        assert server.app.visits.wait(SOON)
+        assert server.app.in_flight.wait_until_idle(SOON)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -288,7 +288,7 @@ def test_a_reply_that_is_cut_by_the_servers_end_is_told_so(stream: bool) -> None
             engine.advance(4)
             while b'"role"' not in said:
                 said += connection.recv(4096)
-        server.app.visits.close()
+        server.app.in_flight.drain()
         engine.stop()
         while b"}}" not in said[said.find(b'{"error"') :]:
             said += connection.recv(4096) or pytest.fail(f"It ended with {said!r}")

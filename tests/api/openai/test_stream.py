@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mlx_backend.api.openai.stream import ChatWriter, Chunk, Envelope, TextWriter, last_chunks, usage_object
+from mlx_backend.api.errors import ApiError
+from mlx_backend.api.openai.chat import ChatWriter
+from mlx_backend.api.openai.completions import TextWriter
+from mlx_backend.api.openai.usage import usage_object
 from mlx_backend.chat.usage import Usage
 from mlx_backend.conversation.events import (
     Channel,
@@ -18,11 +21,13 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.engine.base import Progress
 from mlx_backend.settings import ReasoningField, ReasoningFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlx_backend.api.openai.stream import ChunkWriter
     from mlx_backend.conversation.events import Event
 
 ANSWER: list[Event] = [
@@ -43,17 +48,30 @@ CALL: list[Event] = [
 ]
 
 
-def chunks_of(events: Sequence[Event], **options: Any) -> list[Chunk]:
-    writer = ChatWriter(call_id=lambda index: f"call_{index}", **options)
-    return [*writer.open(), *(chunk for event in events for chunk in writer.feed(event))]
+USAGE = Usage(10, completion_tokens=4, reasoning_tokens=3, cached_tokens=2, decode_seconds=2.0)
+
+
+def chat_writer(**options: Any) -> ChatWriter:
+    return ChatWriter("m", call_id=lambda index: f"call_{index}", **options)
+
+
+def streamed(writer: ChunkWriter, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The chunks of a stream, decoded."""
+    *most, end = events
+    assert isinstance(end, StreamEnd)
+    data = writer.open() + b"".join(map(writer.feed, most)) + writer.finish(end, USAGE)
+    *sent, done, rest = data.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in sent if not event.startswith(":")]
 
 
 def deltas_of(events: Sequence[Event], **options: Any) -> list[dict[str, Any]]:
-    return [chunk.delta for chunk in chunks_of(events, **options) if chunk.delta]
+    chunks = streamed(chat_writer(**options), events)
+    return [delta for chunk in chunks for choice in chunk["choices"] if (delta := choice["delta"])]
 
 
 def message_of(events: Sequence[Event], **options: Any) -> dict[str, Any]:
-    whole = Envelope("m", "f", chat=True).whole(chunks_of(events, **options))
+    whole = json.loads(chat_writer(**options).fold(events, USAGE))
     message: dict[str, Any] = whole["choices"][0]["message"]
     return message
 
@@ -157,39 +175,73 @@ def test_hidden_reasoning_is_nowhere() -> None:
     }
 
 
-def test_every_chunk_is_the_same_json_whichever_way_it_is_written() -> None:
-    envelope = Envelope("m", "f", chat=True)
-    for chunk in chunks_of([*ANSWER[:-1], *CALL]):
-        data = envelope.sse(chunk)
-        assert data.startswith(b"data: ")
-        assert data.endswith(b"\n\n")
-        written = json.loads(data[6:])
-        assert written["object"] == "chat.completion.chunk"
-        assert written["id"] == envelope.id
-        assert written["choices"] == [{"index": 0, "delta": chunk.delta, "finish_reason": chunk.finish}]
+@pytest.mark.parametrize("writer", [chat_writer, lambda: TextWriter("m")])
+def test_every_chunk_has_the_same_head_whichever_way_it_is_written(writer: Any) -> None:
+    one = writer()
+    heads = {
+        json.dumps({key: value for key, value in chunk.items() if key not in ("choices", "timings")})
+        for chunk in streamed(one, ANSWER)
+    }
+    [head] = heads
+    assert json.loads(head)["id"] == one.id
+    assert json.loads(head)["object"] == one.chunk_object
+
+
+def test_a_chat_chunk_has_one_choice_with_its_delta() -> None:
+    chunks = streamed(chat_writer(), CALL)
+    assert [chunk["choices"] for chunk in chunks] == [
+        [{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas_of(CALL)
+    ] + [[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]]
 
 
 def test_usage_comes_alone_and_timings_come_last() -> None:
-    envelope = Envelope("m", "f", chat=True)
-    usage = Usage(10, completion_tokens=4, reasoning_tokens=3, cached_tokens=2, decode_seconds=2.0)
-    finish, last = (
-        json.loads(envelope.sse(chunk)[6:])
-        for chunk in last_chunks(Chunk(finish="stop"), usage, include_usage=True)
-    )
+    *_, finish, last = streamed(chat_writer(include_usage=True), ANSWER)
+    assert finish["choices"][0]["finish_reason"] == "stop"
     assert "usage" not in finish
     assert "timings" not in finish
     assert last["choices"] == []
-    assert last["usage"] == usage_object(usage)
+    assert last["usage"] == usage_object(USAGE)
     assert last["timings"]["predicted_per_second"] == 2.0
-    (only,) = last_chunks(Chunk(finish="stop"), usage, include_usage=False)
-    assert json.loads(envelope.sse(only)[6:])["timings"]["predicted_n"] == 4
+    *_, only = streamed(chat_writer(), ANSWER)
+    assert only["timings"]["predicted_n"] == 4
+    assert "usage" not in only
+
+
+def test_a_reply_that_is_not_streamed_always_has_usage_and_timings() -> None:
+    whole = json.loads(chat_writer().fold(ANSWER, USAGE))
+    assert whole["object"] == "chat.completion"
+    assert whole["usage"] == usage_object(USAGE)
+    assert whole["timings"]["predicted_n"] == 4
 
 
 def test_a_text_completion_has_text_and_no_message() -> None:
-    envelope, writer = Envelope("m", "f", chat=False), TextWriter()
-    chunks = [*writer.open(), *writer.feed(ContentDelta("on")), *writer.feed(StreamEnd("stop"))]
-    assert envelope.whole(chunks)["choices"] == [{"index": 0, "text": "on", "finish_reason": "stop"}]
-    assert json.loads(envelope.sse(chunks[0])[6:])["choices"] == [
-        {"index": 0, "text": "on", "finish_reason": None}
-    ]
-    assert json.loads(envelope.sse(chunks[1])[6:])["choices"][0]["text"] == ""
+    events: list[Event] = [ContentDelta("on"), StreamEnd("stop")]
+    whole = json.loads(TextWriter("m").fold(events, USAGE))
+    assert whole["choices"] == [{"index": 0, "text": "on", "finish_reason": "stop"}]
+    text, finish = streamed(TextWriter("m"), events)
+    assert text["choices"] == [{"index": 0, "text": "on", "finish_reason": None}]
+    assert finish["choices"] == [{"index": 0, "text": "", "finish_reason": "stop"}]
+
+
+def test_a_stream_without_an_opening_chunk_opens_with_a_comment() -> None:
+    assert TextWriter("m").open() == b": accepted\n\n"
+
+
+def test_a_silence_is_filled_with_comments_that_say_how_far_the_prefill_is() -> None:
+    writer = chat_writer()
+    assert writer.keepalive() == b": keepalive\n\n"
+    assert writer.keepalive(Progress(5, 10)) == b": keepalive 5/10\n\n"
+
+
+def test_an_error_in_mid_stream_is_the_same_object_as_before_it() -> None:
+    error = ApiError(503, "Later.", code="engine_failed", numbers={"retry_after": 1})
+    event = chat_writer().error(error)
+    assert json.loads(event.removeprefix(b"data: ")) == {
+        "error": {
+            "message": "Later.",
+            "type": "server_error",
+            "param": None,
+            "code": "engine_failed",
+            "retry_after": 1,
+        }
+    }

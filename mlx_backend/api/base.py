@@ -1,0 +1,154 @@
+"""What a wire API is to the server: from the bytes of a request to the bytes of its response.
+
+    ReplyProtocol        a model generates: parse ─▶ ReplyCall ─start─▶ Reply, ReplyWriter ─▶ bytes, streamed or whole
+    JsonProtocol         a model computes:  parse ─▶ JsonCall ─answer─▶ one JSON object
+    ResourceProtocol     nothing to parse:  answer ─▶ one JSON object
+
+A new API is a folder in api/ that implements these, and a line for each address in server/routes.py. The server
+knows status codes, headers and sockets; an API knows its bodies, and neither knows the other's part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from mlx_backend.api.errors import ApiError
+    from mlx_backend.chat.reply import Reply, ReplyEvent
+    from mlx_backend.chat.service import Service
+    from mlx_backend.chat.usage import Usage
+    from mlx_backend.conversation.events import StreamEnd
+    from mlx_backend.engine.base import Progress
+    from mlx_backend.registry.base import Lease, ModelRegistry
+
+# A context in which the callable is called if the client disconnects.
+type OnDisconnect = Callable[[Callable[[], None]], AbstractContextManager[None]]
+
+
+class Errors(Protocol):
+    """How an API writes what went wrong before anything was streamed."""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the body of an error response."""
+        ...
+
+
+class Call(Protocol):
+    """A parsed request: which model it names, and which of its fields mean nothing here."""
+
+    @property
+    def model(self) -> str | None:
+        """The model's name; None for the default."""
+        ...
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Fields that were sent and are ignored, for the log and a response header."""
+        ...
+
+
+class ReplyProtocol(Errors, Protocol):
+    """An address at which a language model generates a reply."""
+
+    def parse(self, body: bytes) -> ReplyCall:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        ...
+
+
+class ReplyCall(Call, Protocol):
+    """A parsed request for a reply."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the reply is to be streamed."""
+        ...
+
+    def start(self, service: Service) -> tuple[Reply, ReplyWriter]:
+        """Start the reply. Raises ApiError and whatever `Service.chat` and `Service.complete` raise."""
+        ...
+
+
+class ReplyWriter(Protocol):
+    """Writes one reply: `open`, `feed` for each event, `finish`; or `fold` for all of them at once.
+
+    What `open`, `feed` and `finish` return is sent as it is, as server-sent events; b"" sends nothing.
+    """
+
+    @property
+    def id(self) -> str:
+        """The reply's id, also for the log and the response header."""
+        ...
+
+    def open(self) -> bytes:
+        """Return what is sent at once, before the first token."""
+        ...
+
+    def feed(self, event: ReplyEvent) -> bytes:
+        """Write any event but the last."""
+        ...
+
+    def finish(self, end: StreamEnd, usage: Usage) -> bytes:
+        """Write the last event and whatever marks the end of a stream."""
+        ...
+
+    def keepalive(self, progress: Progress | None = None) -> bytes:
+        """Return what fills a silence; `progress` of the prefill, if that is the reason for it."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """Write an error in mid-stream, which ends the stream."""
+        ...
+
+    def fold(self, events: Iterable[ReplyEvent], usage: Usage) -> bytes:
+        """Return the body of a reply that is not streamed. `usage` is final once the events are consumed."""
+        ...
+
+
+class JsonProtocol[S](Errors, Protocol):
+    """An address at which a model answers with one JSON object; S is the kind of service that does."""
+
+    def parse(self, body: bytes) -> JsonCall[S]:
+        """Parse a request. Raises ApiError naming the field that is wrong."""
+        ...
+
+
+class JsonCall[S](Call, Protocol):
+    """A parsed request for one JSON object."""
+
+    def acquire(self, models: ModelRegistry, wait: float) -> Lease[S]:
+        """Lease the model it needs, waiting so many seconds for it to load. Raises what `ModelRegistry` raises."""
+        ...
+
+    def answer(self, service: S, on_disconnect: OnDisconnect) -> JsonAnswer:
+        """Compute the answer, and stop if the client disconnects. Raises ApiError, RequestError, EngineError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonAnswer:
+    """A JSON object, None if the client disconnected; and what it cost, if that is worth a line in the log."""
+
+    body: dict[str, Any] | None
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What an answer has cost. `truncated` counts the texts that were too long to be read to their end."""
+
+    model: str
+    texts: int
+    tokens: int
+    truncated: int = 0
+
+
+class ResourceProtocol(Errors, Protocol):
+    """An address without a body, answered from what the registry knows."""
+
+    def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
+        """Return the JSON object; `arguments` are the variable parts of the address."""
+        ...

@@ -1,0 +1,42 @@
+"""The `usage` and `timings` of a reply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlx_backend.chat.usage import Usage
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Build OpenAI's `usage`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def timings_object(usage: Usage) -> dict[str, Any]:
+    """Build `timings` under llama.cpp's names, from which chat pages show tokens per second.
+
+    Two are ours: how long the request was queued, and when its first token was there.
+    """
+    prefilled = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "cache_n": usage.cached_tokens,
+        "prompt_n": prefilled,
+        "prompt_ms": round(usage.prefill_seconds * 1000, 3),
+        "prompt_per_second": _rate(prefilled, usage.prefill_seconds),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": round(usage.decode_seconds * 1000, 3),
+        "predicted_per_second": _rate(usage.completion_tokens, usage.decode_seconds),
+        "queue_ms": round(usage.queue_seconds * 1000, 3),
+        "first_token_ms": round((usage.queue_seconds + usage.prefill_seconds) * 1000, 3),
+    }
+
+
+def _rate(tokens: int, seconds: float) -> float:
+    return round(tokens / seconds, 2) if seconds > 0 else 0.0

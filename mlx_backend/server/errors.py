@@ -1,0 +1,35 @@
+"""What was raised while a request was handled, as an ApiError: werkzeug's exceptions, and a server that is draining."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from mlx_backend.api import errors
+from mlx_backend.api.errors import ApiError
+from mlx_backend.api.openai.base import OpenAIProtocol
+from mlx_backend.errors import EngineStopped
+
+if TYPE_CHECKING:
+    from mlx_backend.api.base import Errors
+
+DEFAULT_ERRORS: Errors = OpenAIProtocol()
+"""How an error is written at an address that belongs to no API: as most clients expect it."""
+
+
+def as_api_error(error: Exception, *, is_draining: bool) -> ApiError:
+    """Map what was raised to what is sent. An engine that stops with its server has not failed."""
+    match error:
+        case MethodNotAllowed():
+            allowed = ", ".join(sorted(error.valid_methods or ()))
+            message = f"This address does not accept that method; it accepts {allowed}."
+            return ApiError(405, message, headers=(("Allow", allowed),))
+        case HTTPException():
+            return ApiError(error.code or 500, error.description or error.name)
+        case EngineStopped() if is_draining:
+            return errors.shutting_down(
+                "The server is shutting down and did not finish this reply. Send the request again later."
+            )
+        case _:
+            return errors.as_api_error(error)

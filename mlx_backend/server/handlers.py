@@ -1,0 +1,159 @@
+"""From a request to a response, for each kind of protocol in api/base.py. Knows HTTP; knows no API's shape."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from werkzeug import Response
+
+from mlx_backend.api import json_text
+from mlx_backend.api.base import Errors
+from mlx_backend.server.errors import as_api_error
+from mlx_backend.server.reply_response import (
+    CLIENT_CLOSED_REQUEST,
+    ReplyLog,
+    ReplyResponder,
+    header_safe,
+)
+from mlx_backend.server.request_body import read_body
+from mlx_backend.server.wsgi_server import ON_DISCONNECT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from werkzeug import Request
+
+    from mlx_backend.api.base import (
+        Cost,
+        JsonProtocol,
+        OnDisconnect,
+        ReplyProtocol,
+        ResourceProtocol,
+    )
+    from mlx_backend.api.errors import ApiError
+    from mlx_backend.registry.base import ModelRegistry
+    from mlx_backend.server.in_flight import InFlightRequests
+    from mlx_backend.settings import Settings
+
+log = logging.getLogger("mlx_backend.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What every handler works with."""
+
+    models: ModelRegistry
+    settings: Settings
+    in_flight: InFlightRequests
+
+    def explain(self, error: Exception) -> ApiError:
+        """Say what an error means to a client."""
+        return as_api_error(error, is_draining=self.in_flight.is_draining)
+
+
+class Handler(Errors, Protocol):
+    """Answers the requests to one address, and writes what goes wrong there."""
+
+    def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
+        """Answer a request; raise whatever goes wrong. `arguments` are the variable parts of the address."""
+        ...
+
+
+class ReplyHandler:
+    """A language model generates a reply, which is streamed or sent whole."""
+
+    def __init__(self, protocol: ReplyProtocol) -> None:
+        self._protocol = protocol
+        self.error = protocol.error
+
+    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Start a reply. The model is released when the response is closed."""
+        settings = backend.settings
+        call = self._protocol.parse(read_body(request, settings.max_body_bytes))
+        with ExitStack() as stack:
+            in_flight = stack.enter_context(
+                backend.in_flight.admit(lambda: backend.models.acquire(call.model, settings.load_seconds))
+            )
+            reply, writer = call.start(in_flight.service)
+            responder = ReplyResponder(
+                reply,
+                writer,
+                ReplyLog(writer.id, in_flight.service.engine.model_id, call.ignored),
+                keepalive_seconds=settings.keepalive_seconds,
+                on_disconnect=_on_disconnect(request),
+                explain=backend.explain,
+            )
+            response = responder.stream() if call.stream else responder.whole()
+            response.call_on_close(stack.pop_all().close)
+        response.headers["x-request-id"] = writer.id
+        if reply.effort is not None:
+            response.headers["x-mlx-backend-effort"] = f"{reply.effort.effort} ({reply.effort.source})"
+        return _with_ignored(response, call.ignored)
+
+
+class JsonHandler[S]:
+    """A model computes one JSON object."""
+
+    def __init__(self, protocol: JsonProtocol[S]) -> None:
+        self._protocol = protocol
+        self.error = protocol.error
+
+    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Wait for the answer, and stop computing if the client disconnects."""
+        settings = backend.settings
+        call = self._protocol.parse(read_body(request, settings.max_body_bytes))
+        with backend.in_flight.admit(
+            lambda: call.acquire(backend.models, settings.load_seconds)
+        ) as in_flight:
+            started = time.perf_counter()
+            answer = call.answer(in_flight.service, _on_disconnect(request))
+        if answer.cost is not None:
+            _log_cost(request.path, answer.cost, time.perf_counter() - started, left=answer.body is None)
+        if answer.body is None:
+            return Response(status=CLIENT_CLOSED_REQUEST)
+        return _with_ignored(json_response(json_text.body(answer.body)), call.ignored)
+
+
+class ResourceHandler:
+    """Answers from what the registry knows."""
+
+    def __init__(self, protocol: ResourceProtocol) -> None:
+        self._protocol = protocol
+        self.error = protocol.error
+
+    def handle(self, _request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
+        """Answer at once."""
+        return json_response(json_text.body(self._protocol.answer(backend.models, arguments)))
+
+
+def json_response(body: bytes, status: int = 200) -> Response:
+    """Answer with a JSON body."""
+    return Response(body, status=status, mimetype="application/json")
+
+
+def _log_cost(path: str, cost: Cost, seconds: float, *, left: bool) -> None:
+    log.info(
+        "%s model=%s texts=%d tokens=%d %.3fs%s%s",
+        path,
+        cost.model,
+        cost.texts,
+        cost.tokens,
+        seconds,
+        f" cut={cost.truncated}" if cost.truncated else "",
+        " client left" if left else "",
+    )
+
+
+def _with_ignored(response: Response, ignored: Sequence[str]) -> Response:
+    if ignored:
+        response.headers["x-mlx-backend-ignored"] = header_safe(ignored)
+    return response
+
+
+def _on_disconnect(request: Request) -> OnDisconnect:
+    on_disconnect: OnDisconnect | None = request.environ.get(ON_DISCONNECT)
+    return on_disconnect or (lambda _callback: nullcontext())

@@ -1,0 +1,51 @@
+"""Every address of the server. A new one is a line here; what it parses and answers is in api/."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_backend.api.openai.chat import ChatCompletions
+from mlx_backend.api.openai.completions import Completions
+from mlx_backend.api.openai.embeddings import Embeddings
+from mlx_backend.api.openai.models import GetModel, ListModels, UnloadModel
+from mlx_backend.api.openai.rerank import Rerank
+from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
+from mlx_backend.server.handlers import JsonHandler, ReplyHandler, ResourceHandler
+from mlx_backend.server.status import HealthHandler, HomeHandler
+
+if TYPE_CHECKING:
+    from mlx_backend.server.handlers import Handler
+    from mlx_backend.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and a path, and what handles it. Without `needs_key` it is open to everybody."""
+
+    method: str
+    path: str
+    handler: Handler
+    needs_key: bool = True
+
+
+def all_routes(settings: Settings) -> list[Route]:
+    """Return the server's routes. Those of an API are found with and without /v1."""
+    api: list[tuple[str, str, Handler]] = [
+        ("POST", "/chat/completions", ReplyHandler(ChatCompletions(settings))),
+        ("POST", "/completions", ReplyHandler(Completions())),
+        ("POST", "/embeddings", JsonHandler(Embeddings())),
+        ("POST", "/rerank", JsonHandler(Rerank())),
+        ("GET", "/models", ResourceHandler(ListModels())),
+        ("GET", "/models/<path:name>", ResourceHandler(GetModel())),
+        ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
+        ("POST", "/tokenize", JsonHandler(Tokenize())),
+        ("POST", "/detokenize", JsonHandler(Detokenize())),
+    ]
+    addresses = ["/v1" + path for _, path, _ in api if "<" not in path]
+    return [
+        # These tell no secrets and start nothing.
+        Route("GET", "/", HomeHandler([*addresses, "/health"]), needs_key=False),
+        Route("GET", "/health", HealthHandler(), needs_key=False),
+        *(Route(method, prefix + path, handler) for prefix in ("/v1", "") for method, path, handler in api),
+    ]

@@ -1,0 +1,78 @@
+"""The server about itself: its name at /, and /health. Neither is part of an API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend import __version__
+from mlx_backend.api import json_text
+from mlx_backend.server.errors import DEFAULT_ERRORS
+from mlx_backend.server.handlers import json_response
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from werkzeug import Request, Response
+
+    from mlx_backend.registry.base import ModelStatus
+    from mlx_backend.server.handlers import Backend
+
+NAME = "mlx-backend"
+
+
+class HomeHandler:
+    """Says what this server is, and where its APIs are."""
+
+    error = staticmethod(DEFAULT_ERRORS.error)
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Return name, version, models and addresses."""
+        home = {
+            "name": NAME,
+            "version": __version__,
+            "models": [status.name for status in backend.models.statuses()],
+            "api": ", ".join(self._addresses),
+        }
+        return json_response(json_text.body(home))
+
+
+class HealthHandler:
+    """200 while requests are served; 503 while they cannot be, or the server is being stopped.
+
+    That depends on the first model, if it is pinned. Models that are loaded on demand may fail.
+    """
+
+    error = staticmethod(DEFAULT_ERRORS.error)
+
+    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Return the server's status, and that of every model in memory."""
+        states = backend.models.statuses()
+        status = "ok"
+        if backend.in_flight.is_draining:
+            status = "draining"
+        elif states and states[0].pinned and states[0].state not in ("ready", "unloaded"):
+            status = states[0].state
+        health = {
+            "status": status,
+            "server": NAME,
+            "version": __version__,
+            "models": [_entry(state) for state in states if state.state != "unloaded"],
+        }
+        return json_response(json_text.body(health), 200 if status == "ok" else 503)
+
+
+def _entry(state: ModelStatus) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "model": state.name,
+        "state": state.state,
+        "running": state.running,
+        "waiting": state.waiting,
+    }
+    if state.state == "loading":
+        entry["percent"] = state.percent
+    if state.detail:
+        entry["detail"] = state.detail
+    return entry
