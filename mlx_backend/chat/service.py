@@ -28,7 +28,7 @@ from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.conversation.template import TemplateTraits, for_template
 from mlx_backend.engine.base import GenerationRequest, Sampling
-from mlx_backend.engine.distributed.transport import launched
+from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import RequestError
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.models.spec import ModelDefaults
@@ -108,7 +108,7 @@ class Service:
             advice=engine.sampling_defaults,
             defaults=self.defaults,
             server_effort=self._effort,
-            one_process=launched() is None,
+            one_process=distributed_backend() is None,
         )
 
     def chat(self, request: ChatRequest) -> Reply:

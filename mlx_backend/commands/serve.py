@@ -26,7 +26,7 @@ from mlx_backend.commands.options import (
     settings_of,
 )
 from mlx_backend.device import Device
-from mlx_backend.engine.distributed.transport import launched
+from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
@@ -128,7 +128,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
 
 def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
     """Where several processes were launched to share one model, return what all but the first of them do."""
-    if launched() is None:
+    if distributed_backend() is None:
         return None
     from mlx_backend.engine.mlx import follow_engine, rank
 

@@ -14,7 +14,7 @@ from mlx_backend.chat.capabilities import Folders
 from mlx_backend.chat.service import Service
 from mlx_backend.embedding.recipe import EmbeddingOptions, tokens_read
 from mlx_backend.embedding.service import Embedder
-from mlx_backend.engine.distributed.transport import launched
+from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.base import ModelStatus, loaded_status
@@ -143,7 +143,7 @@ class MultiModelRegistry:
             options=options,
             defaults=defaults,
             server_effort=self._settings.reasoning_effort,
-            one_process=launched() is None,
+            one_process=distributed_backend() is None,
         )
 
     def _describe_embedder(self, spec: ModelSpec, model_type: ModelType) -> ModelDescription:

@@ -1,1 +1,1 @@
-"""One model on several machines: what they tell each other, and the batch that leads them."""
+"""One model on several machines: how the ranks connect, what they send each other, and the batch that leads them."""

@@ -1,12 +1,12 @@
 """One batch over several processes: the same requests in the same order before the same step, on every rank.
 
-Rank 0 has the scheduler and all that the world sees. Its `LeadingBatch` is a batch that tells the other ranks
-what it is about to do, and does it; they `follow`. Nothing comes back: a result is the same everywhere, or the
-ranks have come apart. So that this is noticed, every message carries a checksum of the last step's results. What
-a step would measure for itself, how fast prompts are read, is rank 0's figure for all.
+Rank 0 has the scheduler and everything that clients see. Its `LeaderBatch` tells the other ranks what it is about
+to do, and does it; they `follow`. No results come back: a step's results are the same everywhere, or the ranks have
+diverged. To notice that, every message carries a checksum of the previous step's results. What a step would measure
+for itself, how fast prompts are read, is rank 0's figure for all.
 
-What only one rank knows of cannot be repaired by it: an exception, a lost rank, results that differ. Then all
-end, and the requests are told which rank it was.
+No rank can repair what only it knows of: an exception, a lost rank, different results. Then all of them end, and the
+requests' errors name the rank.
 
 Knows no model and no MLX.
 """
@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class SteppedBatch(Batch, Protocol):
-    """A batch whose steps are the same wherever its requests and its rate are."""
+    """A batch whose steps depend on its requests and its rate alone."""
 
-    rate: float | None  # tokens of prompt a second, as measured
+    rate: float | None  # prompt tokens per second, as measured
 
 
 class Ranks(Protocol):
-    """This process's place among those that share the model. The lines are there once they are open."""
+    """This process's place among those that share the model. `leader` or `follower` is there once it is open."""
 
     rank: int
     size: int
@@ -57,88 +57,89 @@ class Ranks(Protocol):
         ...
 
     def open(self) -> None:
-        """Open the line. All ranks do this at the same time."""
+        """Connect the ranks. All of them do this at the same time."""
         ...
 
     def close(self) -> None:
-        """Leave the others."""
+        """Close the connections."""
         ...
 
 
-class LeadingBatch:
-    """Rank 0's batch: implements the scheduler's `Batch` on top of one, for all ranks."""
+class LeaderBatch:
+    """Rank 0's batch: implements the scheduler's `Batch` for all ranks, on top of its own."""
 
     def __init__(self, batch: SteppedBatch, ranks: Ranks) -> None:
         self._batch = batch
         self._ranks = ranks
-        self._news: list[Any] = []
-        self._check = 0
+        self._changes: list[Any] = []  # since the last step
+        self._checksum = 0  # of the last step's results
         self._loaded = False
-        self._ending: EngineStopped | None = None
+        self._error: EngineStopped | None = None  # once it cannot go on
 
-    def when_lost(self, heard: Callable[[EngineStopped], object]) -> None:
-        """Have somebody called, on another thread, when a rank is lost."""
+    def on_lost(self, callback: Callable[[EngineStopped], object]) -> None:
+        """Have `callback` called, on another thread, when a rank is lost."""
         assert self._ranks.leader is not None
-        self._ranks.leader.when_lost(heard)
+        self._ranks.leader.on_lost(callback)
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
         """Load together with the other ranks."""
-        if self._loaded:  # the others have gone
-            raise self._ending or EngineStopped(f"The engine broke. {_TOGETHER}")
+        if self._loaded:  # the other ranks are gone
+            raise self._error or EngineStopped(f"The engine broke. {_RESTART_ALL}")
         self._loaded = True
         try:
             self._ranks.open()
             return self._batch.load(report)
         except Exception as error:
-            self._ending = self._why(error)
+            self._error = self._cause_of(error)
             if isinstance(error, EngineError) and not isinstance(error, EngineStopped):
                 raise
-            raise self._ending from error
+            raise self._error from error
 
     def admits(self, request: GenerationRequest) -> bool:
-        """Whether there is room. Rank 0 decides."""
-        as_plain(request)
+        """Whether there is room. Rank 0 decides for all."""
+        to_wire(request)  # refuses what other processes cannot be given
         return self._batch.admits(request)
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Begin a request, on all ranks before the next step."""
-        plain = as_plain(request)
+        written = to_wire(request)
         try:
             self._batch.insert(key, request)
-        except Exception as error:  # how much of it has happened, only this rank knows
-            self._ending = self._why(error)
+        except Exception as error:  # only this rank knows how much of it has happened
+            self._error = self._cause_of(error)
             raise
-        self._news.append(["insert", key, plain])
+        self._changes.append(["insert", key, written])
 
     def ready(self) -> bool:
         """Whether a step would move anything."""
         return self._batch.ready()
 
     def step(self) -> Iterator[tuple[int, Outcome]]:
-        """Tell the others what is new, and take a step with them. EngineStopped is the end."""
-        if self._ending is not None:
-            raise self._ending
+        """Send the others what has changed, and take a step with them. After EngineStopped there is no other."""
+        if self._error is not None:
+            raise self._error
         try:
             assert self._ranks.leader is not None
-            self._ranks.leader.tell({"news": self._news, "rate": self._batch.rate, "check": self._check})
-            self._news, self._check = [], 0
+            self._ranks.leader.broadcast(
+                {"changes": self._changes, "rate": self._batch.rate, "checksum": self._checksum}
+            )
+            self._changes, self._checksum = [], 0
             for key, outcome in self._batch.step():
-                self._check = checked(self._check, key, outcome)
+                self._checksum = add_to_checksum(self._checksum, key, outcome)
                 yield key, outcome
         except Exception as error:
-            self._ending = self._why(error)
-            raise self._ending from error
+            self._error = self._cause_of(error)
+            raise self._error from error
 
     def remove(self, key: int) -> None:
         """Drop a request, on all ranks before the next step."""
         self._batch.remove(key)
-        self._news.append(["remove", key])
+        self._changes.append(["remove", key])
 
     def unload(self) -> None:
-        """Send the others home, and give everything back."""
-        reason = str(self._ending) if self._ending is not None else ""
+        """Stop the other ranks, and give everything back."""
         if self._ranks.leader is not None:
-            self._ranks.leader.dismiss(reason)
+            self._ranks.leader.stop_followers(str(self._error or ""))
         self._batch.unload()
 
     def close(self) -> None:
@@ -147,29 +148,30 @@ class LeadingBatch:
             self._batch.close()
         finally:
             if self._ranks.leader is not None:
-                self._ranks.leader.wait_for_the_others()
+                self._ranks.leader.wait_for_exits()
             self._ranks.close()
 
-    def _why(self, error: Exception) -> EngineStopped:
+    def _cause_of(self, error: Exception) -> EngineStopped:
+        """Return what is to be said of an exception: the rank that was lost, if that is behind it."""
         if isinstance(error, EngineStopped):
             return error
         leader = self._ranks.leader
-        if leader is not None and (lost := leader.ending(wait=1.0)) is not None:  # MLX may notice first
+        if leader is not None and (lost := leader.lost_rank(timeout=1.0)) is not None:  # MLX may notice first
             return lost
         text = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-        return EngineStopped(f"Rank 0 could not go on: {text} {_TOGETHER}")
+        return EngineStopped(f"Rank 0 could not go on: {text} {_RESTART_ALL}")
 
 
 def follow(batch: SteppedBatch, ranks: Ranks) -> int:
-    """Do what rank 0 does until it stops; return the exit status. Runs on the main thread."""
+    """Take the same steps as rank 0 until it stops; return the exit status. Runs on the main thread."""
     status, reason = 1, ""
-    with _left_to_rank_0(signal.SIGINT):
+    with _ignored(signal.SIGINT):
         try:
             ranks.open()
             log.info("Rank %d of %d: loading; rank 0 serves.", ranks.rank, ranks.size)
             batch.load(lambda _part: None)
             log.info("Rank %d of %d: ready.", ranks.rank, ranks.size)
-            reason = _keep_step(batch, ranks)
+            reason = _step_with_leader(batch, ranks)
             status = 1 if reason else 0
         except EngineError as error:
             reason = str(error)
@@ -179,114 +181,114 @@ def follow(batch: SteppedBatch, ranks: Ranks) -> int:
         if status:
             log.error("Rank %d ends: %s", ranks.rank, reason)
             if ranks.follower is not None:
-                ranks.follower.fail(reason)
+                ranks.follower.report_failure(reason)
         else:
             log.info("Rank %d ends: rank 0 has stopped.", ranks.rank)
         for give_back in (batch.unload, batch.close, ranks.close):
             try:
                 give_back()
-            except Exception as error:  # a collective under way when the others left
-                log.debug("Rank %d was not left in order: %s", ranks.rank, error)
+            except Exception as error:  # a collective was under way when the other ranks ended
+                log.debug("Rank %d could not be closed cleanly: %s", ranks.rank, error)
     return status
 
 
-def _keep_step(batch: SteppedBatch, ranks: Ranks) -> str:
-    """Step with rank 0; return why it ended, "" if it was told to."""
+def _step_with_leader(batch: SteppedBatch, ranks: Ranks) -> str:
+    """Take rank 0's steps; return why that ended, "" if rank 0 was stopped in order."""
     assert ranks.follower is not None
-    check = 0
+    checksum = 0
     while (message := ranks.follower.receive()) is not None:
         if "stop" in message:
             return str(message["stop"])
-        if message["check"] != check:
+        if message["checksum"] != checksum:
             raise EngineError("It came to another result than rank 0; the ranks have to be the same.")
-        for piece in message["news"]:
-            match piece:
-                case ["insert", key, plain]:
-                    batch.insert(key, from_plain(plain))
+        for change in message["changes"]:
+            match change:
+                case ["insert", key, written]:
+                    batch.insert(key, from_wire(written))
                 case ["remove", key]:
                     batch.remove(key)
         batch.rate = message["rate"]
-        check = 0
+        checksum = 0
         for key, outcome in batch.step():
-            check = checked(check, key, outcome)
+            checksum = add_to_checksum(checksum, key, outcome)
     return "rank 0 was lost: its process ended or cannot be reached."
 
 
-def checked(check: int, key: int, outcome: Outcome) -> int:
-    """Take an outcome into a checksum of a step: all ranks must come to the same."""
+def add_to_checksum(checksum: int, key: int, outcome: Outcome) -> int:
+    """Return a step's checksum with one more outcome; all ranks must come to the same."""
     match outcome:
         case TokenDelta(token=token):
-            said: object = token
+            result: object = token
         case Progress(processed=processed, cached=cached):
-            said = processed, cached
+            result = processed, cached
         case Ended(reason):
-            said = reason
+            result = reason
         case _:
-            said = "error"
-    return crc32(f"{key} {said};".encode(), check)
+            result = "error"
+    return crc32(f"{key} {result};".encode(), checksum)
 
 
-def as_plain(request: GenerationRequest) -> dict[str, Any]:
-    """Write a request for other processes. EngineRefused if something of it lives in this one."""
+def to_wire(request: GenerationRequest) -> dict[str, Any]:
+    """Return a request as JSON for other processes. Raises EngineRefused for what only this one can have."""
     if request.constraint is not None and not request.constraint.never_raises:
         raise EngineRefused(
             "A reply that must follow a grammar is not possible yet while several processes share the model."
         )
-    plain: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     for field in fields(request):
         value = getattr(request, field.name)
         match field.name:
             case "prompt" | "checkpoints":
-                plain[field.name] = [int(each) for each in value]
+                written[field.name] = [int(each) for each in value]
             case "sampling":
-                plain[field.name] = asdict(value)
-            case "queue_timeout":  # is rank 0's to have
+                written[field.name] = asdict(value)
+            case "queue_timeout":  # only rank 0 has a queue
                 pass
-            case "constraint":  # rank 0's choice is everybody's; the others only have to take the same steps
-                plain[field.name] = value is not None
+            case "constraint":  # rank 0 chooses the tokens; the others only have to take the same steps
+                written[field.name] = value is not None
             case name:
                 if not (value is None or isinstance(value, bool | int | float | str)):
                     raise EngineRefused(
                         f"{name} is not possible yet while several processes share the model."
                     )
-                plain[name] = value
-    return plain
+                written[name] = value
+    return written
 
 
-def from_plain(plain: Mapping[str, Any]) -> GenerationRequest:
-    """Read a request that another process wrote."""
-    sampling = dict(plain["sampling"])
+def from_wire(written: Mapping[str, Any]) -> GenerationRequest:
+    """Return a request that rank 0 wrote with `to_wire`."""
+    sampling = dict(written["sampling"])
     sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
-    read = {
-        "checkpoints": tuple(plain["checkpoints"]),
+    parsed = {
+        "checkpoints": tuple(written["checkpoints"]),
         "sampling": Sampling(**sampling),
-        "constraint": HeldByRank0() if plain["constraint"] else None,
+        "constraint": LeaderConstraint() if written["constraint"] else None,
     }
-    return GenerationRequest(**{**plain, **read})
+    return GenerationRequest(**{**written, **parsed})
 
 
-class HeldByRank0:
-    """A constraint as the other ranks have it."""
+class LeaderConstraint:
+    """Stands for a constraint that rank 0 applies: the other ranks take its tokens."""
 
     never_raises = True
 
     def unconstrained_tokens(self) -> int:
-        """Not to be known here."""
+        """None are certain here, so every token is waited for."""
         return 0
 
     def allowed_mask(self) -> None:
-        """Whatever rank 0 chooses."""
+        """Nothing is masked here: rank 0 chooses."""
 
     def advance(self, token: int) -> None:
-        """It was read there."""
+        """Rank 0's constraint has seen the token."""
 
 
-_TOGETHER = "Processes that share a model cannot be restarted one by one: start them again."
+_RESTART_ALL = "Processes that share a model cannot be restarted one by one: start them again."
 
 
 @contextmanager
-def _left_to_rank_0(number: signal.Signals) -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal; rank 0 ends what runs, and then the others."""
+def _ignored(number: signal.Signals) -> Iterator[None]:
+    """Ignore a signal: Ctrl-C reaches every process of a terminal, but it is rank 0 that stops the others."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device import Device
-from mlx_backend.engine.distributed.batch import LeadingBatch, follow
-from mlx_backend.engine.distributed.transport import GRACE, launched
+from mlx_backend.engine.distributed.batch import LeaderBatch, follow
+from mlx_backend.engine.distributed.launch import distributed_backend
+from mlx_backend.engine.distributed.transport import COLLECTIVE_GRACE
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
@@ -48,20 +49,20 @@ def load_engine(
     batch = MLXBatch(
         model, chosen, device=device or Device(recommended_memory), model_id=model_id, ranks=ranks
     )
-    leading = LeadingBatch(batch, ranks) if ranks is not None else None
+    leader = LeaderBatch(batch, ranks) if ranks is not None else None
     engine = ThreadedEngine(
-        leading or batch,
+        leader or batch,
         max_concurrent=chosen.max_concurrent,
         max_waiting=chosen.max_waiting,
         report=report,
     )
-    if leading is not None:
-        leading.when_lost(partial(_end, engine))
+    if leader is not None:
+        leader.on_lost(partial(_end, engine))
     return engine
 
 
 def _end(engine: ThreadedEngine, ending: EngineStopped) -> None:
-    if not engine.end(ending, within=GRACE):
+    if not engine.end(ending, within=COLLECTIVE_GRACE):
         # Its thread waits in MLX for a rank that is gone, and would abort the process in the end.
         atexit.register(os._exit, 1)
 
@@ -71,7 +72,7 @@ def rank() -> int:
 
     Connects to the others first. Raises EngineError if they are not to be found.
     """
-    if launched() is None:
+    if distributed_backend() is None:
         return 0
     from mlx_backend.engine.mlx.collectives import group
 

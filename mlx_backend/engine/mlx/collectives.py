@@ -1,6 +1,6 @@
 """The processes that share a model, as MLX sees them: finding each other, sums, and what they must have in common.
 
-What a step does depends on its requests and on lengths alone (leading.py brings those to every rank). The
+What a step does depends on its requests and on lengths alone (distributed/batch.py brings those to every rank). The
 exceptions are settled here: how much memory a machine has (the least of all counts), and the last bits of a
 logit, which differ between chips: the token that rank 0 chose is summed with everybody's zeros.
 """
@@ -22,7 +22,8 @@ import mlx.core as mx
 
 from mlx_backend import __version__
 from mlx_backend.device.memory import STEP_MARGIN
-from mlx_backend.engine.distributed.transport import LAUNCHERS, Follower, Invitation, Leader, launched
+from mlx_backend.engine.distributed.launch import LAUNCHERS, distributed_backend
+from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.errors import EngineError, EngineStopped
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-INVITATION_BYTES = 4096
+ENDPOINT_BYTES = 4096
 MIN_SUM = 64  # elements; of fewer than there are ranks the ring makes slow work, and of the next sum too
 _ALIKE = (
     "context_length",
@@ -49,7 +50,7 @@ _ALIKE = (
 @cache
 def group() -> mx.distributed.Group | None:
     """Connect to the other ranks, once; None if there are none. EngineError if there should be and are not."""
-    backend = launched()
+    backend = distributed_backend()
     if backend is None:
         return None
     try:
@@ -91,19 +92,19 @@ class Ranks:
         try:
             if self.rank == 0:
                 self.leader = Leader(self.size, _addresses())
-                self._shared(self.leader.invitation.as_bytes())
-                self.leader.gather()
+                self._shared(self.leader.endpoint.to_json())
+                self.leader.accept_followers()
             else:
-                invitation = Invitation.of(self._shared(b""))
-                self.follower = Follower(self.rank, self.size, invitation)
+                endpoint = Endpoint.from_json(self._shared(b""))
+                self.follower = Follower(self.rank, self.size, endpoint)
         except RuntimeError as error:
             raise EngineStopped(f"The other ranks were lost: {error}.") from error
 
-    def meet(self, mine: Any) -> list[Any]:
-        """Wait for the other ranks, and learn what each of them brought, in the order of ranks."""
-        line = self.leader or self.follower
-        assert line is not None
-        return line.meet(mine)
+    def all_gather(self, value: Any) -> list[Any]:
+        """Wait for every rank's value, and return them in the order of ranks."""
+        transport = self.leader or self.follower
+        assert transport is not None
+        return transport.all_gather(value)
 
     def refuse(self, options: EngineOptions) -> None:
         """Refuse what is not the same on several ranks yet."""
@@ -122,7 +123,7 @@ class Ranks:
             "config.json": sha256((folder / "config.json").read_bytes()).hexdigest()[:16],
             **{name: getattr(options, name) for name in _ALIKE},
         }
-        everybody = self.meet(mine)
+        everybody = self.all_gather(mine)
         for rank, theirs in enumerate(everybody):
             for what, value in everybody[0].items():
                 if theirs.get(what) != value:
@@ -139,7 +140,7 @@ class Ranks:
         The last of what is returned says whether the caches are alike; if not, prefixes would not be given up
         alike, and none are kept.
         """
-        everybody = self.meet([memory, weights, cost.as_plain(), can_batch])
+        everybody = self.all_gather([memory, weights, cost.as_plain(), can_batch])
         least = min(everybody, key=lambda each: each[0] * (1 - STEP_MARGIN) - each[1])
         dearest = max((CacheCost.of(each[2]) for each in everybody), key=lambda each: each(1 << 16))
         alike = all(each[2] == everybody[0][2] for each in everybody)
@@ -158,13 +159,13 @@ class Ranks:
 
     def close(self) -> None:
         """Leave the others."""
-        line = self.leader or self.follower
-        if line is not None:
-            line.close()
+        transport = self.leader or self.follower
+        if transport is not None:
+            transport.close()
 
     def _shared(self, text: bytes) -> bytes:
         """Return what rank 0 gave."""
-        padded = mx.array(list(text.ljust(INVITATION_BYTES)), dtype=mx.int32)
+        padded = mx.array(list(text.ljust(ENDPOINT_BYTES)), dtype=mx.int32)
         mine = padded if self.rank == 0 else mx.zeros_like(padded)
         given: list[int] = mx.distributed.all_sum(mine, group=self.group).tolist()  # type: ignore[assignment]
         return bytes(given).rstrip()

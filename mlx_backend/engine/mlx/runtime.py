@@ -107,7 +107,7 @@ class Runtime:
                 limit, weights, cost, self.can_batch, alike = ranks.agree_on_memory(
                     limit, weights, cost, can_batch=self.can_batch
                 )
-                self.can_pack = all(ranks.meet(self.can_pack)) and self.can_batch
+                self.can_pack = all(ranks.all_gather(self.can_pack)) and self.can_batch
             reservation = memory.reserve(weights, limit=limit)
             made.callback(reservation.close)
             self.cache_budget = KVCacheBudget(reservation, cost, padded=self.can_batch)

@@ -1,266 +1,320 @@
-"""One model, two processes, one machine: what one process says, with errors for all when one of them is lost."""
+"""Batches of several ranks without a model: they take the same steps, and they end together."""
 
 import json
-import os
 import queue
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from time import monotonic
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from engine_models import write_model, write_random
 
-from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
-from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
+from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
+from mlx_backend.engine.distributed.batch import LeaderBatch, follow, from_wire, to_wire
+from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
+from mlx_backend.engine.scheduler import Scheduler
+from mlx_backend.engine.scripted import ScriptedTokenizer
+from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
-SOON = 90
-PROGRAM = Path(__file__).parents[2] / "rank_process.py"
-GREEDY: dict[str, Any] = {"prompt": [9, 10, 11], "max_tokens": 20}
-SEEDED: dict[str, Any] = {
-    "prompt": [9, 10, 12],
-    "max_tokens": 20,
-    "sampling": {"temperature": 1.0, "seed": 5},
-}
-BIASED: dict[str, Any] = {
-    "prompt": [9, 10, 13],
-    "max_tokens": 20,
-    "sampling": {"repetition_penalty": 1.3, "logit_bias": [[20, 5.0]]},
-}
-LONG: dict[str, Any] = {"prompt": [9, 10, 14], "max_tokens": 900}
+SOON = 20
+REQUEST = GenerationRequest(prompt=[7, 8, 9], max_tokens=3)
+EVERYTHING = GenerationRequest(
+    prompt=[1, 2, 3],
+    max_tokens=9,
+    checkpoints=(1, 2),
+    sampling=Sampling(
+        temperature=0.1 + 0.2, top_p=0.95, seed=2**64 - 1, logit_bias=((5, -100.0), (6, 1 / 3))
+    ),
+    expected_tokens=5,
+    logprobs=3,
+    adapter="poet",
+    priority=-2,
+)
 
 
-class Group:
-    """Processes that share a model; rank 0 is talked to."""
+class PlainBatch:
+    """A batch that counts, and remembers what was asked of it."""
 
-    def __init__(self, folder: Path, model: Path, size: int = 2, **options: Any) -> None:
-        hosts = folder / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(size)]))
-        self._logs = [folder / f"rank{rank}.log" for rank in range(size)]
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.processes: list[subprocess.Popen[str]] = []
-        for rank, log in enumerate(self._logs):
-            with log.open("w") as errors:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(PROGRAM), str(model), json.dumps(options)],
-                        env=os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=errors,
-                        text=True,
-                    )
-                )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+    def __init__(self, *, wrong_at: int | None = None, breaks_at: int | None = None) -> None:
+        self.rate: float | None = None
+        self.log: list[Any] = []
+        self.load_error: EngineError | None = None
+        self.block: threading.Event | None = None
+        self.stepping = threading.Event()
+        self.rows: dict[int, list[int]] = {}
+        self._steps = 0
+        self._wrong_at = wrong_at
+        self._breaks_at = breaks_at
 
-    def hear(self) -> Any:
-        """Wait for what rank 0 says."""
+    def load(self, report: Callable[[float], None]) -> ModelFacts:
+        if self.load_error is not None:
+            raise self.load_error
+        self.log.append("load")
+        return ModelFacts(model_id="plain", context_length=100, tokenizer=ScriptedTokenizer())
+
+    def admits(self, request: GenerationRequest) -> bool:
+        return True
+
+    def insert(self, key: int, request: GenerationRequest) -> None:
+        self.log.append(("insert", key, request))
+        self.rows[key] = list(range(request.max_tokens))
+
+    def ready(self) -> bool:
+        return True
+
+    def step(self) -> Iterable[tuple[int, Outcome]]:
+        self._steps += 1
+        self.log.append(("step", self.rate))
+        self.stepping.set()
+        if self.block is not None:
+            self.block.wait()
+        if self._steps == self._breaks_at:
+            raise RuntimeError("out of memory")
+        self.rate = 100.0 * self._steps
+        for key, row in list(self.rows.items()):
+            yield key, Progress(1, 1)
+            yield key, TokenDelta(row.pop(0) + (self._steps == self._wrong_at), "")
+            if not row:
+                del self.rows[key]
+                yield key, Ended("length")
+
+    def remove(self, key: int) -> None:
+        self.log.append(("remove", key))
+        del self.rows[key]
+
+    def unload(self) -> None:
+        self.log.append("unload")
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+class PlainRanks:
+    """A place on the wire; the endpoint goes through a queue."""
+
+    def __init__(self, rank: int, size: int, endpoint: queue.SimpleQueue[Endpoint]) -> None:
+        self.rank = rank
+        self.size = size
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self._endpoint = endpoint
+
+    def open(self) -> None:
+        if self.rank == 0:
+            self.leader = Leader(self.size, ["127.0.0.1"])
+            for _ in range(1, self.size):
+                self._endpoint.put(self.leader.endpoint)
+            self.leader.accept_followers()
+        else:
+            self.follower = Follower(self.rank, self.size, self._endpoint.get(timeout=SOON))
+
+    def close(self) -> None:
+        line = self.leader or self.follower
+        if line is not None:
+            line.close()
+
+
+@contextmanager
+def group(leads: PlainBatch, *follows: PlainBatch) -> Iterator[tuple[Scheduler, list[Future[int]]]]:
+    """A scheduler on rank 0, and what the others will return."""
+    endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
+    size = 1 + len(follows)
+    leading = LeaderBatch(leads, PlainRanks(0, size, endpoint))
+    scheduler = Scheduler(leading)
+    with ThreadPoolExecutor() as threads:
+        others = [
+            threads.submit(follow, batch, PlainRanks(rank, size, endpoint))
+            for rank, batch in enumerate(follows, 1)
+        ]
         try:
-            return json.loads(self._lines.get(timeout=SOON))
-        except queue.Empty:
-            raise AssertionError(f"Rank 0 is silent. {self.logs()}") from None
-
-    def ask(self, *words: Any) -> Any:
-        """Ask rank 0 something."""
-        assert self.processes[0].stdin is not None
-        print(json.dumps(words), file=self.processes[0].stdin, flush=True)
-        return self.hear()
-
-    def end(self) -> list[int]:
-        """Have rank 0 stop, and return what all the processes return."""
-        assert self.processes[0].stdin is not None
-        self.processes[0].stdin.close()
-        return self.statuses()
-
-    def statuses(self) -> list[int]:
-        """Wait for all the processes."""
-        return [process.wait(SOON) for process in self.processes]
-
-    def logs(self) -> str:
-        """Return what all of them logged."""
-        return "\n".join(log.read_text() for log in self._logs)
-
-    def _read(self) -> None:
-        assert self.processes[0].stdout is not None
-        for line in self.processes[0].stdout:
-            self._lines.put(line)
-        self._lines.put('"the end"')
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait(SOON)
-        self._reader.join(SOON)
-        for process in self.processes:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None and not pipe.closed:
-                    pipe.close()
+            scheduler.start()
+            leading.on_lost(lambda ending: scheduler.end(ending, within=SOON))
+            yield scheduler, others
+        finally:
+            scheduler.stop()
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+def test_followers_do_what_rank_0_does_before_the_same_step() -> None:
+    leads, *follows = batches = [PlainBatch() for _ in range(3)]
+    with group(leads, *follows) as (scheduler, others):
+        both = [scheduler.submit(REQUEST), scheduler.submit(replace(REQUEST, max_tokens=5))]
+        for generation in both:
+            list(generation)
+        left = scheduler.submit(replace(REQUEST, max_tokens=1 << 20))
+        while not isinstance(left.next(SOON), TokenDelta):
+            pass
+        left.close()
+        list(scheduler.submit(EVERYTHING))
+        scheduler.stop()
+        assert [other.result(SOON) for other in others] == [0, 0]
+    assert [batch.log for batch in follows] == [leads.log] * 2
+    assert ("remove", 2) in leads.log
+    assert ("insert", 3, EVERYTHING) in leads.log
+    assert (
+        len({rate for name, rate in (entry for entry in leads.log if len(entry) == 2) if name == "step"}) > 3
+    )
+    assert all(not batch.rows for batch in batches)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"), eos_token_id=[])
+def test_a_request_survives_the_way_to_another_process() -> None:
+    assert from_wire(json.loads(json.dumps(to_wire(EVERYTHING)))) == EVERYTHING
 
 
-def said_alone(model: Path) -> list[list[int]]:
-    """What one process says to the three requests."""
-    with load_engine(model) as engine:
-        requests = [
-            GenerationRequest(**{**request, "sampling": Sampling(**request.get("sampling", {}))})
-            for request in (GREEDY, SEEDED, BIASED)
-        ]
-        return [
-            [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
-            for request in requests
-        ]
+def test_a_constraint_that_never_raises_is_rank_0s_alone() -> None:
+    class Wish:
+        never_raises = True
+
+        def unconstrained_tokens(self) -> int:
+            """Nothing is promised."""
+            return 0
+
+        def allowed_mask(self) -> None:
+            """Anything goes."""
+
+        def advance(self, token: int) -> None:
+            """Nothing is read."""
+
+    there = from_wire(json.loads(json.dumps(to_wire(replace(REQUEST, constraint=Wish()))))).constraint
+    assert there is not None
+    there.advance(7)
+    assert (there.allowed_mask(), there.unconstrained_tokens(), there.never_raises) == (None, 0, True)
+    assert from_wire(json.loads(json.dumps(to_wire(REQUEST)))).constraint is None
 
 
-@pytest.fixture(scope="module")
-def alone(model: Path) -> list[list[int]]:
-    return said_alone(model)
+def test_what_lives_in_one_process_is_refused_and_the_others_go_on() -> None:
+    class Grammar:
+        never_raises = False
+
+        def unconstrained_tokens(self) -> int:
+            """Nothing is promised."""
+            return 0
+
+        def allowed_mask(self) -> None:
+            """Anything goes."""
+
+        def advance(self, token: int) -> None:
+            """Nothing is read."""
+
+    with group(PlainBatch(), PlainBatch()) as (scheduler, _):
+        bound, free = scheduler.submit(replace(REQUEST, constraint=Grammar())), scheduler.submit(REQUEST)
+        with pytest.raises(EngineRefused, match="must follow a grammar is not possible yet while several"):
+            list(bound)
+        assert isinstance(list(free)[-1], Finished)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Group]:
-    """Two ranks, for the tests in their order; the last of them stops it."""
-    with Group(tmp_path_factory.mktemp("pair"), model) as pair:
-        assert pair.hear() == "ready", pair.logs()
-        yield pair
+def test_ranks_that_come_to_different_results_do_not_go_on() -> None:
+    with group(PlainBatch(), PlainBatch(wrong_at=2)) as (scheduler, [other]):
+        with pytest.raises(EngineStopped, match="Rank 1 has ended: It came to another result than rank 0"):
+            list(scheduler.submit(replace(REQUEST, max_tokens=1 << 20)))
+        assert other.result(SOON) == 1
+        assert scheduler.status().state == "stopped"
 
 
-def said(answers: Any) -> list[list[int]]:
-    return [answer["tokens"] for answer in answers]
+def test_an_exception_on_rank_0_is_the_end_for_all_and_nothing_is_restarted() -> None:
+    leads, follows = PlainBatch(breaks_at=2), PlainBatch()
+    with group(leads, follows) as (scheduler, [other]):
+        with pytest.raises(EngineStopped, match=r"Rank 0 could not go on: RuntimeError: out of memory"):
+            list(scheduler.submit(REQUEST))
+        assert other.result(SOON) == 1
+        with pytest.raises(EngineStopped, match="out of memory"):
+            scheduler.submit(REQUEST)
+    assert [entry for entry in leads.log if isinstance(entry, str)] == ["load", "unload", "close"]
 
 
-def test_two_ranks_say_what_one_process_says(pair: Group, alone: list[list[int]]) -> None:
-    assert [said(pair.ask("say", request))[0] for request in (GREEDY, SEEDED, BIASED)] == alone
+def test_a_follower_whose_rank_0_has_gone_ends_with_an_error() -> None:
+    endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
+    leads = PlainRanks(0, 2, endpoint)
+    batch = PlainBatch()
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(follow, batch, PlainRanks(1, 2, endpoint))
+        leads.open()
+        leads.close()
+        assert other.result(SOON) == 1
+    assert batch.log == ["load", "unload", "close"]
 
 
-def test_two_ranks_say_the_same_to_several_at_once(pair: Group, alone: list[list[int]]) -> None:
-    assert said(pair.ask("say", GREEDY, SEEDED, BIASED)) == alone
+def test_an_exception_on_another_rank_is_quoted() -> None:
+    with group(PlainBatch(), PlainBatch(), PlainBatch(breaks_at=2)) as (scheduler, others):
+        with pytest.raises(EngineStopped, match="Rank 2 has ended: RuntimeError: out of memory"):
+            list(scheduler.submit(replace(REQUEST, max_tokens=1 << 20)))
+        assert [other.result(SOON) for other in others] == [1, 1]
 
 
-def test_a_budget_holds_the_reply_of_all_ranks(pair: Group, alone: list[list[int]]) -> None:
-    closing = [3, 2]  # <|end|>, <|start|>
-    cases = [(GREEDY, alone[0]), (SEEDED, alone[1])]
-    for request, free in cases:
-        [held] = said(pair.ask("say", {**request, "thinking": 4}))
-        assert held[:6] == [*free[:4], *closing]
-        assert len(held) == 20
-    together = said(pair.ask("say", {**GREEDY, "thinking": 4}, SEEDED, {**BIASED, "thinking": 90}))
-    assert together[0][:6] == [*alone[0][:4], *closing]
-    assert together[1:] == alone[1:]
+def test_a_rank_that_is_lost_while_nobody_asks_for_anything_is_noticed() -> None:
+    leads, follows = PlainBatch(), PlainBatch()
+    endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
+    leading = LeaderBatch(leads, PlainRanks(0, 2, endpoint))
+    scheduler = Scheduler(leading)
+    lost = PlainRanks(1, 2, endpoint)
+    opening = threading.Thread(target=lost.open)
+    opening.start()
+    scheduler.start()
+    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    leading.on_lost(lambda ending: told.put(scheduler.end(ending, within=SOON)))
+    opening.join(SOON)
+    lost.close()
+    assert told.get(timeout=SOON) is True
+    assert scheduler.status().state == "stopped"
+    assert scheduler.status().detail.startswith("Rank 1 was lost")
+    scheduler.stop()
+    assert follows.log == []
 
 
-def test_who_leaves_in_mid_stream_leaves_on_all_ranks(pair: Group, alone: list[list[int]]) -> None:
-    assert pair.ask("begin", LONG, {**LONG, "prompt": [9, 20]}) == "begun"
-    assert pair.ask("leave") == "left"
-    assert said(pair.ask("say", GREEDY, SEEDED, BIASED)) == alone
+def test_a_rank_that_cannot_load_is_quoted_to_whoever_started_rank_0() -> None:
+    broken = PlainBatch()
+    broken.load_error = EngineRefused("there is no such model")
+
+    class Meeting(PlainBatch):
+        def load(self, report: Callable[[float], None]) -> ModelFacts:
+            ranks.open()
+            assert ranks.leader is not None
+            ranks.leader.all_gather("loaded")
+            return super().load(report)
+
+    endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
+    ranks = PlainRanks(0, 2, endpoint)
+    leading = LeaderBatch(Meeting(), NothingToOpen(ranks))
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(follow, broken, PlainRanks(1, 2, endpoint))
+        with pytest.raises(EngineStopped, match="Rank 1 has ended: there is no such model"):
+            Scheduler(leading).start()
+        assert other.result(SOON) == 1
 
 
-def test_prefixes_are_reused_on_all_ranks(pair: Group) -> None:
-    system = list(range(9, 109))
-    asked = {"prompt": [*system, 7, 8], "max_tokens": 5, "checkpoints": [100]}
-    first = pair.ask("say", asked)[0]
-    again = pair.ask("say", asked)[0]
-    other = pair.ask("say", {"prompt": [*system, 200, 201], "max_tokens": 5})[0]
-    assert again["tokens"] == first["tokens"]
-    assert (again["cached"], other["cached"]) == (101, 100)
+class NothingToOpen:
+    """A place whose line is opened by somebody else."""
+
+    def __init__(self, ranks: PlainRanks) -> None:
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank, ranks.size
+        self.follower: Follower | None = None
+
+    @property
+    def leader(self) -> Leader | None:
+        return self._ranks.leader
+
+    def open(self) -> None:
+        """It is open."""
+
+    def close(self) -> None:
+        self._ranks.close()
 
 
-def test_a_follower_with_nothing_to_do_does_nothing(pair: Group) -> None:
-    tasks = Path(f"/proc/{pair.processes[1].pid}/task")
-    if not tasks.is_dir():
-        pytest.skip("only Linux shows what the threads of another process do")
-    until = monotonic() + SOON
-    while any(state_of(task) == "R" for task in tasks.iterdir()):  # the last token may be on its way
-        assert monotonic() < until, "A follower that waits keeps a core busy."
-    before = switches(tasks)
-    assert [switches(tasks) for _ in range(100)] == [before] * 100
-
-
-def state_of(task: Path) -> str:
-    return task.joinpath("stat").read_text().rpartition(")")[2].split()[0]
-
-
-def switches(tasks: Path) -> list[str]:
-    """How often each thread was given a core or gave it back."""
-    lines = [line for task in tasks.iterdir() for line in (task / "status").read_text().splitlines()]
-    return [line for line in lines if "ctxt_switches" in line]
-
-
-def test_a_group_that_is_stopped_ends_in_order(pair: Group) -> None:
-    assert pair.end() == [0, 0], pair.logs()
-    assert "Rank 1 ends: rank 0 has stopped." in pair.logs()
-
-
-def test_layers_are_shared_where_heads_cannot_be_and_a_lost_rank_is_named_to_all(tmp_path: Path) -> None:
-    model = write_layered(tmp_path / "model")
-    expected = said_alone(model)
-    with Group(tmp_path, model) as pair:
-        assert pair.hear() == "ready", pair.logs()
-        assert "This rank has layers 2 to 3 of 4." in pair.logs()
-        assert said(pair.ask("say", GREEDY, SEEDED, BIASED)) == expected
-        assert pair.ask("begin", LONG, LONG) == "begun"
-        pair.processes[1].kill()
-        for answer in pair.ask("finish"):
-            assert answer["failed"].startswith("EngineStopped: Rank 1 was lost"), answer
-        state, detail, after = pair.ask("status")
-        assert (state, after) == ("stopped", "EngineStopped")
-        assert "start them again" in detail
-        # 1 if MLX's thread never came back from the sum it was in: then it is left behind, in order.
-        assert pair.end() in ([0, -9], [1, -9]), pair.logs()
-        assert "terminate called" not in pair.logs()
-
-
-def write_layered(folder: Path) -> Path:
-    """Write a qwen3_next of four layers: an architecture that mlx-lm can only divide by layers."""
-    config = {
-        "model_type": "qwen3_next",
-        "num_hidden_layers": 4,
-        "full_attention_interval": 2,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "linear_conv_kernel_dim": 4,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000,
-        "partial_rotary_factor": 0.5,
-        "eos_token_id": [],
-    }
-    return write_random(folder, config, seed=4)
-
-
-def test_a_count_of_ranks_that_does_not_divide_the_heads_is_refused(model: Path, tmp_path: Path) -> None:
-    with Group(tmp_path, model, size=4) as four:
-        refusal = four.hear()["failed"]
-        assert "cannot be divided among 4 processes: it has 4 attention heads and 2 key-value" in refusal
-        assert "Possible are 1 or 2 processes." in refusal
-        assert four.statuses() == [1, 1, 1, 1]
+def test_everybody_is_told_even_if_the_thread_does_not_come_back() -> None:
+    batch = PlainBatch()
+    batch.block = threading.Event()
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    running = scheduler.submit(REQUEST)
+    assert batch.stepping.wait(SOON)
+    assert scheduler.end(EngineStopped("rank 1 was lost"), within=0.1) is False
+    with pytest.raises(EngineStopped, match="rank 1 was lost"):
+        list(running)
+    with pytest.raises(EngineStopped, match="rank 1 was lost"):
+        scheduler.submit(REQUEST)
+    assert scheduler.status().state == "stopped"
+    scheduler.stop()  # waits for nobody
+    batch.block.set()

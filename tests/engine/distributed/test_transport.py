@@ -1,50 +1,31 @@
-"""Ranks without a model: what they tell each other, that they do the same, and that they end together."""
+"""Rank 0 and the others, connected: what they send each other, who is let in, and who is named when one is lost."""
 
-import json
 import queue
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
-from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
-from mlx_backend.engine.distributed.batch import LeadingBatch, as_plain, follow, from_plain
-from mlx_backend.engine.distributed.transport import LEADER_VARIABLE, Follower, Invitation, Leader
-from mlx_backend.engine.scheduler import Scheduler
-from mlx_backend.engine.scripted import ScriptedTokenizer
-from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
+from mlx_backend.engine.distributed.transport import LEADER_VARIABLE, Endpoint, Follower, Leader
+from mlx_backend.errors import EngineError, EngineStopped
 
 SOON = 20
-REQUEST = GenerationRequest(prompt=[7, 8, 9], max_tokens=3)
-EVERYTHING = GenerationRequest(
-    prompt=[1, 2, 3],
-    max_tokens=9,
-    checkpoints=(1, 2),
-    sampling=Sampling(
-        temperature=0.1 + 0.2, top_p=0.95, seed=2**64 - 1, logit_bias=((5, -100.0), (6, 1 / 3))
-    ),
-    expected_tokens=5,
-    logprobs=3,
-    adapter="poet",
-    priority=-2,
-)
 
 
 @contextmanager
-def line(size: int = 2) -> Iterator[tuple[Leader, list[Follower]]]:
+def connected(size: int = 2) -> Iterator[tuple[Leader, list[Follower]]]:
     """Rank 0 and the others, connected."""
     leader = Leader(size, ["127.0.0.1"])
-    followers = [Follower(rank, size, leader.invitation) for rank in range(1, size)]
+    with ThreadPoolExecutor() as threads:
+        connecting = [threads.submit(Follower, rank, size, leader.endpoint) for rank in range(1, size)]
+        leader.accept_followers()
+    followers = [each.result() for each in connecting]
     try:
-        leader.gather()
         yield leader, followers
     finally:
         leader.close()
@@ -52,58 +33,104 @@ def line(size: int = 2) -> Iterator[tuple[Leader, list[Follower]]]:
             follower.close()
 
 
-# -- the line -----------------------------------------------------------------------------------------------
-
-
-def test_all_who_meet_learn_what_each_has_brought_in_the_order_of_ranks() -> None:
-    with line(3) as (leader, followers), ThreadPoolExecutor() as threads:
-        met = [threads.submit(follower.meet, {"rank": follower.rank}) for follower in reversed(followers)]
+def test_a_gathered_value_reaches_every_rank_in_the_order_of_ranks() -> None:
+    with connected(3) as (leader, followers), ThreadPoolExecutor() as threads:
+        gathering = [
+            threads.submit(follower.all_gather, {"rank": follower.rank}) for follower in reversed(followers)
+        ]
         expected = ["zero", {"rank": 1}, {"rank": 2}]
-        assert leader.meet("zero") == expected
-        assert [each.result(SOON) for each in met] == [expected, expected]
+        assert leader.all_gather("zero") == expected
+        assert [each.result(SOON) for each in gathering] == [expected, expected]
 
 
 def test_messages_arrive_whole_and_in_their_order() -> None:
-    with line(3) as (leader, followers):
+    with connected(3) as (leader, followers):
         messages = [{"at": at, "prompt": list(range(at * 1000))} for at in range(20)]
         for message in messages:
-            leader.tell(message)
+            leader.broadcast(message)
         for follower in followers:
             assert [follower.receive() for _ in messages] == messages
 
 
 @pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\xff", b"\0\0\0\2no"])
-def test_a_stranger_at_the_door_is_turned_away(greeting: bytes) -> None:
+def test_a_stranger_is_turned_away(greeting: bytes) -> None:
     leader = Leader(2, ["127.0.0.1"])
-    with socket.create_connection(("127.0.0.1", leader.invitation.port)) as stranger:
+    with (
+        socket.create_connection(("127.0.0.1", leader.endpoint.port)) as stranger,
+        ThreadPoolExecutor() as threads,
+    ):
         stranger.sendall(greeting)
         stranger.shutdown(socket.SHUT_WR)
-        follower = Follower(1, 2, leader.invitation)
-        leader.gather()
-        leader.tell("welcome")
+        connecting = threads.submit(Follower, 1, 2, leader.endpoint)
+        leader.accept_followers()
+        follower = connecting.result(SOON)
+        leader.broadcast("welcome")
         assert follower.receive() == "welcome"
         follower.close()
         leader.close()
 
 
-def test_whoever_does_not_know_the_word_is_no_rank() -> None:
+def test_a_stranger_who_stays_silent_keeps_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_backend.engine.distributed.wire.CONNECT_TIMEOUT", 0.05)
     leader = Leader(2, ["127.0.0.1"])
-    impostor = Follower(1, 2, replace(leader.invitation, word="guessed"))
-    follower = Follower(1, 2, leader.invitation)
-    leader.gather()
-    leader.tell("secret")
-    assert impostor.receive() is None
+    with (
+        socket.create_connection(("127.0.0.1", leader.endpoint.port)) as stranger,
+        ThreadPoolExecutor() as threads,
+    ):
+        stranger.sendall(b"\0\0")  # half a length
+        connecting = threads.submit(Follower, 1, 2, leader.endpoint)
+        leader.accept_followers()
+        connecting.result(SOON).close()
+        leader.close()
+
+
+def test_a_process_with_another_key_is_no_rank() -> None:
+    leader = Leader(2, ["127.0.0.1"])
+    with ThreadPoolExecutor() as threads:
+        impostor = threads.submit(Follower, 1, 2, replace(leader.endpoint, authkey=b"guessed"))
+        refused = threads.submit(lambda: impostor.exception(SOON) and Follower(1, 2, leader.endpoint))
+        leader.accept_followers()
+        follower = refused.result(SOON)
+    assert str(impostor.exception()).startswith("Rank 1 cannot reach rank 0")
+    assert isinstance(follower, Follower)
+    leader.broadcast("secret")
     assert follower.receive() == "secret"
-    for end in (impostor, follower, leader):
+    for end in (follower, leader):
+        end.close()
+
+
+def test_a_process_in_rank_0s_place_that_does_not_know_the_key_is_not_followed() -> None:
+    impostor = Leader(2, ["127.0.0.1"])
+    expected = replace(impostor.endpoint, authkey=b"the group's")
+    with ThreadPoolExecutor() as threads:
+        accepting = threads.submit(impostor.accept_followers, timeout=SOON)
+        with pytest.raises(EngineError, match="does not know the group's key"):
+            Follower(1, 2, expected)
+        Follower(1, 2, impostor.endpoint).close()
+        accepting.result(SOON)
+    impostor.close()
+
+
+@pytest.mark.parametrize("rank", [0, 2, -1])
+def test_a_rank_that_there_is_not_is_turned_away(rank: int) -> None:
+    leader = Leader(2, ["127.0.0.1"])
+    with ThreadPoolExecutor() as threads:
+        accepting = threads.submit(leader.accept_followers)
+        nobody = Follower(rank, 2, leader.endpoint)
+        assert nobody.receive() is None
+        somebody = Follower(1, 2, leader.endpoint)
+        accepting.result(SOON)
+    for end in (nobody, somebody, leader):
         end.close()
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     leader = Leader(3, ["127.0.0.1"])
-    follower = Follower(1, 3, leader.invitation)
-    with pytest.raises(EngineError, match=rf"Rank 2 did not connect .* {LEADER_VARIABLE} names another"):
-        leader.gather(within=0.1)
-    follower.close()
+    with ThreadPoolExecutor() as threads:
+        connecting = threads.submit(Follower, 1, 3, leader.endpoint)
+        with pytest.raises(EngineError, match=rf"Rank 2 did not connect .* {LEADER_VARIABLE} names another"):
+            leader.accept_followers(timeout=0.5)
+        connecting.result(SOON).close()
     leader.close()
 
 
@@ -111,46 +138,47 @@ def test_a_rank_that_cannot_reach_rank_0_says_where_it_looked() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(EngineError, match=rf"Rank 1 cannot reach rank 0 at 127.0.0.1, port {port} "):
-        Follower(1, 2, Invitation(["127.0.0.1"], port, "word"))
+        Follower(1, 2, Endpoint(["127.0.0.1"], port, b"key"))
 
 
 def test_the_address_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LEADER_VARIABLE, "localhost")
     leader = Leader(2, ["192.0.2.1"])
-    assert leader.invitation.addresses == ["localhost"]
-    assert Invitation.of(leader.invitation.as_bytes()) == leader.invitation
+    assert leader.endpoint.addresses == ["localhost"]
+    assert Endpoint.from_json(leader.endpoint.to_json()) == leader.endpoint
+    assert leader.endpoint.authkey.hex() not in repr(leader.endpoint)
     leader.close()
     monkeypatch.setenv(LEADER_VARIABLE, "host:port")
     with pytest.raises(EngineError, match=f"{LEADER_VARIABLE} must be a host or host:port, not host:port"):
         Leader(2, [])
 
 
-def test_the_rank_that_went_without_a_word_is_named_before_those_that_say_why_they_go() -> None:
-    with line(3) as (leader, (first, second)):
-        heard: queue.SimpleQueue[EngineStopped] = queue.SimpleQueue()
-        leader.when_lost(heard.put)
-        second.fail("the connection to a peer was lost")
+def test_a_rank_that_ends_without_a_word_is_named_before_those_that_report_a_failure() -> None:
+    with connected(3) as (leader, (first, second)):
+        errors: queue.SimpleQueue[EngineStopped] = queue.SimpleQueue()
+        leader.on_lost(errors.put)
+        second.report_failure("the connection to a peer was lost")
         second.close()
         first.close()
-        assert str(heard.get(timeout=SOON)).startswith("Rank 1 was lost")
+        assert str(errors.get(timeout=SOON)).startswith("Rank 1 was lost")
 
 
-def test_a_rank_that_says_why_it_goes_is_quoted() -> None:
-    with line() as (leader, [follower]):
-        follower.fail("there is no such model")
+def test_a_rank_that_reports_a_failure_is_quoted() -> None:
+    with connected() as (leader, [follower]):
+        follower.report_failure("there is no such model")
         follower.close()
         with pytest.raises(EngineStopped, match="Rank 1 has ended: there is no such model"):
-            leader.meet(None)
+            leader.all_gather(None)
 
 
-def test_when_a_rank_is_lost_the_others_are_sent_home() -> None:
-    with line(3) as (_, (first, second)):
+def test_when_a_rank_is_lost_the_others_are_told_to_stop() -> None:
+    with connected(3) as (_, (first, second)):
         first.close()
         assert second.receive()["stop"].startswith("Rank 1 was lost")
 
 
 def test_a_rank_learns_that_rank_0_has_gone() -> None:
-    with line() as (leader, [follower]):
+    with connected() as (leader, [follower]):
         leader.close()
         assert follower.receive() is None
 
@@ -158,9 +186,11 @@ def test_a_rank_learns_that_rank_0_has_gone() -> None:
 STUCK = """
 import sys, threading
 from mlx_backend.engine.distributed.transport import Follower, Leader
-leader = Leader(2, ["127.0.0.1"], patience=0.1)
-follower = Follower(1, 2, leader.invitation, patience=0.1)
-leader.gather()
+leader = Leader(2, ["127.0.0.1"], exit_timeout=0.1)
+accepting = threading.Thread(target=leader.accept_followers)
+accepting.start()
+follower = Follower(1, 2, leader.endpoint, exit_timeout=0.1)
+accepting.join()
 if sys.argv[1] == "leader": follower.close()
 else: leader.close()
 threading.Event().wait()
@@ -172,291 +202,3 @@ def test_a_process_that_still_waits_for_one_that_has_gone_is_ended(who: str) -> 
     done = subprocess.run([sys.executable, "-c", STUCK, who], capture_output=True, text=True, timeout=SOON)
     assert done.returncode == 1
     assert "This process ends." in done.stderr
-
-
-# -- batches ------------------------------------------------------------------------------------------------
-
-
-class PlainBatch:
-    """A batch that counts, and remembers what was asked of it."""
-
-    def __init__(self, *, wrong_at: int | None = None, breaks_at: int | None = None) -> None:
-        self.rate: float | None = None
-        self.log: list[Any] = []
-        self.load_error: EngineError | None = None
-        self.block: threading.Event | None = None
-        self.stepping = threading.Event()
-        self.rows: dict[int, list[int]] = {}
-        self._steps = 0
-        self._wrong_at = wrong_at
-        self._breaks_at = breaks_at
-
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
-        if self.load_error is not None:
-            raise self.load_error
-        self.log.append("load")
-        return ModelFacts(model_id="plain", context_length=100, tokenizer=ScriptedTokenizer())
-
-    def admits(self, request: GenerationRequest) -> bool:
-        return True
-
-    def insert(self, key: int, request: GenerationRequest) -> None:
-        self.log.append(("insert", key, request))
-        self.rows[key] = list(range(request.max_tokens))
-
-    def ready(self) -> bool:
-        return True
-
-    def step(self) -> Iterable[tuple[int, Outcome]]:
-        self._steps += 1
-        self.log.append(("step", self.rate))
-        self.stepping.set()
-        if self.block is not None:
-            self.block.wait()
-        if self._steps == self._breaks_at:
-            raise RuntimeError("out of memory")
-        self.rate = 100.0 * self._steps
-        for key, row in list(self.rows.items()):
-            yield key, Progress(1, 1)
-            yield key, TokenDelta(row.pop(0) + (self._steps == self._wrong_at), "")
-            if not row:
-                del self.rows[key]
-                yield key, Ended("length")
-
-    def remove(self, key: int) -> None:
-        self.log.append(("remove", key))
-        del self.rows[key]
-
-    def unload(self) -> None:
-        self.log.append("unload")
-
-    def close(self) -> None:
-        self.log.append("close")
-
-
-class PlainRanks:
-    """A place on the line; the invitation goes through a queue."""
-
-    def __init__(self, rank: int, size: int, invitation: queue.SimpleQueue[Invitation]) -> None:
-        self.rank = rank
-        self.size = size
-        self.leader: Leader | None = None
-        self.follower: Follower | None = None
-        self._invitation = invitation
-
-    def open(self) -> None:
-        if self.rank == 0:
-            self.leader = Leader(self.size, ["127.0.0.1"])
-            for _ in range(1, self.size):
-                self._invitation.put(self.leader.invitation)
-            self.leader.gather()
-        else:
-            self.follower = Follower(self.rank, self.size, self._invitation.get(timeout=SOON))
-
-    def close(self) -> None:
-        line = self.leader or self.follower
-        if line is not None:
-            line.close()
-
-
-@contextmanager
-def group(leads: PlainBatch, *follows: PlainBatch) -> Iterator[tuple[Scheduler, list[Future[int]]]]:
-    """A scheduler on rank 0, and what the others will return."""
-    invitation: queue.SimpleQueue[Invitation] = queue.SimpleQueue()
-    size = 1 + len(follows)
-    leading = LeadingBatch(leads, PlainRanks(0, size, invitation))
-    scheduler = Scheduler(leading)
-    with ThreadPoolExecutor() as threads:
-        others = [
-            threads.submit(follow, batch, PlainRanks(rank, size, invitation))
-            for rank, batch in enumerate(follows, 1)
-        ]
-        try:
-            scheduler.start()
-            leading.when_lost(lambda ending: scheduler.end(ending, within=SOON))
-            yield scheduler, others
-        finally:
-            scheduler.stop()
-
-
-def test_followers_do_what_rank_0_does_before_the_same_step() -> None:
-    leads, *follows = batches = [PlainBatch() for _ in range(3)]
-    with group(leads, *follows) as (scheduler, others):
-        both = [scheduler.submit(REQUEST), scheduler.submit(replace(REQUEST, max_tokens=5))]
-        for generation in both:
-            list(generation)
-        left = scheduler.submit(replace(REQUEST, max_tokens=1 << 20))
-        while not isinstance(left.next(SOON), TokenDelta):
-            pass
-        left.close()
-        list(scheduler.submit(EVERYTHING))
-        scheduler.stop()
-        assert [other.result(SOON) for other in others] == [0, 0]
-    assert [batch.log for batch in follows] == [leads.log] * 2
-    assert ("remove", 2) in leads.log
-    assert ("insert", 3, EVERYTHING) in leads.log
-    assert (
-        len({rate for name, rate in (entry for entry in leads.log if len(entry) == 2) if name == "step"}) > 3
-    )
-    assert all(not batch.rows for batch in batches)
-
-
-def test_a_request_survives_the_way_to_another_process() -> None:
-    assert from_plain(json.loads(json.dumps(as_plain(EVERYTHING)))) == EVERYTHING
-
-
-def test_a_constraint_that_never_raises_is_rank_0s_alone() -> None:
-    class Wish:
-        never_raises = True
-
-        def unconstrained_tokens(self) -> int:
-            """Nothing is promised."""
-            return 0
-
-        def allowed_mask(self) -> None:
-            """Anything goes."""
-
-        def advance(self, token: int) -> None:
-            """Nothing is read."""
-
-    there = from_plain(json.loads(json.dumps(as_plain(replace(REQUEST, constraint=Wish()))))).constraint
-    assert there is not None
-    there.advance(7)
-    assert (there.allowed_mask(), there.unconstrained_tokens(), there.never_raises) == (None, 0, True)
-    assert from_plain(json.loads(json.dumps(as_plain(REQUEST)))).constraint is None
-
-
-def test_what_lives_in_one_process_is_refused_and_the_others_go_on() -> None:
-    class Grammar:
-        never_raises = False
-
-        def unconstrained_tokens(self) -> int:
-            """Nothing is promised."""
-            return 0
-
-        def allowed_mask(self) -> None:
-            """Anything goes."""
-
-        def advance(self, token: int) -> None:
-            """Nothing is read."""
-
-    with group(PlainBatch(), PlainBatch()) as (scheduler, _):
-        bound, free = scheduler.submit(replace(REQUEST, constraint=Grammar())), scheduler.submit(REQUEST)
-        with pytest.raises(EngineRefused, match="must follow a grammar is not possible yet while several"):
-            list(bound)
-        assert isinstance(list(free)[-1], Finished)
-
-
-def test_ranks_that_come_to_different_results_do_not_go_on() -> None:
-    with group(PlainBatch(), PlainBatch(wrong_at=2)) as (scheduler, [other]):
-        with pytest.raises(EngineStopped, match="Rank 1 has ended: It came to another result than rank 0"):
-            list(scheduler.submit(replace(REQUEST, max_tokens=1 << 20)))
-        assert other.result(SOON) == 1
-        assert scheduler.status().state == "stopped"
-
-
-def test_an_exception_on_rank_0_is_the_end_for_all_and_nothing_is_restarted() -> None:
-    leads, follows = PlainBatch(breaks_at=2), PlainBatch()
-    with group(leads, follows) as (scheduler, [other]):
-        with pytest.raises(EngineStopped, match=r"Rank 0 could not go on: RuntimeError: out of memory"):
-            list(scheduler.submit(REQUEST))
-        assert other.result(SOON) == 1
-        with pytest.raises(EngineStopped, match="out of memory"):
-            scheduler.submit(REQUEST)
-    assert [entry for entry in leads.log if isinstance(entry, str)] == ["load", "unload", "close"]
-
-
-def test_a_follower_whose_rank_0_has_gone_ends_with_an_error() -> None:
-    invitation: queue.SimpleQueue[Invitation] = queue.SimpleQueue()
-    leads = PlainRanks(0, 2, invitation)
-    batch = PlainBatch()
-    with ThreadPoolExecutor() as threads:
-        other = threads.submit(follow, batch, PlainRanks(1, 2, invitation))
-        leads.open()
-        leads.close()
-        assert other.result(SOON) == 1
-    assert batch.log == ["load", "unload", "close"]
-
-
-def test_an_exception_on_another_rank_is_quoted() -> None:
-    with group(PlainBatch(), PlainBatch(), PlainBatch(breaks_at=2)) as (scheduler, others):
-        with pytest.raises(EngineStopped, match="Rank 2 has ended: RuntimeError: out of memory"):
-            list(scheduler.submit(replace(REQUEST, max_tokens=1 << 20)))
-        assert [other.result(SOON) for other in others] == [1, 1]
-
-
-def test_a_rank_that_is_lost_while_nobody_asks_for_anything_is_noticed() -> None:
-    leads, follows = PlainBatch(), PlainBatch()
-    invitation: queue.SimpleQueue[Invitation] = queue.SimpleQueue()
-    leading = LeadingBatch(leads, PlainRanks(0, 2, invitation))
-    scheduler = Scheduler(leading)
-    lost = PlainRanks(1, 2, invitation)
-    opening = threading.Thread(target=lost.open)
-    opening.start()
-    scheduler.start()
-    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    leading.when_lost(lambda ending: told.put(scheduler.end(ending, within=SOON)))
-    opening.join(SOON)
-    lost.close()
-    assert told.get(timeout=SOON) is True
-    assert scheduler.status().state == "stopped"
-    assert scheduler.status().detail.startswith("Rank 1 was lost")
-    scheduler.stop()
-    assert follows.log == []
-
-
-def test_a_rank_that_cannot_load_is_quoted_to_whoever_started_rank_0() -> None:
-    broken = PlainBatch()
-    broken.load_error = EngineRefused("there is no such model")
-
-    class Meeting(PlainBatch):
-        def load(self, report: Callable[[float], None]) -> ModelFacts:
-            ranks.open()
-            assert ranks.leader is not None
-            ranks.leader.meet("loaded")
-            return super().load(report)
-
-    invitation: queue.SimpleQueue[Invitation] = queue.SimpleQueue()
-    ranks = PlainRanks(0, 2, invitation)
-    leading = LeadingBatch(Meeting(), NothingToOpen(ranks))
-    with ThreadPoolExecutor() as threads:
-        other = threads.submit(follow, broken, PlainRanks(1, 2, invitation))
-        with pytest.raises(EngineStopped, match="Rank 1 has ended: there is no such model"):
-            Scheduler(leading).start()
-        assert other.result(SOON) == 1
-
-
-class NothingToOpen:
-    """A place whose line is opened by somebody else."""
-
-    def __init__(self, ranks: PlainRanks) -> None:
-        self._ranks = ranks
-        self.rank, self.size = ranks.rank, ranks.size
-        self.follower: Follower | None = None
-
-    @property
-    def leader(self) -> Leader | None:
-        return self._ranks.leader
-
-    def open(self) -> None:
-        """It is open."""
-
-    def close(self) -> None:
-        self._ranks.close()
-
-
-def test_everybody_is_told_even_if_the_thread_does_not_come_back() -> None:
-    batch = PlainBatch()
-    batch.block = threading.Event()
-    scheduler = Scheduler(batch)
-    scheduler.start()
-    running = scheduler.submit(REQUEST)
-    assert batch.stepping.wait(SOON)
-    assert scheduler.end(EngineStopped("rank 1 was lost"), within=0.1) is False
-    with pytest.raises(EngineStopped, match="rank 1 was lost"):
-        list(running)
-    with pytest.raises(EngineStopped, match="rank 1 was lost"):
-        scheduler.submit(REQUEST)
-    assert scheduler.status().state == "stopped"
-    scheduler.stop()  # waits for nobody
-    batch.block.set()
