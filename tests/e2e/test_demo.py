@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from readme_blocks import blocks, differences
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,3 +45,8 @@ def test_the_second_turn_and_the_tool_call_are_shown(printed: str) -> None:
 def test_nothing_of_the_models_own_markers_is_shown(printed: str) -> None:
     assert "<|" not in printed
     assert "Traceback" not in printed
+
+
+def test_the_page_for_dify_prints_what_is_printed(printed: str) -> None:
+    (shown,) = [block for block in blocks(ROOT / "docs/dify.md", "text") if block.startswith("●")]
+    assert differences(shown.strip(), printed) == []
