@@ -3,8 +3,8 @@
 # The SDK patches sockets and threads when it is imported, so it comes first.
 from dify_plugin import DifyPluginEnv, Plugin
 
-LONGEST_REQUEST = 3600
+MAX_REQUEST_SECONDS = 3600
 """Seconds. Long prompts take long on small machines; Dify's daemon has a limit of its own."""
 
 if __name__ == "__main__":
-    Plugin(DifyPluginEnv(MAX_REQUEST_TIMEOUT=LONGEST_REQUEST)).run()
+    Plugin(DifyPluginEnv(MAX_REQUEST_TIMEOUT=MAX_REQUEST_SECONDS)).run()

@@ -23,7 +23,7 @@ from dify_mlx_provider.upstream.errors import (
     Unreachable,
 )
 
-KINDS: dict[type[InvokeError], list[type[Exception]]] = {
+ERROR_MAPPING: dict[type[InvokeError], list[type[Exception]]] = {
     InvokeConnectionError: [Unreachable],
     InvokeServerUnavailableError: [Unavailable],
     InvokeRateLimitError: [Overloaded],
@@ -35,11 +35,11 @@ KINDS: dict[type[InvokeError], list[type[Exception]]] = {
 """Dify's kinds of errors, and which of ours they stand for."""
 
 
-def for_dify(error: Exception) -> InvokeError:
+def to_dify_error(error: Exception) -> InvokeError:
     """Return the error Dify is to see: one of its five kinds, with our words behind `[MLX]`."""
     if isinstance(error, InvokeError):
         return error
-    for kind, ours in KINDS.items():
+    for kind, ours in ERROR_MAPPING.items():
         if isinstance(error, tuple(ours)):
             return kind(f"[MLX] {error}")
     if isinstance(error, ServerError):
@@ -47,12 +47,12 @@ def for_dify(error: Exception) -> InvokeError:
     return InvokeServerUnavailableError(f"[MLX] the plugin failed: {type(error).__name__}")
 
 
-class ErrorsForDify:
+class DifyErrorMapping:
     """What a model's class tells Dify's SDK of its errors; stands before the SDK's own class."""
 
     @property
     def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:
-        return KINDS
+        return ERROR_MAPPING
 
     def _transform_invoke_error(self, error: Exception) -> InvokeError:
-        return for_dify(error)
+        return to_dify_error(error)

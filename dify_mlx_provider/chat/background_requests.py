@@ -23,11 +23,11 @@ from dify_mlx_provider.upstream.effort_levels import lowest
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-MIN_ROOM = 1024
+MIN_REASONING_ROOM = 1024
 """Tokens. With fewer, a model that reasons at its usual effort often has none left for the answer."""
 
 # Not streamed, and nothing of a user's conversation in it but what the errand is about.
-_ERRANDS = (
+_BACKGROUND_PROMPTS = (
     "You are asked to generate a concise chat title",
     "predict the three most likely questions that human would ask",
     "Generate code based on the following instructions",
@@ -39,7 +39,7 @@ _ERRANDS = (
     "Both your input and output should be in JSON format",
 )
 # In nodes of a workflow, streamed or not, at the effort of the node; Dify reads JSON out of the text.
-_DATA = (
+_PARSED_PROMPTS = (
     "You could answer questions and output in JSON format",
     "extracting structured information based on specific criteria",
     "Here is the structure of the JSON object, you should always follow the structure",
@@ -50,27 +50,35 @@ _DATA = (
 _EFFORT_SETTINGS = ("reasoning_effort", "enable_thinking", "thinking_budget")
 
 
-def is_errand(texts: Sequence[str], *, stream: bool) -> bool:
+def is_background_prompt(texts: Sequence[str], *, stream: bool) -> bool:
     """Whether a request of these messages is one of Dify's errands."""
-    return not stream and len(texts) <= 2 and any(words in text for text in texts for words in _ERRANDS)
+    return (
+        not stream
+        and len(texts) <= 2
+        and any(words in text for text in texts for words in _BACKGROUND_PROMPTS)
+    )
 
 
-def is_data(texts: Sequence[str], *, stream: bool) -> bool:
+def is_read_by_program(texts: Sequence[str], *, stream: bool) -> bool:
     """Whether a program of Dify's reads the answer to these messages. The instructions are in the first ones."""
-    return is_errand(texts, stream=stream) or any(words in text for text in texts[:2] for words in _DATA)
+    return is_background_prompt(texts, stream=stream) or any(
+        words in text for text in texts[:2] for words in _PARSED_PROMPTS
+    )
 
 
-def is_aside(
+def is_background_request(
     texts: Sequence[str], parameters: Mapping[str, Any], *, chosen: Collection[str], stream: bool
 ) -> bool:
     """Whether a request is to be done quickly. `chosen` are the settings that Dify sent, before defaults are filled."""
     if stream or any(name in chosen for name in _EFFORT_SETTINGS):
         return False
     limit = parameters.get("max_tokens")
-    return is_errand(texts, stream=stream) or (isinstance(limit, int) and limit <= MIN_ROOM)
+    return is_background_prompt(texts, stream=stream) or (
+        isinstance(limit, int) and limit <= MIN_REASONING_ROOM
+    )
 
 
-def quick(parameters: Mapping[str, Any], efforts: Collection[str] = ()) -> dict[str, Any]:
+def background_parameters(parameters: Mapping[str, Any], efforts: Collection[str] = ()) -> dict[str, Any]:
     """Return the parameters an aside is done with. `efforts` are those the model has."""
     settings = {**parameters, "priority": 1}
     if "reasoning_effort" in settings:

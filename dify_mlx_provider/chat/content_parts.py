@@ -41,18 +41,18 @@ _PLAIN_FORMATS = (
 )
 
 
-def content(message: PromptMessage, *, sees: bool = True) -> str | list[dict[str, Any]]:
+def content(message: PromptMessage, *, accepts_images: bool = True) -> str | list[dict[str, Any]]:
     """Return a message's content. Raises ValueError with a sentence for the user."""
     if not isinstance(message.content, list):
         return message.content or ""
-    return [_part(part, sees=sees) for part in message.content]
+    return [_part(part, accepts_images=accepts_images) for part in message.content]
 
 
-def _part(part: Any, *, sees: bool) -> dict[str, Any]:
+def _part(part: Any, *, accepts_images: bool) -> dict[str, Any]:
     match part:
         case TextPromptMessageContent():
             return {"type": "text", "text": part.data}
-        case ImagePromptMessageContent() if sees:
+        case ImagePromptMessageContent() if accepts_images:
             return {"type": "image_url", "image_url": {"url": part.data, "detail": part.detail.value}}
         case DocumentPromptMessageContent():
             return _document(part)

@@ -28,7 +28,7 @@ from mlx_backend.conversation.scanner import MarkerSet
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from dify_mlx_provider.chat.tool_calls import Call, Calls
+    from dify_mlx_provider.chat.tool_calls import ToolCall, ToolCallAssembler
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Event
 
@@ -54,7 +54,7 @@ class LeakyText:
     def __init__(
         self,
         plain: type[ContentDelta] | type[ReasoningDelta],
-        calls: Calls,
+        calls: ToolCallAssembler,
         *,
         tools: Collection[str] = (),
         watch: bool = True,
@@ -71,7 +71,7 @@ class LeakyText:
         self._before = PrecedingText()
         self._spells_opener = False  # a block of reasoning was opened, or spelt, in what was put out
         self._parser: ChannelParser | None = None
-        self._open: dict[int, Call] = {}
+        self._open: dict[int, ToolCall] = {}
         self._unclosed: list[str] | None = None  # what was read as reasoning because of `inside` alone
         if inside:
             self._parser = self._parser_of(THINK, Channel.ANALYSIS)

@@ -18,8 +18,8 @@ from dify_plugin.entities.model.message import (
 )
 
 from dify_mlx_provider.chat.content_parts import content
-from dify_mlx_provider.chat.think_block import unguarded
-from dify_mlx_provider.upstream.server_kinds import NEVER_IN_EXTRA_BODY
+from dify_mlx_provider.chat.think_block import remove_guards
+from dify_mlx_provider.upstream.server_kinds import PROTECTED_FIELDS
 from mlx_backend.conversation.history import sanitise
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def chat_request(
     for turn in history:
         if turn["role"] != "assistant":
             continue
-        turn["content"] = unguarded(turn["content"])
+        turn["content"] = remove_guards(turn["content"])
         if reasoning := turn.get("reasoning_content"):
-            turn["reasoning_content"] = unguarded(reasoning)
+            turn["reasoning_content"] = remove_guards(reasoning)
     body: dict[str, Any] = {
         "model": model.strip(),
         "messages": history,
@@ -72,7 +72,7 @@ def _wanted_format(parameters: Mapping[str, Any]) -> str:
 def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]:
     posted: dict[str, Any] = {
         "role": message.role.value,
-        "content": content(message, sees=credentials.vision is not False),
+        "content": content(message, accepts_images=credentials.vision is not False),
     }
     if message.name:
         posted["name"] = message.name
@@ -142,7 +142,7 @@ def extra_body(given: Any) -> dict[str, Any]:
         raise ValueError(
             f'the setting Extra body must be a JSON object such as {{"top_k": 20}}, not {str(given)[:60]!r}.'
         )
-    for name in NEVER_IN_EXTRA_BODY:
+    for name in PROTECTED_FIELDS:
         if name in fields:
             raise ValueError(f"the setting Extra body may not hold {name!r}: Dify decides it. Take it out.")
     return dict(fields)

@@ -12,34 +12,34 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.leaked_markup import LeakyText
-from dify_mlx_provider.chat.tool_calls import Call, Calls
+from dify_mlx_provider.chat.tool_calls import ToolCall, ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
-from dify_mlx_provider.upstream.surrogates import Halves
+from dify_mlx_provider.upstream.surrogates import SurrogateJoiner
 from mlx_backend.conversation import reasoning_fields
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
 if TYPE_CHECKING:
-    from dify_mlx_provider.chat.think_block import ThinkingText
+    from dify_mlx_provider.chat.think_block import ThinkBlockWriter
 
-LONGEST_ANSWER = 8 * 2**20
+MAX_ANSWER_LENGTH = 8 * 2**20
 """Characters of one answer, reasoning included: more than any model's context holds."""
 
-LONGEST_PIECE = 2**18
+MAX_PIECE_LENGTH = 2**18
 """Characters of one chunk for Dify, which takes no line above 5 MiB."""
 
 _TEXT_KEYS = ("text", "thinking", "reasoning", "content", "summary")
 
 
 @dataclass
-class Outcome:
+class StreamResult:
     """What is known only when the answer is over."""
 
     finish_reason: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
 
 
-class Reader:
+class StreamReader:
     """Reads a server's chunks: `feed` gives events of text, `close` the last of them; `outcome` has the rest.
 
     Reasoning comes in a field of one of several names (some servers send it in more than one: it is taken once), or
@@ -47,12 +47,12 @@ class Reader:
     """
 
     def __init__(self, tools: Collection[str] = (), *, watch: bool = True, inside: bool = False) -> None:
-        self.outcome = Outcome()
-        self._calls = Calls()
+        self.outcome = StreamResult()
+        self._calls = ToolCallAssembler()
         self._tools = tools
         self._reasoning = self._stretch()
         self._content = LeakyText(ContentDelta, self._calls, tools=tools, watch=watch, inside=inside)
-        self._halves = {True: Halves(), False: Halves()}
+        self._halves = {True: SurrogateJoiner(), False: SurrogateJoiner()}
         self._said = False
 
     @property
@@ -158,8 +158,8 @@ def _text(value: Any) -> str:
             return ""
 
 
-def texts(
-    reader: Reader, thinking: ThinkingText, chunks: Iterable[Mapping[str, Any]]
+def iter_text(
+    reader: StreamReader, thinking: ThinkBlockWriter, chunks: Iterable[Mapping[str, Any]]
 ) -> Generator[str, None, None]:
     """Yield the pieces of text of a whole answer; the block is closed also when the chunks break off."""
     length = 0
@@ -168,20 +168,20 @@ def texts(
             for event in reader.feed(chunk):
                 for piece in thinking.feed(event):
                     length += len(piece)
-                    if length > LONGEST_ANSWER:
+                    if length > MAX_ANSWER_LENGTH:
                         raise Unavailable(
-                            f"the server sent more than {LONGEST_ANSWER:,} characters as one answer. The answer was "
+                            f"the server sent more than {MAX_ANSWER_LENGTH:,} characters as one answer. The answer was "
                             "stopped; a limit of Max tokens keeps a model from repeating itself without end."
                         )
-                    for at in range(0, len(piece), LONGEST_PIECE):
-                        yield piece[at : at + LONGEST_PIECE]
+                    for at in range(0, len(piece), MAX_PIECE_LENGTH):
+                        yield piece[at : at + MAX_PIECE_LENGTH]
     except Exception:  # not GeneratorExit: when Dify stops listening there is nobody to close a block for
         yield from _rest(reader, thinking)
         raise
     yield from _rest(reader, thinking)
 
 
-def _rest(reader: Reader, thinking: ThinkingText) -> Iterator[str]:
+def _rest(reader: StreamReader, thinking: ThinkBlockWriter) -> Iterator[str]:
     for event in reader.close():
         yield from thinking.feed(event)
     yield from thinking.close()

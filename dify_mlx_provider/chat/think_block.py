@@ -36,7 +36,7 @@ _FENCE = re.compile(r"( {0,3})(`{3,}(?!.*`)|~{3,}|\$\$(?!.*\$))(.*)")
 _TABLE = re.compile(r"^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$", re.MULTILINE)
 
 
-class ThinkingText:
+class ThinkBlockWriter:
     """Turns events into the pieces of text Dify gets, each piece a chunk of its own.
 
     A block opens with the first reasoning that is not blank (no empty blocks) and closes before anything else that is
@@ -44,7 +44,7 @@ class ThinkingText:
     """
 
     def __init__(self, *, hidden: bool = False, exact: bool = False) -> None:
-        self.left_out = False
+        self.has_hidden_reasoning = False
         """Whether there was reasoning that was not shown."""
         self._hidden = hidden
         self._exact = exact
@@ -60,7 +60,7 @@ class ThinkingText:
         match event:
             case ReasoningDelta(text):
                 if self._hidden:
-                    self.left_out = self.left_out or bool(text.strip())
+                    self.has_hidden_reasoning = self.has_hidden_reasoning or bool(text.strip())
                     return []
                 return self._reasoning(text)
             case ContentDelta(text):
@@ -121,7 +121,7 @@ class ThinkingText:
         return pieces
 
 
-def unguarded(text: str) -> str:
+def remove_guards(text: str) -> str:
     """Take out the invisible characters again, for text that goes back to the model."""
     return text.removesuffix(_AFTER_TABLE).replace(_GUARD, "<")
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dify_mlx_provider.upstream.errors import Unavailable
-from dify_mlx_provider.upstream.surrogates import mended
+from dify_mlx_provider.upstream.surrogates import join_surrogates
 
-LONGEST_CALLS = 2**20
+MAX_CALLS_LENGTH = 2**20
 """Characters of an answer's calls: Dify takes them all in one line, of 5 MiB at most."""
 
 _LEFTOVERS = frozenset("]}) \t\r\n`;")
 
 
 @dataclass
-class Call:
+class ToolCall:
     """A tool call being assembled."""
 
     id: str = ""
@@ -32,21 +32,21 @@ class Call:
     arguments: str = ""
 
 
-class Calls:
+class ToolCallAssembler:
     """The calls of one answer, in the order they began."""
 
     def __init__(self) -> None:
-        self._calls: list[Call] = []
-        self._by_index: dict[int, Call] = {}
+        self._calls: list[ToolCall] = []
+        self._by_index: dict[int, ToolCall] = {}
         self._length = 0
 
-    def begin(self, name: str) -> Call:
+    def begin(self, name: str) -> ToolCall:
         """Add a call that is put together elsewhere."""
-        call = Call(name=name)
+        call = ToolCall(name=name)
         self._calls.append(call)
         return call
 
-    def drop(self, call: Call) -> None:
+    def drop(self, call: ToolCall) -> None:
         """Forget a call."""
         self._calls = [other for other in self._calls if other is not call]
 
@@ -56,13 +56,13 @@ class Calls:
             return
         given = delta.get("function")
         function = given if isinstance(given, Mapping) else delta
-        piece = Call(
+        piece = ToolCall(
             _word(delta.get("id")), _word(function.get("name")), _arguments(function.get("arguments"))
         )
         self._length += len(piece.id) + len(piece.name) + len(piece.arguments)
-        if self._length > LONGEST_CALLS:
+        if self._length > MAX_CALLS_LENGTH:
             raise Unavailable(
-                f"the model's tool calls have more than {LONGEST_CALLS:,} characters. The answer was stopped; a "
+                f"the model's tool calls have more than {MAX_CALLS_LENGTH:,} characters. The answer was stopped; a "
                 "limit of Max tokens keeps a model from repeating itself without end."
             )
         index = delta.get("index")
@@ -71,7 +71,7 @@ class Calls:
         else:
             self._add_to(self._place(piece), piece)
 
-    def finished(self, *, cut: bool) -> list[Call]:
+    def finished(self, *, cut: bool) -> list[ToolCall]:
         """Return the calls. What the token limit cut is left out: it must not be run."""
         calls = [call for call in self._calls if call.name]
         if cut and calls and calls[-1] is self._calls[-1] and not _is_json(calls[-1].arguments):
@@ -81,26 +81,26 @@ class Calls:
             if not call.id or call.id in taken:
                 call.id = f"call_{uuid.uuid4().hex[:24]}"
             taken.add(call.id)
-            call.id, call.name = mended(call.id), mended(call.name)
-            call.arguments = _repaired(mended(call.arguments))
+            call.id, call.name = join_surrogates(call.id), join_surrogates(call.name)
+            call.arguments = _repair_arguments(join_surrogates(call.arguments))
         return calls
 
-    def _add_numbered(self, index: int, piece: Call) -> None:
+    def _add_numbered(self, index: int, piece: ToolCall) -> None:
         call = self._by_index.get(index)
-        if call is not None and _begins_another(call, piece):
+        if call is not None and _starts_new_call(call, piece):
             call = None
         if call is not None and not call.arguments and not piece.id and piece.name not in ("", call.name):
             call.name += piece.name  # a name in pieces
         self._by_index[index] = self._add_to(call, piece)
 
-    def _add_to(self, call: Call | None, piece: Call) -> Call:
+    def _add_to(self, call: ToolCall | None, piece: ToolCall) -> ToolCall:
         call = self.begin("") if call is None else call
         call.id = call.id or piece.id
         call.name = call.name or piece.name
         call.arguments += piece.arguments
         return call
 
-    def _place(self, piece: Call) -> Call | None:
+    def _place(self, piece: ToolCall) -> ToolCall | None:
         """Where a piece without a number belongs: to the call of its id; else an id or a name begins a new call."""
         if piece.id:
             return next((call for call in self._calls if call.id == piece.id), None)
@@ -111,7 +111,7 @@ class Calls:
         return last if goes_on else None
 
 
-def _begins_another(call: Call, piece: Call) -> bool:
+def _starts_new_call(call: ToolCall, piece: ToolCall) -> bool:
     """Whether a piece with a number that is taken is another call all the same: some servers number all of them 0."""
     if not piece.name:
         return False
@@ -138,7 +138,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _repaired(arguments: str) -> str:
+def _repair_arguments(arguments: str) -> str:
     """The object a model meant: none at all is an empty one, one inside a string comes out, leftovers behind it go."""
     text = arguments.strip()
     if text in ("", "null"):

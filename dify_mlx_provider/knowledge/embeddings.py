@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream import discovery, sse
-from dify_mlx_provider.upstream.errors import SHORTEST, Refused, Unavailable
-from dify_mlx_provider.upstream.requests import compute
-from dify_mlx_provider.upstream.server_kinds import Kind
-from dify_mlx_provider.upstream.token_count import counted_tokens, estimated_tokens
+from dify_mlx_provider.upstream.errors import MIN_TRUNCATED_LENGTH, Refused, Unavailable
+from dify_mlx_provider.upstream.requests import post_json
+from dify_mlx_provider.upstream.server_kinds import ServerKind
+from dify_mlx_provider.upstream.token_count import count_tokens, estimate_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,60 +28,60 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
+class Embeddings:
     """What came back. `tokens` is the server's count, or an estimate where it does not say."""
 
     vectors: list[list[float]]
     tokens: int
 
 
-def embed(model: str, credentials: Credentials, texts: Sequence[str], *, query: bool) -> Vectors:
+def embed(model: str, credentials: Credentials, texts: Sequence[str], *, query: bool) -> Embeddings:
     """Make a vector of each text. Raises a ServerError."""
     batch = credentials.max_chunks
-    calling = _Calling(model, credentials, query=query)
+    calling = _EmbeddingCall(model, credentials, query=query)
     vectors: list[list[float]] = []
     tokens = 0
     for begin in range(0, len(texts), batch):
         found = calling.batch([calling.fitting(text) for text in texts[begin : begin + batch]])
         vectors += found.vectors
         tokens += found.tokens
-    return Vectors(vectors, tokens)
+    return Embeddings(vectors, tokens)
 
 
-def tokens_of(model: str, credentials: Credentials, texts: Sequence[str]) -> list[int]:
+def count_tokens_each(model: str, credentials: Credentials, texts: Sequence[str]) -> list[int]:
     """Count each text's tokens: by the server if it can, else an estimate. Never raises."""
     counts: list[int] = []
     asks = True
     for text in texts:
-        count = counted_tokens(credentials, {"model": model, "prompt": text}) if asks else None
+        count = count_tokens(credentials, {"model": model, "prompt": text}) if asks else None
         asks = count is not None
-        counts.append(estimated_tokens(text) if count is None else count)
+        counts.append(estimate_tokens(text) if count is None else count)
     return counts
 
 
-class _Calling:
+class _EmbeddingCall:
     """How one server is asked for the vectors of one kind of text."""
 
     def __init__(self, model: str, credentials: Credentials, *, query: bool) -> None:
         self._model = model
         self._credentials = credentials
         self._prefix = credentials.query_prefix if query else credentials.document_prefix
-        self._kind = discovery.server(credentials).kind
+        self._kind = discovery.find_server(credentials).kind
         self._fields: dict[str, Any] = {}
         size = credentials.context_size
         match self._kind:
-            case Kind.MLX_BACKEND:
+            case ServerKind.MLX_BACKEND:
                 # A quarter of the bytes, and numbers that need not be parsed.
                 self._fields = {"truncate_prompt_tokens": size or -1, "encoding_format": "base64"}
                 if not (credentials.query_prefix or credentials.document_prefix):
                     self._fields["input_type"] = "query" if query else "document"
-            case Kind.VLLM:
+            case ServerKind.VLLM:
                 self._fields = {"truncate_prompt_tokens": size or -1}
         self._cuts = not self._fields
         if (
             self._cuts
             and size is None
-            and (told := discovery.model(model, credentials, "embedding")) is not None
+            and (told := discovery.find_model(model, credentials, "embedding")) is not None
         ):
             size = told.context_size
         self._size = size
@@ -91,26 +91,26 @@ class _Calling:
         text = self._prefix + text
         if not self._cuts or self._size is None:
             return text
-        estimate = estimated_tokens(text) + 2
+        estimate = estimate_tokens(text) + 2
         return text if estimate <= self._size else text[: max(1, len(text) * self._size // estimate)]
 
-    def batch(self, texts: Sequence[str]) -> Vectors:
+    def batch(self, texts: Sequence[str]) -> Embeddings:
         """Ask for a batch; if it is refused for being too long, for each text alone, and for less of it."""
         try:
             return self._ask(texts)
         except (Refused, Unavailable) as error:  # llama.cpp calls it an error of its own
-            if not self._cuts or not error.is_of_length:
+            if not self._cuts or not error.is_length_error:
                 raise
             if len(texts) > 1:
                 parts = [self.batch([text]) for text in texts]
-                return Vectors([part.vectors[0] for part in parts], sum(part.tokens for part in parts))
-            if len(texts[0]) <= SHORTEST:
+                return Embeddings([part.vectors[0] for part in parts], sum(part.tokens for part in parts))
+            if len(texts[0]) <= MIN_TRUNCATED_LENGTH:
                 raise
             return self.batch([texts[0][: len(texts[0]) * 2 // 3]])
 
-    def _ask(self, texts: Sequence[str]) -> Vectors:
+    def _ask(self, texts: Sequence[str]) -> Embeddings:
         body = {"input": list(texts), "encoding_format": "float", **self._fields}
-        answer = compute(self._credentials, self._model, "/embeddings", body, "embedding")
+        answer = post_json(self._credentials, self._model, "/embeddings", body, "embedding")
         vectors = _vectors(answer, len(texts))
         if vectors is None:
             raise Refused(
@@ -120,8 +120,8 @@ class _Calling:
         usage = answer.get("usage")
         counted = usage.get("total_tokens") if isinstance(usage, dict) else None
         if not isinstance(counted, int) or isinstance(counted, bool) or counted < 1:
-            counted = sum(map(estimated_tokens, texts))
-        return Vectors(vectors, counted)
+            counted = sum(map(estimate_tokens, texts))
+        return Embeddings(vectors, counted)
 
 
 def _vectors(answer: Any, count: int) -> list[list[float]] | None:
@@ -151,5 +151,5 @@ def _vector(written: Any) -> list[float] | None:
         written = packed.tolist()
     if not isinstance(written, list) or not written:
         return None
-    numbers = [number for value in written if (number := sse.number(value)) is not None]
+    numbers = [number for value in written if (number := sse.finite_number(value)) is not None]
     return numbers if len(numbers) == len(written) else None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream import sse
-from dify_mlx_provider.upstream.errors import SHORTEST, Refused, Unavailable
-from dify_mlx_provider.upstream.requests import compute
+from dify_mlx_provider.upstream.errors import MIN_TRUNCATED_LENGTH, Refused, Unavailable
+from dify_mlx_provider.upstream.requests import post_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedDocument:
     """A document's place in what was sent, and its worth from 0 to 1."""
 
     index: int
@@ -36,7 +36,7 @@ def rank(
     *,
     threshold: float | None = None,
     top_n: int | None = None,
-) -> list[Ranked]:
+) -> list[RankedDocument]:
     """Rank documents, best first; leave out those below the threshold. Raises a ServerError."""
     if not documents:
         return []
@@ -49,7 +49,7 @@ def rank(
         )
     if any(not 0 <= score <= 1 for score in scores.values()):
         scores = {at: _sigmoid(score) for at, score in scores.items()}
-    ranked = sorted((Ranked(at, score) for at, score in scores.items()), key=lambda each: -each.score)
+    ranked = sorted((RankedDocument(at, score) for at, score in scores.items()), key=lambda each: -each.score)
     kept = [each for each in ranked if threshold is None or each.score >= threshold]
     return kept[:top_n] if top_n is not None and top_n > 0 else kept
 
@@ -57,10 +57,10 @@ def rank(
 def _asked(model: str, credentials: Credentials, query: str, documents: list[str]) -> Any:
     """Ask for the scores; where the texts are too long, of less of the longest: a question may be a page, too."""
     try:
-        return compute(credentials, model, "/rerank", {"query": query, "documents": documents}, "rerank")
+        return post_json(credentials, model, "/rerank", {"query": query, "documents": documents}, "rerank")
     except (Refused, Unavailable) as error:
         longest = max(map(len, (query, *documents)))
-        if not error.is_of_length or longest <= SHORTEST:
+        if not error.is_length_error or longest <= MIN_TRUNCATED_LENGTH:
             raise
         most = longest * 2 // 3
         return _asked(model, credentials, query[:most], [document[:most] for document in documents])
@@ -75,7 +75,9 @@ def _scores(answer: Any, count: int) -> dict[int, float] | None:
     for entry in listed:
         index = entry.get("index") if isinstance(entry, dict) else None
         score = (
-            sse.number(entry.get("relevance_score", entry.get("score"))) if isinstance(entry, dict) else None
+            sse.finite_number(entry.get("relevance_score", entry.get("score")))
+            if isinstance(entry, dict)
+            else None
         )
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
             return None

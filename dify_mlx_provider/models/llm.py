@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from dify_plugin import LargeLanguageModel
 
-from dify_mlx_provider.chat.invocation import fold, invoke, prompt_tokens
-from dify_mlx_provider.dify_errors import ErrorsForDify
-from dify_mlx_provider.settings.coercion import lenient
-from dify_mlx_provider.settings.model_schema import customizable_model
+from dify_mlx_provider.chat.invocation import count_prompt_tokens, fold, invoke
+from dify_mlx_provider.dify_errors import DifyErrorMapping
+from dify_mlx_provider.settings.coercion import coerce
+from dify_mlx_provider.settings.model_schema import chat_model_schema
 from dify_mlx_provider.settings.validation import validate
 from dify_mlx_provider.upstream.credentials import Credentials
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dify_plugin.entities.model.message import PromptMessage, PromptMessageTool
 
 
-class MLXLargeLanguageModel(ErrorsForDify, LargeLanguageModel):
+class MLXLargeLanguageModel(DifyErrorMapping, LargeLanguageModel):
     """Chat models behind an MLX server, or another OpenAI-compatible one."""
 
     _chosen: frozenset[str] = frozenset()
@@ -31,7 +31,7 @@ class MLXLargeLanguageModel(ErrorsForDify, LargeLanguageModel):
     ) -> dict[str, Any]:
         """Note what Dify has set before the SDK fills in the defaults. There is a new object for every call."""
         self._chosen = frozenset(name for name, value in model_parameters.items() if value not in (None, ""))
-        meant = lenient(model_parameters, self.get_parameter_rules(model, credentials))
+        meant = coerce(model_parameters, self.get_parameter_rules(model, credentials))
         try:
             filled: dict[str, Any] = super()._validate_and_filter_model_parameters(model, meant, credentials)
         except ValueError as error:  # raised before the SDK maps errors to Dify's kinds
@@ -78,7 +78,7 @@ class MLXLargeLanguageModel(ErrorsForDify, LargeLanguageModel):
         tools: list[PromptMessageTool] | None = None,
     ) -> int:
         """Count a prompt's tokens."""
-        return prompt_tokens(model, credentials, prompt_messages, tools)
+        return count_prompt_tokens(model, credentials, prompt_messages, tools)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Check that the server answers and serves the model."""
@@ -86,4 +86,4 @@ class MLXLargeLanguageModel(ErrorsForDify, LargeLanguageModel):
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
-        return customizable_model(model, Credentials.legible(credentials))
+        return chat_model_schema(model, Credentials.from_form_leniently(credentials))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from dify_plugin import RerankModel
 from dify_plugin.entities.model.rerank import RerankDocument, RerankResult
 
-from dify_mlx_provider.dify_errors import ErrorsForDify
+from dify_mlx_provider.dify_errors import DifyErrorMapping
 from dify_mlx_provider.knowledge.rerank import rank
-from dify_mlx_provider.settings.model_schema import rerank_model
-from dify_mlx_provider.settings.validation import validate_by_use
+from dify_mlx_provider.settings.model_schema import rerank_model_schema
+from dify_mlx_provider.settings.validation import validate_by_trial
 from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dify_plugin.entities.model import AIModelEntity
 
 
-class MLXRerankModel(ErrorsForDify, RerankModel):
+class MLXRerankModel(DifyErrorMapping, RerankModel):
     """Rerank models behind an MLX server, or another one with Jina's or Cohere's protocol."""
 
     def _invoke(
@@ -33,7 +33,7 @@ class MLXRerankModel(ErrorsForDify, RerankModel):
         user: str | None = None,
     ) -> RerankResult:
         """Put documents in the order of their worth for a question."""
-        form = Credentials.read(credentials)
+        form = Credentials.from_form(credentials)
         ranked = rank(model, form, query, docs, threshold=score_threshold, top_n=top_n)
         found = [RerankDocument(index=each.index, text=docs[each.index], score=each.score) for each in ranked]
         return RerankResult(model=model, docs=found)
@@ -41,10 +41,10 @@ class MLXRerankModel(ErrorsForDify, RerankModel):
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Rank two documents."""
         documents = ["Paris is the capital of France.", "Rice is a grain."]
-        validate_by_use(
+        validate_by_trial(
             credentials, lambda form: rank(model, form, "What is the capital of France?", documents)
         )
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
-        return rerank_model(model, Credentials.legible(credentials))
+        return rerank_model_schema(model, Credentials.from_form_leniently(credentials))

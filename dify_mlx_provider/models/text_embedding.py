@@ -9,10 +9,10 @@ from dify_plugin import TextEmbeddingModel
 from dify_plugin.entities.model import EmbeddingInputType, PriceType
 from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbeddingResult
 
-from dify_mlx_provider.dify_errors import ErrorsForDify
-from dify_mlx_provider.knowledge.embeddings import embed, tokens_of
-from dify_mlx_provider.settings.model_schema import embedding_model
-from dify_mlx_provider.settings.validation import validate_by_use
+from dify_mlx_provider.dify_errors import DifyErrorMapping
+from dify_mlx_provider.knowledge.embeddings import count_tokens_each, embed
+from dify_mlx_provider.settings.model_schema import embedding_model_schema
+from dify_mlx_provider.settings.validation import validate_by_trial
 from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dify_plugin.entities.model import AIModelEntity
 
 
-class MLXTextEmbeddingModel(ErrorsForDify, TextEmbeddingModel):
+class MLXTextEmbeddingModel(DifyErrorMapping, TextEmbeddingModel):
     """Embedding models behind an MLX server, or another OpenAI-compatible one."""
 
     def _invoke(
@@ -33,7 +33,7 @@ class MLXTextEmbeddingModel(ErrorsForDify, TextEmbeddingModel):
         input_type: EmbeddingInputType = EmbeddingInputType.DOCUMENT,
     ) -> TextEmbeddingResult:
         """Make a vector of each text."""
-        form = Credentials.read(credentials)
+        form = Credentials.from_form(credentials)
         found = embed(model, form, texts, query=input_type == EmbeddingInputType.QUERY)
         return TextEmbeddingResult(
             model=model, embeddings=found.vectors, usage=self._usage(model, credentials, found.tokens)
@@ -55,12 +55,12 @@ class MLXTextEmbeddingModel(ErrorsForDify, TextEmbeddingModel):
 
     def get_num_tokens(self, model: str, credentials: dict[str, Any], texts: list[str]) -> list[int]:
         """Count each text's tokens."""
-        return tokens_of(model, Credentials.legible(credentials), texts)
+        return count_tokens_each(model, Credentials.from_form_leniently(credentials), texts)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Make the vector of one word."""
-        validate_by_use(credentials, lambda form: embed(model, form, ["hello"], query=True))
+        validate_by_trial(credentials, lambda form: embed(model, form, ["hello"], query=True))
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
         """Describe a model from its form and from what its server says."""
-        return embedding_model(model, Credentials.legible(credentials))
+        return embedding_model_schema(model, Credentials.from_form_leniently(credentials))

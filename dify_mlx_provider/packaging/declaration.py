@@ -60,7 +60,7 @@ FEATURES = (
 )
 ICONS = ("icon_small", "icon_large", "icon_small_dark", "icon_large_dark")
 MAX_RULES = 128
-LONGEST_NAME = 255
+MAX_NAME_LENGTH = 255
 
 MANIFEST_KEYS = {
     *("version", "type", "author", "name", "label", "description", "icon", "icon_dark", "created_at"),
@@ -88,7 +88,7 @@ class _Strict(SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read(path: str, content: bytes) -> Any:
+def parse_yaml(path: str, content: bytes) -> Any:
     """Parse a declaration; raises ValueError with a sentence that names the file."""
     try:
         return yaml.load(content, _Strict)
@@ -99,7 +99,7 @@ def read(path: str, content: bytes) -> Any:
 def faults(files: Mapping[str, bytes]) -> Iterator[str]:
     """Yield every fault of the declarations in these files of a package."""
     try:
-        yield from _manifest(read(MANIFEST, files[MANIFEST]), files)
+        yield from _manifest(parse_yaml(MANIFEST, files[MANIFEST]), files)
     except ValueError as error:
         yield str(error)
     except (KeyError, TypeError, AttributeError) as error:
@@ -147,7 +147,7 @@ def _manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterat
         if path not in files:
             yield f"{at}{path} is missing"
             continue
-        yield from _provider(path, read(path, files[path]), files)
+        yield from _provider(path, parse_yaml(path, files[path]), files)
 
 
 def _resource(at: str, resource: Mapping[str, Any]) -> Iterator[str]:
@@ -256,7 +256,7 @@ def _models(
             if not found:
                 yield f"{at}models.{kind}: nothing matches {pattern}"
             for path in found:
-                model = read(path, files[path])
+                model = parse_yaml(path, files[path])
                 name = str(model.get("model"))
                 if name in declared:
                     yield f"{path}: model {name} is declared in {declared[name]} already"
@@ -268,7 +268,7 @@ def _models(
         if position not in files or not position.endswith("_position.yaml"):
             yield f"{at}models.{kind}.position is {position}; Dify wants a file whose name ends in _position.yaml"
             continue
-        placed = read(position, files[position]) or []
+        placed = parse_yaml(position, files[position]) or []
         for name in sorted(set(placed) ^ set(declared)):
             yield f"{position}: {name} stands {'here' if name in placed else 'in ' + declared[name]} only"
 
@@ -287,8 +287,8 @@ def _model(path: str, model: Mapping[str, Any], kind: str) -> Iterator[str]:
     at = f"{path}: "
     yield from unknown_keys(at, model, MODEL_KEYS)
     name = model.get("model")
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        yield f"{at}model is {name!r}; Dify wants a name of at most {LONGEST_NAME} characters"
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
+        yield f"{at}model is {name!r}; Dify wants a name of at most {MAX_NAME_LENGTH} characters"
     yield from i18n_faults(f"{at}label", model.get("label"))
     if model.get("model_type") != kind:
         yield f"{at}model_type is {model.get('model_type')!r}, but it is listed under {kind}"

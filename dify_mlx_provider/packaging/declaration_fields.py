@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LANGUAGES = ("en_US", "zh_Hans", "ja_JP", "pt_BR")
-OURS = ("en_US", "ja_JP", "zh_Hans")
+REQUIRED_LANGUAGES = ("en_US", "ja_JP", "zh_Hans")
 
 # The daemon knows `switch` too; Dify's page does not draw it.
 FIELD_TYPES = ("text-input", "secret-input", "select", "radio")
@@ -57,7 +57,7 @@ def i18n_faults(at: str, text: Any) -> Iterator[str]:
         return
     for language in sorted(set(text) - set(LANGUAGES)):
         yield f"{at}: {language} is no language of Dify's ({', '.join(LANGUAGES)})"
-    for language in OURS:
+    for language in REQUIRED_LANGUAGES:
         if not isinstance(text.get(language), str) or not text[language].strip():
             yield f"{at}: {language} is missing"
 

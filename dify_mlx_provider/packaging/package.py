@@ -20,20 +20,20 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.packaging.declaration import MANIFEST, VERSION, faults, read
+from dify_mlx_provider.packaging.declaration import MANIFEST, VERSION, faults, parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_BYTES = 900_000  # so that the zip stays below 1 MB; without weights a plugin comes nowhere near
-OLDEST = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time, and the time of packing must not show
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time, and the time of packing must not show
 
 # in the package | in the repository
 RENAMED = {
     "README.md": "readme/README.md",
 }
-KEPT = (
+SOURCE_FILES = (
     MANIFEST,
     "LICENSE",
     "PRIVACY.md",
@@ -56,7 +56,7 @@ class PackageError(Exception):
 
 def collect(root: Path) -> dict[str, bytes]:
     """Return every file of the package, path to content, sorted by path."""
-    sources = {path: root / path for path in KEPT}
+    sources = {path: root / path for path in SOURCE_FILES}
     sources |= {packed: root / path for packed, path in RENAMED.items()}
     sources |= {
         path.relative_to(root).as_posix(): path for pattern in GLOBS for path in sorted(root.glob(pattern))
@@ -96,7 +96,7 @@ def write(files: Mapping[str, bytes], output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as package:
         for path in sorted(files):
-            entry = zipfile.ZipInfo(path, date_time=OLDEST)
+            entry = zipfile.ZipInfo(path, date_time=ZIP_EPOCH)
             entry.create_system = 3  # Unix, wherever it was packed; the mode below means nothing otherwise
             entry.external_attr = 0o100644 << 16
             package.writestr(entry, files[path])
@@ -112,7 +112,7 @@ def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
     return output, identity(files)
 
 
-def spread(root: Path, folder: Path) -> None:
+def write_folder(root: Path, folder: Path) -> None:
     """Collect, check, and lay the files out as Dify would unpack them; for debugging."""
     files = collect(root)
     check(root, files)
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         if arguments.folder:
-            spread(ROOT, arguments.folder)
+            write_folder(ROOT, arguments.folder)
             return 0
         path, name = build(ROOT, arguments.output)
     except (PackageError, OSError) as error:
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    manifest: dict[str, Any] = read(MANIFEST, files[MANIFEST])
+    manifest: dict[str, Any] = parse_yaml(MANIFEST, files[MANIFEST])
     return manifest
 
 
@@ -180,8 +180,8 @@ def _dependencies(project: Mapping[str, Any]) -> dict[str, bytes]:
 
 def _package_faults(project: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterator[str]:
     """Yield what is wrong with the package as a whole; the declarations in it are declaration.py's."""
-    stated = re.search(rb"^version: *[\"']?([^\s\"']+)", files[MANIFEST], re.MULTILINE)
-    version = stated[1].decode() if stated else "?"
+    from_error_object = re.search(rb"^version: *[\"']?([^\s\"']+)", files[MANIFEST], re.MULTILINE)
+    version = from_error_object[1].decode() if from_error_object else "?"
     if version != project["version"] and VERSION.fullmatch(version):
         yield f"{MANIFEST} says version {version}, pyproject.toml {project['version']}"
     for path in files:

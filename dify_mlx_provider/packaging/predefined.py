@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dify_mlx_provider.settings.parameters import Settings, rules
+from dify_mlx_provider.settings.parameters import ParameterOptions, parameter_rules
 from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ MODELS: tuple[Predefined, ...] = (
 
 def declaration(model: Predefined) -> dict[str, Any]:
     """Return a model's declaration as Dify reads it."""
-    settings = Settings(
+    options = ParameterOptions(
         efforts=model.efforts,
         reasons=bool(model.efforts),
         max_output=min(131_072, model.context_size),
@@ -144,7 +144,7 @@ def declaration(model: Predefined) -> dict[str, Any]:
         "model_type": "llm",
         "features": [*features, "structured-output"],
         "model_properties": {"mode": "chat", "context_size": model.context_size},
-        "parameter_rules": rules(settings),
+        "parameter_rules": parameter_rules(options),
     }
 
 

@@ -1,9 +1,9 @@
-"""Settings as they come from a workflow's file, brought to what a model's schema takes.
+"""Settings that nearly fit a model's rules are made to fit.
 
-Dify's SDK refuses a call for a value that is not an option or a digit too many. But a workflow is written for one model
-and run with another: `high` for a model that can only be switched on, more tokens than this one can write. What was
-meant is clear, and so is done; what cannot be read is left for the SDK to refuse. Knows no SDK: rules are objects
-with a name, options and limits.
+Dify's SDK refuses a call for a value that is not an option, or for a digit too many. But a workflow is written for one
+model and run with another: `high` for a model that can only be switched on, more tokens than this one can write. Where
+the meaning is clear, the value is replaced; anything else is left for the SDK to refuse. Knows no SDK: a rule is any
+object with a name, options and limits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 # Dify's other providers offer `JSON` for what OpenAI calls json_object.
-_WORDS = {"json": "json_object"}
+_OPTION_ALIASES = {"json": "json_object"}
 
 
 class Rule(Protocol):
-    """A setting's rule, as far as it is looked at here."""
+    """The parts of a parameter rule that are used here."""
 
     @property
     def name(self) -> str:
@@ -38,30 +38,29 @@ class Rule(Protocol):
 
     @property
     def precision(self) -> int | None:
-        """Digits behind the point."""
+        """Digits after the decimal point."""
 
 
-def lenient(settings: Mapping[str, Any], rules: Iterable[Rule]) -> dict[str, Any]:
-    """Return the settings with what is nearly right made right."""
-    taken = dict(settings)
+def coerce(settings: Mapping[str, Any], rules: Iterable[Rule]) -> dict[str, Any]:
+    """Return the settings with values that nearly fit made to fit."""
+    coerced = dict(settings)
     for rule in rules:
-        value = taken.get(rule.name)
+        value = coerced.get(rule.name)
         if value is None:
             continue
         if rule.options and isinstance(value, str) and not value.strip():
-            del taken[rule.name]  # nothing was chosen
-            continue
-        if rule.name == "reasoning_effort":
-            taken[rule.name] = _effort(value, rule.options)
+            del coerced[rule.name]  # nothing was chosen
+        elif rule.name == "reasoning_effort":
+            coerced[rule.name] = _coerce_effort(value, rule.options)
         elif rule.options and isinstance(value, str):
-            meant = _WORDS.get(value.strip().lower(), value.strip().lower())
-            taken[rule.name] = next((option for option in rule.options if option.lower() == meant), value)
+            word = _OPTION_ALIASES.get(value.strip().lower(), value.strip().lower())
+            coerced[rule.name] = next((option for option in rule.options if option.lower() == word), value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            taken[rule.name] = _number(value, rule)
-    return taken
+            coerced[rule.name] = _coerce_number(value, rule)
+    return coerced
 
 
-def _effort(value: Any, options: Sequence[str]) -> Any:
+def _coerce_effort(value: Any, options: Sequence[str]) -> Any:
     if value in options:
         return value
     try:
@@ -71,10 +70,10 @@ def _effort(value: Any, options: Sequence[str]) -> Any:
     return nearest(effort.value, options) if in_order(options) else effort.value
 
 
-def _number(value: float, rule: Rule) -> float:
+def _coerce_number(value: float, rule: Rule) -> float:
     if rule.precision is not None:
         value = round(value, rule.precision)
-    # A model that is asked for more tokens than it can write writes as many as it can.
+    # A limit above what the model can write is no limit.
     if rule.name == "max_tokens" and rule.max is not None and value > rule.max:
         return int(rule.max)
     # A number that came through JSON as 20.0 is 20.

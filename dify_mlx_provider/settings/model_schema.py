@@ -1,7 +1,7 @@
-"""What Dify is told of a customizable model: its features, its size and its settings.
+"""The schema of a customizable model: its features, its size and the settings in its panel.
 
-What the form says counts; what it leaves open the server is asked for; and where neither says anything, a careful
-guess is made. Never raises for a server that is down: Dify asks several times a call, and must be given a schema.
+What the form says counts; what it leaves open is asked of the server; where neither says anything, a cautious default
+is taken. Never raises for a server that is down: Dify asks several times a call, and must be given a schema.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from dify_plugin.entities.model import (
     ParameterRule,
 )
 
-from dify_mlx_provider.settings.parameters import Settings, rules
+from dify_mlx_provider.settings.parameters import ParameterOptions, parameter_rules
 from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH, in_order, nearest
-from dify_mlx_provider.upstream.server_kinds import WAYS, Kind
+from dify_mlx_provider.upstream.server_kinds import PROFILES, ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dify_mlx_provider.upstream.credentials import Credentials
-    from dify_mlx_provider.upstream.discovery import Model, Server
+    from dify_mlx_provider.upstream.server_info import ModelInfo, ServerInfo
 
-UNKNOWN_CONTEXT = 32_768
-"""Tokens, where nobody says: what nearly every model can do. More would be promised to Dify than may be there."""
+DEFAULT_CONTEXT_SIZE = 32_768
+"""Tokens, where neither form nor server says: what nearly every model has. More might promise Dify too much."""
 
-UNKNOWN_LENGTH = 512
-"""Tokens of a text to be embedded, where nobody says: what the smallest of the usual models read."""
+DEFAULT_EMBEDDING_CONTEXT = 512
+"""Tokens of a text to be embedded, where neither form nor server says: the least of the usual models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """A model as the form, the server and the guesses together describe it."""
+class ModelAbilities:
+    """What a model can do, by its form, its server and the defaults together. Sizes are tokens."""
 
     context_size: int
     max_output: int
@@ -48,103 +48,108 @@ class Traits:
     reasons: bool
     tools: bool
     vision: bool
-    structured: bool
+    structured_output: bool
 
 
-def customizable_model(name: str, credentials: Credentials) -> AIModelEntity:
-    """Return the schema of a model that a user added."""
-    server = discovery.server(credentials)
-    told = discovery.model(name, credentials)
-    traits = described(name, credentials, server, told)
-    ways = WAYS[server.kind]
-    settings = Settings(
-        efforts=traits.efforts,
-        default_effort=traits.default_effort,
-        reasons=traits.reasons,
-        thinking_budget=bool(ways.thinking_budget),
-        structured=traits.structured,
-        max_output=traits.max_output,
-        sampling=told.sampling if told is not None else {},
-        unread=ways.unread,
+def chat_model_schema(name: str, credentials: Credentials) -> AIModelEntity:
+    """Return the schema of a chat model that a user added."""
+    server = discovery.find_server(credentials)
+    model = discovery.find_model(name, credentials)
+    abilities = resolve_abilities(credentials, server, model)
+    profile = PROFILES[server.kind]
+    options = ParameterOptions(
+        efforts=abilities.efforts,
+        default_effort=abilities.default_effort,
+        reasons=abilities.reasons,
+        thinking_budget=bool(profile.thinking_budget_field),
+        structured_output=abilities.structured_output,
+        max_output=abilities.max_output,
+        sampling=model.sampling if model is not None else {},
+        ignored=profile.ignored_fields,
     )
     return AIModelEntity(
         model=name,
         label=I18nObject(en_US=credentials.display_name or name),
         model_type=ModelType.LLM,
-        features=_features(traits),
+        features=_features(abilities),
         fetch_from=FetchFrom.CUSTOMIZABLE_MODEL,
         model_properties={
             ModelPropertyKey.MODE: "chat",
-            ModelPropertyKey.CONTEXT_SIZE: traits.context_size,
+            ModelPropertyKey.CONTEXT_SIZE: abilities.context_size,
         },
-        parameter_rules=[ParameterRule(**rule) for rule in rules(settings)],
+        parameter_rules=[ParameterRule(**rule) for rule in parameter_rules(options)],
     )
 
 
-def embedding_model(name: str, credentials: Credentials) -> AIModelEntity:
-    """Return the schema of a model that makes vectors."""
+def embedding_model_schema(name: str, credentials: Credentials) -> AIModelEntity:
+    """Return the schema of an embedding model."""
     properties = {
-        ModelPropertyKey.CONTEXT_SIZE: _length(name, credentials, "embedding") or UNKNOWN_LENGTH,
+        ModelPropertyKey.CONTEXT_SIZE: _context_size(name, credentials, "embedding")
+        or DEFAULT_EMBEDDING_CONTEXT,
         ModelPropertyKey.MAX_CHUNKS: credentials.max_chunks,
     }
-    return _reader(name, credentials, ModelType.TEXT_EMBEDDING, properties)
+    return _schema_without_panel(name, credentials, ModelType.TEXT_EMBEDDING, properties)
 
 
-def rerank_model(name: str, credentials: Credentials) -> AIModelEntity:
-    """Return the schema of a model that ranks."""
-    length = _length(name, credentials, "rerank")
-    properties = {} if length is None else {ModelPropertyKey.CONTEXT_SIZE: length}
-    return _reader(name, credentials, ModelType.RERANK, properties)
+def rerank_model_schema(name: str, credentials: Credentials) -> AIModelEntity:
+    """Return the schema of a rerank model."""
+    context_size = _context_size(name, credentials, "rerank")
+    properties = {} if context_size is None else {ModelPropertyKey.CONTEXT_SIZE: context_size}
+    return _schema_without_panel(name, credentials, ModelType.RERANK, properties)
 
 
-def _length(name: str, credentials: Credentials, kind: str) -> int | None:
-    told = discovery.model(name, credentials, kind)
-    return credentials.context_size or (told.context_size if told else None)
+def _context_size(name: str, credentials: Credentials, kind: str) -> int | None:
+    model = discovery.find_model(name, credentials, kind)
+    return credentials.context_size or (model.context_size if model else None)
 
 
-def _reader(
-    name: str, credentials: Credentials, kind: ModelType, properties: dict[ModelPropertyKey, int]
+def _schema_without_panel(
+    name: str, credentials: Credentials, model_type: ModelType, properties: dict[ModelPropertyKey, int]
 ) -> AIModelEntity:
     return AIModelEntity(
         model=name,
         label=I18nObject(en_US=credentials.display_name or name),
-        model_type=kind,
+        model_type=model_type,
         fetch_from=FetchFrom.CUSTOMIZABLE_MODEL,
         model_properties=properties,
         parameter_rules=[],
     )
 
 
-def described(name: str, credentials: Credentials, server: Server, told: Model | None) -> Traits:
-    """Put together what is known of a model."""
-    context = credentials.context_size or (told.context_size if told else None) or UNKNOWN_CONTEXT
-    most = credentials.max_output_tokens or (told.max_output_tokens if told else None) or context
-    capabilities = told.capabilities if told is not None else None
-    efforts, reasons = _efforts(name, credentials, told)
+def resolve_abilities(
+    credentials: Credentials, server: ServerInfo, model: ModelInfo | None
+) -> ModelAbilities:
+    """Decide what a model can do; `model` is what the server says of it."""
+    context_size = credentials.context_size or (model.context_size if model else None) or DEFAULT_CONTEXT_SIZE
+    max_output = credentials.max_output_tokens or (model.max_output_tokens if model else None) or context_size
+    capabilities = model.capabilities if model is not None else None
+    efforts, reasons = _efforts(credentials, model)
 
-    def can(form: bool | None, word: str, unknown: bool) -> bool:
-        if form is not None:
-            return form
-        return unknown if capabilities is None else word in capabilities
+    def has(in_form: bool | None, capability: str, default: bool) -> bool:
+        if in_form is not None:
+            return in_form
+        return default if capabilities is None else capability in capabilities
 
-    holds_formats = (
-        server.answered and WAYS[server.kind].structure != "prompt" and server.kind is not Kind.OTHER
+    server_constrains = (
+        server.answered
+        and PROFILES[server.kind].structured_output != "prompt"
+        and server.kind is not ServerKind.OTHER
     )
-    return Traits(
-        context_size=context,
-        max_output=min(most, context),
+    return ModelAbilities(
+        context_size=context_size,
+        max_output=min(max_output, context_size),
         efforts=efforts,
-        default_effort=_default(credentials.effort, told.default_effort if told else None, efforts),
+        default_effort=_default_effort(credentials.effort, model.default_effort if model else None, efforts),
         reasons=reasons,
-        tools=can(credentials.tool_calling, "tools", unknown=True),
-        vision=can(credentials.vision, "vision", unknown=False),
-        structured=can(credentials.structured_output, "structured_output", unknown=holds_formats),
+        tools=has(credentials.tool_calling, "tools", default=True),
+        vision=has(credentials.vision, "vision", default=False),
+        structured_output=has(credentials.structured_output, "structured_output", default=server_constrains),
     )
 
 
-def _efforts(name: str, credentials: Credentials, told: Model | None) -> tuple[tuple[str, ...], bool]:
-    """The efforts to choose from, and whether the model reasons at all: one that always does leaves no choice."""
-    known = told.efforts if told is not None else None
+def _efforts(credentials: Credentials, model: ModelInfo | None) -> tuple[tuple[str, ...], bool]:
+    """The efforts to choose from, and whether the model reasons at all: one that always does has no choice."""
+    known = model.efforts if model is not None else None
     match credentials.reasoning:
         case "none":
             return (), False
@@ -154,26 +159,26 @@ def _efforts(name: str, credentials: Credentials, told: Model | None) -> tuple[t
             return (known if known and len(known) > 2 else LEVELS), True
     if known is not None:
         return in_order(known), bool(known)
-    if told is not None and told.type in ("embedding", "rerank"):
+    if model is not None and model.type in ("embedding", "rerank"):
         return (), False
     return LEVELS, True
 
 
-def _default(wished: str | None, of_server: str | None, efforts: Sequence[str]) -> str:
-    """The effort the select starts with: the wished one, or what comes nearest to it."""
-    return nearest(wished or of_server or "medium", efforts) if in_order(efforts) else ""
+def _default_effort(in_form: str | None, of_server: str | None, efforts: Sequence[str]) -> str:
+    """The effort the select starts with; "" where there is none to select."""
+    return nearest(in_form or of_server or "medium", efforts) if in_order(efforts) else ""
 
 
-def _features(traits: Traits) -> list[ModelFeature]:
+def _features(abilities: ModelAbilities) -> list[ModelFeature]:
     features: list[ModelFeature] = []
-    if traits.reasons:
+    if abilities.reasons:
         features.append(ModelFeature.AGENT_THOUGHT)
-    if traits.tools:
+    if abilities.tools:
         # Not multi-tool-call: gpt-oss makes one call and waits for its result. Dify's agents treat both alike, and
-        # what a model calls at once is read either way.
+        # several calls in one answer are read either way.
         features += [ModelFeature.TOOL_CALL, ModelFeature.STREAM_TOOL_CALL]
-    if traits.vision:
+    if abilities.vision:
         features.append(ModelFeature.VISION)
-    if traits.structured:
+    if abilities.structured_output:
         features.append(ModelFeature.STRUCTURED_OUTPUT)
     return features

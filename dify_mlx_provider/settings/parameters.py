@@ -1,8 +1,8 @@
-"""The settings a model has in Dify's panel: one table, read by the model files' script and by `model_schema`.
+"""The settings in a model's panel in Dify: one table, used by `model_schema` and by the script for the model files.
 
-Plain data as Dify's YAML wants it. Dify shows a setting that is `required` without an on/off switch and always sends
-it; the others have a switch, and their `default` is only what they start from. There is no `stop` here: Dify has a
-field of its own for it. Knows no SDK and no server.
+Plain data as in Dify's YAML. A setting that is `required` has no on/off switch and is always sent; the others have a
+switch, and their `default` is only where they start. There is no `stop`: Dify has a field of its own for it. Knows no
+SDK and no server.
 """
 
 from __future__ import annotations
@@ -15,50 +15,52 @@ from dify_mlx_provider.upstream.effort_levels import LEVELS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-EFFORT = "reasoning_effort"
-MAX_TOKENS = 8192
-"""What `max_tokens` starts from: a long thought and a long answer, and an end for a model that finds none."""
+DEFAULT_MAX_TOKENS = 8192
+"""Where `max_tokens` starts: room for long reasoning and a long answer, and an end for a model that loops."""
 
 type Rule = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What of a model shapes its settings. `efforts` is empty for a model without a choice of effort."""
+class ParameterOptions:
+    """What a model's panel depends on. `efforts` is empty for a model without a choice of effort.
+
+    `sampling` are the server's own defaults; settings named in `ignored` have no effect there and are not shown.
+    """
 
     efforts: Sequence[str] = LEVELS
     default_effort: str = "medium"
     reasons: bool = True
     thinking_budget: bool = True
-    structured: bool = True
+    structured_output: bool = True
     max_output: int = 131_072
     sampling: Mapping[str, float] = field(default_factory=dict)
-    unread: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
 
 
-def rules(settings: Settings) -> list[Rule]:
-    """Return the settings in the order of the panel."""
-    found: list[Rule] = []
-    if len(settings.efforts) > 1:
-        found.append({**_EFFORT, "default": settings.default_effort, "options": list(settings.efforts)})
-    if settings.reasons:
-        if settings.thinking_budget:
-            found.append({**_BUDGET, "max": settings.max_output})
-        found.append(dict(_REASONING_FORMAT))
+def parameter_rules(options: ParameterOptions) -> list[Rule]:
+    """Return the rules in the order of the panel."""
+    rules: list[Rule] = []
+    if len(options.efforts) > 1:
+        rules.append({**_EFFORT, "default": options.default_effort, "options": list(options.efforts)})
+    if options.reasons:
+        if options.thinking_budget:
+            rules.append({**_THINKING_BUDGET, "max": options.max_output})
+        rules.append(dict(_REASONING_FORMAT))
     for rule in _SAMPLING:
         name = rule["name"]
-        if name in settings.unread:
+        if name in options.ignored:
             continue
         if name == "max_tokens":
-            default = min(MAX_TOKENS, max(1, settings.max_output // 2))
-            found.append({**rule, "default": default, "max": settings.max_output})
-        elif (value := settings.sampling.get(name)) is not None and _fits(rule, value):
-            found.append({**rule, "default": int(value) if rule["type"] == "int" else float(value)})
+            default = min(DEFAULT_MAX_TOKENS, max(1, options.max_output // 2))
+            rules.append({**rule, "default": default, "max": options.max_output})
+        elif (value := options.sampling.get(name)) is not None and _fits(rule, value):
+            rules.append({**rule, "default": int(value) if rule["type"] == "int" else float(value)})
         else:
-            found.append(dict(rule))
-    if settings.structured:
-        found += [dict(_RESPONSE_FORMAT), dict(_JSON_SCHEMA)]
-    return [*found, dict(_EXTRA_BODY)]
+            rules.append(dict(rule))
+    if options.structured_output:
+        rules += [dict(_RESPONSE_FORMAT), dict(_JSON_SCHEMA)]
+    return [*rules, dict(_EXTRA_BODY)]
 
 
 def _fits(rule: Rule, value: Any) -> bool:
@@ -83,7 +85,7 @@ def _texts(english: str, japanese: str, chinese: str) -> dict[str, str]:
 
 
 _EFFORT = _rule(
-    EFFORT,
+    "reasoning_effort",
     "string",
     ("Reasoning effort", "推論の深さ", "推理强度"),
     (
@@ -96,7 +98,7 @@ _EFFORT = _rule(
     options=list(LEVELS),
 )
 
-_BUDGET = _rule(
+_THINKING_BUDGET = _rule(
     "thinking_budget",
     "int",
     ("Thinking budget", "思考トークンの上限", "思考词元上限"),
@@ -162,7 +164,7 @@ _SAMPLING: tuple[Rule, ...] = (
             "モデルが生成できるトークン数の上限です。思考の分も含まれるため、推論を深くする場合は余裕を持たせてください。",
             "模型最多可生成的词元数。思考内容也计算在内，推理强度高时请留出余量。",
         ),
-        default=MAX_TOKENS,
+        default=DEFAULT_MAX_TOKENS,
         min=1,
         max=131_072,
     ),

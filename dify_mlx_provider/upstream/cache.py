@@ -1,7 +1,7 @@
-"""What the plugin remembers between calls, none of it for ever. Knows nothing of what it is.
+"""Two bounded caches, safe to share between threads. They know nothing of what they hold.
 
-`Kept`   answers that are asked for seldom: for a while, each asked for by one caller at a time
-`Noted`  what was learnt on the way: until there is too much of it
+`TtlCache`    values that are fetched: kept for a while, and fetched by one caller at a time
+`BoundedMap`  values that are noted: kept until newer ones need their room
 """
 
 from __future__ import annotations
@@ -13,75 +13,79 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HOLDS = 30.0
-"""Seconds an answer, or none, is taken for the truth."""
+DEFAULT_TTL = 30.0
+"""Seconds a value, or a failure to get one, is kept."""
 
-MAX_KEPT = 64
+DEFAULT_MAX_ENTRIES = 64
 
 
-class Kept[T]:
-    """The answers of one kind of question. Safe between threads. `clock` says the time in seconds."""
+class TtlCache[T]:
+    """Values by key, each fetched again `ttl` seconds after it came. `clock` returns seconds."""
 
     def __init__(
-        self, holds: float = HOLDS, *, most: int = MAX_KEPT, clock: Callable[[], float] = time.monotonic
+        self,
+        ttl: float = DEFAULT_TTL,
+        *,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._holds, self._most, self._clock = holds, most, clock
+        self._ttl, self._max_entries, self._clock = ttl, max_entries, clock
         self._lock = threading.Lock()
-        self._asking: dict[str, threading.Lock] = {}
-        self._answers: dict[str, tuple[float, T | None]] = {}
+        self._fetch_locks: dict[str, threading.Lock] = {}
+        self._entries: dict[str, tuple[float, T | None]] = {}
 
-    def get(self, key: str, ask: Callable[[], T | None]) -> T | None:
-        """Return what is kept, or ask; an answer of None leaves what was known before."""
-        known, fresh = self._known(key)
-        if fresh:
-            return known
+    def get(self, key: str, fetch: Callable[[], T | None]) -> T | None:
+        """Return the cached value, or fetch it. A fetch that returns None keeps the value known before."""
+        value, is_fresh = self._lookup(key)
+        if is_fresh:
+            return value
         with self._lock:
-            asking = self._asking.setdefault(key, threading.Lock())
-        with asking:
-            known, fresh = self._known(key)
-            if fresh:
-                return known
-            answer = ask()
-            answer = known if answer is None else answer
+            fetch_lock = self._fetch_locks.setdefault(key, threading.Lock())
+        with fetch_lock:
+            value, is_fresh = self._lookup(key)
+            if is_fresh:
+                return value
+            fetched = fetch()
+            value = value if fetched is None else fetched
             with self._lock:
-                if self._asking.get(key) is not asking:
-                    return answer  # forgotten meanwhile: whoever asks from now on is to hear something newer
-                self._answers.pop(key, None)
-                self._answers[key] = (self._clock() + self._holds, answer)
-                while len(self._answers) > self._most:
-                    self._asking.pop(next(iter(self._answers)), None)
-                    del self._answers[next(iter(self._answers))]
-            return answer
+                if self._fetch_locks.get(key) is not fetch_lock:
+                    return value  # cleared meanwhile: later callers must get something newer
+                self._entries.pop(key, None)
+                self._entries[key] = (self._clock() + self._ttl, value)
+                while len(self._entries) > self._max_entries:
+                    self._fetch_locks.pop(next(iter(self._entries)), None)
+                    del self._entries[next(iter(self._entries))]
+            return value
 
-    def forget(self) -> None:
-        """Ask again at the next occasion."""
+    def clear(self) -> None:
+        """Forget everything, also what is being fetched now."""
         with self._lock:
-            self._answers.clear()
-            self._asking.clear()
+            self._entries.clear()
+            self._fetch_locks.clear()
 
-    def _known(self, key: str) -> tuple[T | None, bool]:
+    def _lookup(self, key: str) -> tuple[T | None, bool]:
         with self._lock:
-            until, known = self._answers.get(key, (0.0, None))
-            return known, key in self._answers and self._clock() < until
+            expires, value = self._entries.get(key, (0.0, None))
+            return value, key in self._entries and self._clock() < expires
 
 
-class Noted[K, V]:
-    """The latest note on each thing; the oldest notes go first. Safe between threads."""
+class BoundedMap[K, V]:
+    """The latest value of each key; the ones written longest ago are dropped first."""
 
-    def __init__(self, *, most: int = 256) -> None:
-        self._most = most
+    def __init__(self, *, max_entries: int = 256) -> None:
+        self._max_entries = max_entries
         self._lock = threading.Lock()
-        self._notes: dict[K, V] = {}
+        self._entries: dict[K, V] = {}
 
     def get(self, key: K, default: V) -> V:
-        """Return what was noted."""
+        """Return the key's value."""
         with self._lock:
-            return self._notes.get(key, default)
+            return self._entries.get(key, default)
 
-    def note(self, key: K, value: V) -> None:
-        """Put it in the place of what was noted before."""
+    def set(self, key: K, value: V) -> None:
+        """Write the key's value."""
         with self._lock:
-            self._notes.pop(key, None)
-            self._notes[key] = value
-            while len(self._notes) > self._most:
-                del self._notes[next(iter(self._notes))]
+            self._entries.pop(key, None)
+            self._entries[key] = value
+            while len(self._entries) > self._max_entries:
+                del self._entries[next(iter(self._entries))]

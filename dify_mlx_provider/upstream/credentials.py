@@ -1,6 +1,6 @@
-"""The credential form, read once: raw strings from Dify become one frozen object, or a sentence for the user.
+"""The credential form, parsed once: Dify's raw strings become one frozen model, or a sentence for the user.
 
-What the form leaves to the server (`auto`, or an empty field) is None here; `model_schema` asks the server for it.
+A field that is left to the server (`auto`, or empty) is None here; `model_schema` asks the server for it.
 """
 
 from __future__ import annotations
@@ -8,22 +8,23 @@ from __future__ import annotations
 import re
 import unicodedata
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from dify_mlx_provider.upstream.server_kinds import Kind
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from dify_mlx_provider.upstream.server_kinds import ServerKind
+from dify_mlx_provider.upstream.surrogates import join_surrogates
 from mlx_backend.conversation import effort as efforts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-type Reasoning = Literal["effort", "switch", "none"]
+    from pydantic_core import ErrorDetails
 
 AUTO = "auto"
-MAX_CHUNKS = 32
-"""Texts of a request for vectors: enough to keep a server busy, and never long without an answer."""
+DEFAULT_MAX_CHUNKS = 32
+"""Texts in one request for vectors: enough to keep a server busy, and never long without an answer."""
 
 EXAMPLE = "http://host.docker.internal:8080/v1"
 # What people copy from a manual or a browser instead of the address itself; the longest first.
@@ -40,47 +41,11 @@ class CredentialsError(ValueError):
     """A field of the form cannot be used; the text says which and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """Where the server is, and what the user says of the model. Sizes are tokens, times are seconds."""
-
-    base_url: str
-    api_key: str = field(default="", repr=False)
-    timeout: float = 600.0
-    connect_timeout: float = 10.0
-    server_kind: Kind | None = None
-    display_name: str = ""
-    context_size: int | None = None
-    max_output_tokens: int | None = None
-    tool_calling: bool | None = None
-    vision: bool | None = None
-    structured_output: bool | None = None
-    reasoning: Reasoning | None = None
-    effort: str | None = None
-    max_chunks: int = MAX_CHUNKS
-    query_prefix: str = ""
-    document_prefix: str = ""
-
-    @classmethod
-    def read(cls, form: Mapping[str, Any]) -> Credentials:
-        """Read Dify's form. Empty fields take their defaults; raises CredentialsError."""
-        texts = {"endpoint_url": ""} | _filled(form)
-        return cls(**{_attribute(name): _READERS[name](text) for name, text in texts.items()})
-
-    @classmethod
-    def legible(cls, form: Mapping[str, Any]) -> Credentials:
-        """Read what can be read of a form: for questions that are answered whatever stands in it. Never raises.
-
-        Without an address that can be read there is nobody to ask: the address is "".
-        """
-        values: dict[str, Any] = {"base_url": ""}
-        for name, text in _filled(form).items():
-            with suppress(CredentialsError):
-                values[_attribute(name)] = _READERS[name](text)
-        return cls(**values)
+# -- one field ---------------------------------------------------------------------------------------
+# A parser raises CredentialsError with a sentence, or ValueError with what the field must be.
 
 
-def base_url(text: str) -> str:
+def parse_base_url(text: str) -> str:
     """Bring a server's address to `http://host:port/v1`, however it was typed."""
     # Full-width letters come from an input method, invisible ones from a web page.
     typed = unicodedata.normalize("NFKC", text).translate(_INVISIBLE).strip().strip("\"'<>`").strip()
@@ -90,31 +55,31 @@ def base_url(text: str) -> str:
     address = _with_brackets(typed if "://" in typed else f"http://{typed.lstrip('/')}")
     try:
         parts = urlsplit(address)
-        usable = (
+        is_usable = (
             parts.scheme in ("http", "https")
-            and _may_be_host(parts.hostname or "")
+            and _is_possible_host(parts.hostname or "")
             and (parts.port is None or parts.port > 0)
             and not re.search(r"\s", address)
         )
     except ValueError:
-        usable = False
+        is_usable = False
     if "@" in address.partition("://")[2].split("/")[0]:
         raise CredentialsError(
             "The address holds a user name or a password. Take them out (what stands before the @), and enter the "
             "key in the field API key."
         )
-    if not usable:
+    if not is_usable:
         shown = typed if len(typed) <= 200 else typed[:199] + "…"
         raise CredentialsError(f"{shown!r} is not a server address. Example: {EXAMPLE}")
     if parts.query:
         raise CredentialsError(
             f"An address has no part behind a question mark; take it out. Example: {EXAMPLE}"
         )
-    return urlunsplit((parts.scheme, parts.netloc.rstrip(":").lower(), _path(parts.path), "", ""))
+    return urlunsplit((parts.scheme, parts.netloc.rstrip(":").lower(), _base_path(parts.path), "", ""))
 
 
-def api_key(text: str) -> str:
-    """Return the key as it was meant; raise CredentialsError without repeating it."""
+def parse_api_key(text: str) -> str:
+    """Return the key without what came with it when it was copied; an error does not repeat it."""
     key = text.translate(_INVISIBLE).strip()
     if key.lower().startswith("bearer "):
         key = key[7:].strip()
@@ -135,12 +100,12 @@ def _with_brackets(address: str) -> str:
     return f"{scheme.lower()}://{host}{slash}{path}"
 
 
-def _may_be_host(name: str) -> bool:
+def _is_possible_host(name: str) -> bool:
     """Whether a name can be looked up at all: its parts have 1 to 63 characters."""
     return len(name) < 254 and all(0 < len(part) < 64 for part in name.removesuffix(".").split("."))
 
 
-def _path(path: str) -> str:
+def _base_path(path: str) -> str:
     path = re.sub(r"/{2,}", "/", path).rstrip("/")
     for endpoint in _ENDPOINTS:
         if path.endswith(endpoint):
@@ -151,92 +116,127 @@ def _path(path: str) -> str:
     return path or "/v1"
 
 
-def _filled(form: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that say something: what is empty or `auto` is left to the defaults, or to the server."""
-    texts = {name: str(form[name]).strip() for name in _READERS if form.get(name) is not None}
-    return {name: text for name, text in texts.items() if text and (name in _FREE or text.lower() != AUTO)}
-
-
-def _attribute(name: str) -> str:
-    return "base_url" if name == "endpoint_url" else name
-
-
-def _number(label: str, text: str) -> float:
-    typed = unicodedata.normalize("NFKC", text).replace(",", "").replace("_", "").strip().lower()
-    try:
+def _parse_number(value: str | float) -> float:
+    typed = unicodedata.normalize("NFKC", str(value)).replace(",", "").replace("_", "").strip().lower()
+    number = 0.0
+    with suppress(ValueError):
         number = float(typed)
-    except ValueError:
-        number = 0.0
     if not 0 < number < 1e9:
-        raise CredentialsError(f"{label} must be a positive number, not {text!r}.")
+        raise ValueError("a positive number")
     return number
 
 
-def _count(label: str, text: str) -> int:
-    typed = unicodedata.normalize("NFKC", text).strip().lower()
+def _parse_count(value: str | int) -> int:
+    typed = unicodedata.normalize("NFKC", str(value)).strip().lower()
     # 128k means 131072 to everybody who writes it of a context.
     scale = 1024 if typed.endswith("k") else 1
-    with suppress(CredentialsError):
-        count = _number(label, typed.removesuffix("k") if scale > 1 else typed) * scale
+    with suppress(ValueError):
+        count = _parse_number(typed.removesuffix("k") if scale > 1 else typed) * scale
         if 1 <= count < 1e9:
             return int(count)
-    raise CredentialsError(f"{label} must be a positive number of less than ten digits, not {text!r}.")
+    raise ValueError("a positive number of less than ten digits")
 
 
-def _prefix(text: str) -> str:
+def _parse_prefix(text: str) -> str:
     """What stands before a text. Forms lose the blank that most prefixes end with."""
     text = text.replace("\\n", "\n")
     return f"{text} " if text.endswith(":") else text
 
 
-def _supported(label: str, text: str) -> bool:
-    if text not in ("supported", "unsupported"):
-        raise CredentialsError(f"{label} must be auto, supported or unsupported, not {text!r}.")
-    return text == "supported"
+def _parse_support(value: str | bool) -> bool:
+    if value not in ("supported", "unsupported", True, False):
+        raise ValueError("auto, supported or unsupported")
+    return value in ("supported", True)
 
 
-def _reasoning(text: str) -> Reasoning:
-    if text not in ("effort", "switch", "none"):
-        raise CredentialsError(f"Reasoning must be auto, effort, switch or none, not {text!r}.")
-    return cast("Reasoning", text)
-
-
-def _effort(text: str) -> str:
+def _parse_effort(text: str) -> str:
     try:
         return efforts.parse(text).value
-    except efforts.EffortError as error:
-        raise CredentialsError(
-            f"Default reasoning effort must be auto, none, low, medium or high, not {text!r}."
-        ) from error
+    except efforts.EffortError:
+        raise ValueError("auto, none, low, medium or high") from None
 
 
-def _kind(text: str) -> Kind:
-    try:
-        return Kind(text)
-    except ValueError:
-        kinds = ", ".join(Kind)
-        raise CredentialsError(f"Server must be auto or one of {kinds}, not {text!r}.") from None
+_Seconds = Annotated[float, BeforeValidator(_parse_number)]
+_Count = Annotated[int, BeforeValidator(_parse_count)]
+_Support = Annotated[bool, BeforeValidator(_parse_support)]
+_Prefix = Annotated[str, BeforeValidator(_parse_prefix)]
 
 
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "endpoint_url": base_url,
-    "api_key": api_key,
-    "timeout": partial(_number, "Timeout"),
-    "connect_timeout": partial(_number, "Connection timeout"),
-    "server_kind": _kind,
-    "display_name": str,
-    "context_size": partial(_count, "Context size"),
-    "max_output_tokens": partial(_count, "Maximum output tokens"),
-    "tool_calling": partial(_supported, "Tool calling"),
-    "vision": partial(_supported, "Image input"),
-    "structured_output": partial(_supported, "Structured output"),
-    "reasoning": _reasoning,
-    "effort": _effort,
-    "max_chunks": partial(_count, "Texts per request"),
-    "query_prefix": _prefix,
-    "document_prefix": _prefix,
-}
-"""The form's fields, and how each is read. Each raises CredentialsError."""
+# -- the form ----------------------------------------------------------------------------------------
 
-_FREE = ("endpoint_url", "api_key", "display_name", "query_prefix", "document_prefix")
+
+class Credentials(BaseModel):
+    """Where the server is, and what the user says of the model. Sizes are tokens, times are seconds.
+
+    A field's title is its label in the form; errors name it.
+    """
+
+    # A form holds a key: no error of pydantic's may repeat what stood in a field.
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    base_url: Annotated[str, BeforeValidator(parse_base_url)] = ""
+    api_key: Annotated[str, BeforeValidator(parse_api_key)] = Field(default="", repr=False)
+    timeout: _Seconds = Field(default=600.0, title="Timeout")
+    connect_timeout: _Seconds = Field(default=10.0, title="Connection timeout")
+    server_kind: ServerKind | None = Field(default=None, title="Server")
+    display_name: str = ""
+    context_size: _Count | None = Field(default=None, title="Context size")
+    max_output_tokens: _Count | None = Field(default=None, title="Maximum output tokens")
+    tool_calling: _Support | None = Field(default=None, title="Tool calling")
+    vision: _Support | None = Field(default=None, title="Image input")
+    structured_output: _Support | None = Field(default=None, title="Structured output")
+    reasoning: Literal["effort", "switch", "none"] | None = Field(default=None, title="Reasoning")
+    effort: Annotated[str, BeforeValidator(_parse_effort)] | None = Field(
+        default=None, title="Default reasoning effort"
+    )
+    max_chunks: _Count = Field(default=DEFAULT_MAX_CHUNKS, title="Texts per request")
+    query_prefix: _Prefix = ""
+    document_prefix: _Prefix = ""
+
+    @classmethod
+    def from_form(cls, form: Mapping[str, Any]) -> Self:
+        """Parse Dify's form. Empty fields take their defaults; raises CredentialsError."""
+        try:
+            return cls.model_validate({"base_url": ""} | _filled_fields(form))
+        except ValidationError as error:
+            # Without a cause: Dify's SDK logs tracebacks, and pydantic's error still holds the input.
+            raise _credentials_error(error.errors()[0]) from None
+
+    @classmethod
+    def from_form_leniently(cls, form: Mapping[str, Any]) -> Self:
+        """Parse a form, and take fields that cannot be used as empty. Never raises.
+
+        For questions that must be answered whatever stands in the form. Without a usable address, base_url is "".
+        """
+        fields = _filled_fields(form)
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            unusable = {detail["loc"][0] for detail in error.errors()}
+            return cls.model_validate({name: text for name, text in fields.items() if name not in unusable})
+
+
+_FORM_NAMES = {"base_url": "endpoint_url"}
+"""The form's names of fields, where they differ from ours."""
+
+_FREE_TEXT = ("base_url", "api_key", "display_name", "query_prefix", "document_prefix")
 """Fields in which `auto` is a word like any other."""
+
+
+def _filled_fields(form: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that say something: what is empty or `auto` is left to the defaults, or to the server."""
+    values = {name: form.get(_FORM_NAMES.get(name, name)) for name in Credentials.model_fields}
+    texts = {name: join_surrogates(str(value)).strip() for name, value in values.items() if value is not None}
+    return {
+        name: text for name, text in texts.items() if text and (name in _FREE_TEXT or text.lower() != AUTO)
+    }
+
+
+def _credentials_error(error: ErrorDetails) -> CredentialsError:
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, CredentialsError):
+        return cause
+    # For a choice pydantic itself says what was expected: "'effort', 'switch' or 'none'".
+    expected = str(cause) if cause is not None else f"auto, {error['ctx']['expected'].replace("'", '')}"
+    title = Credentials.model_fields[str(error["loc"][0])].title
+    return CredentialsError(f"{title} must be {expected}, not {error['input']!r}.")

@@ -1,7 +1,7 @@
 """Efforts as the words that stand in settings and requests, and their order.
 
-What people write for them is read by the shared core (`mlx_backend.conversation.effort`); here every word is one of its
-six. Which of them a model or a server knows is known elsewhere.
+What people write for them is parsed by `mlx_backend.conversation.effort`; here every word is one of its values. Which
+of them a model or a server knows is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from mlx_backend.conversation.effort import Effort
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-ORDER = tuple(effort.value for effort in Effort)
+EFFORTS = tuple(effort.value for effort in Effort)
+"""Every effort, from the least to the most."""
+
 LEVELS = ("low", "medium", "high")
-"""What gpt-oss and its like know."""
+"""The efforts of gpt-oss and its like."""
 
 SWITCH = ("none", "medium")
-"""What a model has whose reasoning can only be switched off."""
+"""The efforts of a model whose reasoning can only be switched on and off."""
 
 
-def in_order(efforts: Collection[str]) -> tuple[str, ...]:
+def in_order(words: Collection[str]) -> tuple[str, ...]:
     """Return the words that are efforts, from the least to the most."""
-    return tuple(effort for effort in ORDER if effort in efforts)
+    return tuple(effort for effort in EFFORTS if effort in words)
 
 
 def nearest(effort: str, known: Collection[str]) -> str:
-    """The effort of the known ones that comes nearest; a wish to reason is not answered with none if possible."""
-    place = ORDER.index(effort if effort in ORDER else Effort.MEDIUM)
+    """Return the known effort closest to one; `none` stands for a wish to reason only if nothing else is known."""
+    index = EFFORTS.index(effort if effort in EFFORTS else Effort.MEDIUM)
     words = in_order(known)
     reasoning = [word for word in words if word != Effort.NONE or effort == Effort.NONE]
-    return min(reasoning or words, key=lambda word: abs(ORDER.index(word) - place))
+    return min(reasoning or words, key=lambda word: abs(EFFORTS.index(word) - index))
 
 
 def lowest(efforts: Collection[str]) -> str:
-    """The least of some efforts, or a low one."""
+    """Return the least of some efforts; `low` if there are none."""
     return next(iter(in_order(efforts)), Effort.LOW.value)

@@ -1,6 +1,6 @@
-"""Small questions to a server, asked on the way to something else: soon answered, or not at all. Never raises.
+"""Small questions to a server, asked on the way to something else: answered soon, or not at all. Never raises.
 
-Where a chat may wait for minutes (`client`), these may not: Dify's pages wait for them.
+A chat may wait for minutes (`client`); these may not, because a page of Dify's is waiting for them.
 """
 
 from __future__ import annotations
@@ -12,60 +12,68 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import requests
+from pydantic import BaseModel, ValidationError
 from urllib3.exceptions import ReadTimeoutError
 
-from dify_mlx_provider.upstream.client import Bearer, arriving
+from dify_mlx_provider.upstream.client import BearerAuth, iter_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
-CONNECTING, READING, WHOLE = 2.0, 5.0, 10.0
-"""Seconds for a connection, for a sign of life, and for a whole answer."""
+CONNECT_TIMEOUT, READ_TIMEOUT, TOTAL_TIMEOUT = 2.0, 5.0, 10.0
+"""Seconds for the connection, between two packets, and for the whole answer."""
 
-LONGEST_ANSWER = 4 * 1024 * 1024
+MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer: what the server calls itself, the status, the body, and the body's JSON or None."""
+class ProbeResponse:
+    """An answer: the header `Server`, the status, the body, and the body's JSON (None if it is none)."""
 
-    header: str
+    server_header: str
     status: int
-    text: bytes
-    data: Any
+    body: bytes
+    json: Any
+
+    def parse_as[M: BaseModel](self, model: type[M]) -> M | None:
+        """Return the JSON as one of our models; None if it is something else."""
+        try:
+            return model.model_validate(self.json)
+        except ValidationError:
+            return None
 
 
-class Asker:
-    """Sends the small questions; an answer that does not come is None.
+class Probe:
+    """Asks one server; an answer that does not come is None.
 
-    To a server that is silent, or goes on for ever, no further question is sent.
+    Once the server was silent for too long, or sent without end, it is asked nothing more.
     """
 
     def __init__(self, credentials: Credentials) -> None:
         self._base = credentials.base_url
         self._root = re.sub(r"/v1$", "", credentials.base_url)
-        self._key = Bearer(credentials.api_key)
-        self._given_up = False
-        self.untrusted = False
+        self._auth = BearerAuth(credentials.api_key)
+        self._gave_up = False
+        self.has_untrusted_certificate = False
         """Whether a server showed a certificate that is not trusted."""
 
-    def models(self) -> Answer | None:
-        """Ask for the list of models."""
+    def get_models(self) -> ProbeResponse | None:
+        """GET the list of models."""
         return self.send("GET", f"{self._base}/models")
 
-    def get(self, path: str) -> Answer | None:
-        """Ask for something that stands beside /v1."""
+    def get(self, path: str) -> ProbeResponse | None:
+        """GET a path beside /v1."""
         return self.send("GET", self._root + path)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Answer | None:
-        """Ask for something beside /v1 that wants to be told more."""
+    def post(self, path: str, body: Mapping[str, Any]) -> ProbeResponse | None:
+        """POST JSON to a path beside /v1."""
         return self.send("POST", self._root + path, body)
 
-    def send(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Answer | None:
-        """Ask for anything; `url` is whole."""
-        if self._given_up:
+    def send(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> ProbeResponse | None:
+        """Send any request; `url` is the whole address."""
+        if self._gave_up:
             return None
         try:
             with requests.request(
@@ -73,39 +81,40 @@ class Asker:
                 url,
                 json=body,
                 headers={"Accept": "application/json"},
-                auth=self._key,
-                timeout=(CONNECTING, READING),
+                auth=self._auth,
+                timeout=(CONNECT_TIMEOUT, READ_TIMEOUT),
                 allow_redirects=False,
                 stream=True,
             ) as response:
-                text = _body(response)
-                return Answer(response.headers.get("Server", ""), response.status_code, text, _json(text))
-        except (requests.exceptions.Timeout, ReadTimeoutError, _TooMuch):
-            self._given_up = True
+                content = _bounded_body(response)
+                header = response.headers.get("Server", "")
+                return ProbeResponse(header, response.status_code, content, _json_or_none(content))
+        except (requests.exceptions.Timeout, ReadTimeoutError, _EndlessResponse):
+            self._gave_up = True
             return None
         except requests.exceptions.SSLError as error:
-            self.untrusted = "CERTIFICATE_VERIFY_FAILED" in str(error)
+            self.has_untrusted_certificate = "CERTIFICATE_VERIFY_FAILED" in str(error)
             return None
-        except Exception:  # whatever a server or a network does, a schema must be given
+        except Exception:  # whatever a server or a network does, Dify must be given a schema
             return None
 
 
-class _TooMuch(Exception):
-    """An answer that does not end."""
+class _EndlessResponse(Exception):
+    """The answer takes too long or is too large."""
 
 
-def _body(response: requests.Response) -> bytes:
-    text = b""
-    until = time.monotonic() + WHOLE
-    for piece in arriving(response):
-        text += piece
-        if len(text) > LONGEST_ANSWER or time.monotonic() > until:
-            raise _TooMuch
-    return text
+def _bounded_body(response: requests.Response) -> bytes:
+    content = b""
+    deadline = time.monotonic() + TOTAL_TIMEOUT
+    for piece in iter_body(response):
+        content += piece
+        if len(content) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
+            raise _EndlessResponse
+    return content
 
 
-def _json(text: bytes) -> Any:
+def _json_or_none(content: bytes) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(content)
     except (ValueError, RecursionError):
         return None

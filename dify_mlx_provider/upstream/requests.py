@@ -1,12 +1,10 @@
-"""A request on its way: to the model that is meant, in the server's own words, without what the server refuses.
+"""One request to a server of any kind: for the right model, in fields this kind knows, without those it refused.
 
-What the client does with one request to one address, this does with what Dify wants of a server of any kind:
+`chat`       a conversation; the answer comes in chunks
+`post_json`  vectors or a ranking; the answer is one object
 
-`chat`     a conversation; the answer comes in chunks
-`compute`  vectors or a ranking; the answer is one object
-
-Some servers refuse a request for a field they do not know. Where the field is one of those the plugin adds by
-itself, the request is sent once more without it, and the server is not sent it again.
+Some servers refuse a request for a field they do not know. If it is a field that the plugin added by itself, the
+request is sent once more without it, and the server does not get the field again. The HTTP is `client`'s.
 """
 
 from __future__ import annotations
@@ -14,27 +12,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream import discovery
-from dify_mlx_provider.upstream.cache import Noted
+from dify_mlx_provider.upstream.cache import BoundedMap
 from dify_mlx_provider.upstream.client import Client
-from dify_mlx_provider.upstream.errors import ModelNotFound, NoSuchAddress, Refused, ServerError, stated
-from dify_mlx_provider.upstream.server_kinds import NAMES, Kind, adapted, refused_fields
+from dify_mlx_provider.upstream.errors import (
+    ModelNotFound,
+    NoSuchEndpoint,
+    Refused,
+    ServerError,
+    from_error_object,
+)
+from dify_mlx_provider.upstream.server_kinds import DISPLAY_NAMES, ServerKind, adapt_request, refused_fields
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from dify_mlx_provider.upstream.credentials import Credentials
-    from dify_mlx_provider.upstream.discovery import Server
+    from dify_mlx_provider.upstream.server_info import ServerInfo
 
-KNOWING_DEFAULT = (Kind.MLX_BACKEND, Kind.MLX_LM)
-"""Servers with a name for whatever model they were started with; of the others' models the first is meant."""
+KNOWS_DEFAULT = (ServerKind.MLX_BACKEND, ServerKind.MLX_LM)
+"""Servers with a name for the model they were started with; of the others, `default` means the first model."""
 
-_WHAT = {"embedding": "makes no embeddings", "rerank": "does not rerank"}
-_HOW = {
-    Kind.MLX_BACKEND: "Start a newer one.",
-    Kind.LLAMA_CPP: "Start it with --embeddings, or with --reranking.",
+_CANNOT = {"embedding": "makes no embeddings", "rerank": "does not rerank"}
+_REMEDY = {
+    ServerKind.MLX_BACKEND: "Start a newer one.",
+    ServerKind.LLAMA_CPP: "Start it with --embeddings, or with --reranking.",
 }
 
-_refused: Noted[tuple[str, str], frozenset[str]] = Noted()
+_refused_before: BoundedMap[tuple[str, str], frozenset[str]] = BoundedMap()
 """The fields that had to be left out, by address and model."""
 
 
@@ -43,71 +47,73 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
 
     Raises what the client raises, and ValueError for a setting that this kind of server does not have.
     """
-    server = discovery.server(credentials)
+    server = discovery.find_server(credentials)
     client = Client(credentials)
-    body = {**body, "model": _meant(str(body["model"]), server, "llm")}
-    where = (credentials.base_url, body["model"])
-    without = _refused.get(where, frozenset())
+    body = {**body, "model": _model_id(str(body["model"]), server, "llm")}
+    key = (credentials.base_url, body["model"])
+    omitted = _refused_before.get(key, frozenset())
     while True:
-        posted = adapted(body, server.kind, without=without, max_tokens=credentials.max_output_tokens)
+        request = adapt_request(body, server.kind, omit=omitted, max_tokens=credentials.max_output_tokens)
         try:
-            chunks = client.chat(posted)
+            chunks = client.chat(request)
         except ModelNotFound as error:
-            served = _served(client)
-            named = [name for name in served if name != "default"]
-            if body["model"] != "default" or not named:
+            served = _served_models(client)
+            candidates = [name for name in served if name != "default"]
+            if body["model"] != "default" or not candidates:
                 raise error.with_list(served) from error
-            # It does not know the word, and told nothing of itself before.
-            body["model"] = named[0]
+            # A server that discovery learnt nothing of, and that has no model named `default`.
+            body["model"] = candidates[0]
             continue
         except Refused as error:
-            unwanted = refused_fields(str(error), posted) - without
+            unwanted = refused_fields(str(error), request) - omitted
             if not unwanted:
                 raise
-            without |= unwanted
+            omitted |= unwanted
             continue
-        if without:  # and the request was taken without them
-            _refused.note(where, without)
+        if omitted:  # remembered only now that the request was accepted without them
+            _refused_before.set(key, omitted)
         return chunks
 
 
-def compute(
+def post_json(
     credentials: Credentials, model: str, path: str, body: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
-    """Send a request about a model of a kind to a path and return the answer, an object. Raises a ServerError."""
-    server = discovery.server(credentials)
+    """Send a request to a model of a kind and return the answer, an object. Raises a ServerError."""
+    server = discovery.find_server(credentials)
     try:
-        answer = Client(credentials).compute(path, {"model": _meant(model, server, kind), **body})
-    except NoSuchAddress as error:
-        raise _not_offered(server, credentials, kind, path) or error from error
+        answer = Client(credentials).post_json(path, {"model": _model_id(model, server, kind), **body})
+    except NoSuchEndpoint as error:
+        raise _unsupported(server, credentials, kind, path) or error from error
     except ModelNotFound as error:
-        raise error.with_list([each.name for each in server.of_kind(kind)]) from error
-    if isinstance(answer, dict) and (told := answer.get("error")):
-        # LM Studio says so with status 200.
-        missing = _not_offered(server, credentials, kind, path) if "endpoint" in str(told).lower() else None
-        raise missing or stated(told)
+        raise error.with_list([each.name for each in server.models_of_kind(kind)]) from error
+    if isinstance(answer, dict) and (error_object := answer.get("error")):
+        # LM Studio sends its errors with status 200.
+        is_missing = "endpoint" in str(error_object).lower()
+        unsupported = _unsupported(server, credentials, kind, path) if is_missing else None
+        raise unsupported or from_error_object(error_object)
     if isinstance(answer, dict):
         return answer
     raise Refused(f"what answers at {credentials.base_url}{path} is not an OpenAI-compatible server.")
 
 
-def _meant(name: str, server: Server, kind: str) -> str:
-    """The name of the model to ask for: `default` is put into words for servers that do not know it."""
-    if name != "default" or server.kind in KNOWING_DEFAULT:
+def _model_id(name: str, server: ServerInfo, kind: str) -> str:
+    """The model's name for this server: `default` is replaced for servers that do not know it."""
+    if name != "default" or server.kind in KNOWS_DEFAULT:
         return name
     first = server.model(name, kind)
     return name if first is None else first.name
 
 
-def _served(client: Client) -> list[str]:
+def _served_models(client: Client) -> list[str]:
     try:
         return client.models()
     except ServerError:
         return []
 
 
-def _not_offered(server: Server, credentials: Credentials, kind: str, path: str) -> ServerError | None:
+def _unsupported(server: ServerInfo, credentials: Credentials, kind: str, path: str) -> ServerError | None:
     if not server.answered:
         return None
-    how = _HOW.get(server.kind, "mlx-backend does: start it with a model for this.")
-    return Refused(f"{NAMES[server.kind]} at {credentials.base_url} {_WHAT[kind]}: it has no {path}. {how}")
+    remedy = _REMEDY.get(server.kind, "mlx-backend does: start it with a model for this.")
+    name = DISPLAY_NAMES[server.kind]
+    return Refused(f"{name} at {credentials.base_url} {_CANNOT[kind]}: it has no {path}. {remedy}")

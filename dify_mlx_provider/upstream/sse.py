@@ -1,8 +1,8 @@
-"""The body of a server's answer: bytes to lines, lines to JSON objects, all of it bounded.
+"""The body of a server's answer: from bytes to lines to JSON values, all of it bounded.
 
-Servers and the proxies before them end lines in three ways, begin with a byte order mark, cut lines and characters
-anywhere, spread one object over several `data:` lines or leave the `data:` out. All of that is read. What is not JSON,
-or larger than any answer is, raises a `Malformed`. Knows neither sockets nor what the objects mean.
+Servers, and the proxies before them, end lines in three ways, begin with a byte order mark, cut lines and characters
+anywhere, spread one object over several `data:` lines or leave `data:` out. All of that is read. What is not JSON, or
+is larger than any answer, raises `MalformedBody`. Knows neither sockets nor what the objects mean.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-LONGEST_LINE = 8 * 2**20
+MAX_LINE_BYTES = 8 * 2**20
 """Bytes of one line: far beyond any delta, and beyond a whole answer sent as one event."""
 
-LARGEST_BODY = 32 * 2**20
+MAX_BODY_BYTES = 32 * 2**20
 """Bytes of an answer in one piece."""
 
 _MAX_DATA_LINES = 1000  # of one event
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data:|event:|id:|retry:|:)")
 
+INCOMPLETE = object()
+"""What `parse_json` returns for a text that is no JSON value."""
 
 DONE = object()
-"""The event that ends a stream."""
+"""What `iter_events` yields for `data: [DONE]`."""
 
 
-class Malformed(ValueError):
-    """The body cannot be read on."""
+class MalformedBody(ValueError):
+    """The body is not JSON, or not within the limits."""
 
 
-def lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Cut a byte stream into lines; a last line without its end is given too."""
-    held: list[bytes] = []
+def iter_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Split a byte stream into lines; a last line without a line end is yielded too."""
+    pending: list[bytes] = []
     size = 0
     after_return = False
     for piece in pieces:
@@ -45,24 +47,24 @@ def lines(pieces: Iterable[bytes]) -> Iterator[str]:
         after_return = piece.endswith(b"\r")
         first, *others = _LINE_END.split(rest)
         for line in others:
-            yield _text([*held, first])
-            held, size, first = [], 0, line
-        held.append(first)
+            yield _text([*pending, first])
+            pending, size, first = [], 0, line
+        pending.append(first)
         size += len(first)
-        if size > LONGEST_LINE:
-            raise Malformed("a line without an end")
+        if size > MAX_LINE_BYTES:
+            raise MalformedBody("a line without an end")
     if size:
-        yield _text(held)
+        yield _text(pending)
 
 
 def _text(pieces: list[bytes]) -> str:
     return b"".join(pieces).decode("utf-8", "replace").removeprefix("\ufeff")
 
 
-def objects(pieces: Iterable[bytes]) -> Iterator[Any]:
-    """Read an event stream; yield each event's JSON value as soon as it is whole, and DONE where it says so."""
+def iter_events(pieces: Iterable[bytes]) -> Iterator[Any]:
+    """Yield the JSON value of each event as soon as it is complete, and DONE for the last."""
     data: list[str] = []
-    for line in lines(pieces):
+    for line in iter_lines(pieces):
         if line.startswith("data:"):
             text = line[5:].strip()
             if text == "[DONE]" and not data:
@@ -72,29 +74,29 @@ def objects(pieces: Iterable[bytes]) -> Iterator[Any]:
         elif not data and line.startswith("{"):
             data.append(line)  # an error, as some servers write it in mid-stream: without a field name
         elif line or not any(data):
-            continue  # comments keep the connection alive; other fields say nothing to us
-        value = parsed("\n".join(data))
-        if value is not _NOT_WHOLE:
+            continue  # comments keep the connection alive; other fields mean nothing here
+        value = parse_json("\n".join(data))
+        if value is not INCOMPLETE:
             data = []
             yield value
         elif not line or len(data) > _MAX_DATA_LINES:
-            raise Malformed("an event that is no JSON")
+            raise MalformedBody("an event that is no JSON")
     if any(data):
-        raise Malformed("an event that is no JSON")
+        raise MalformedBody("an event that is no JSON")
 
 
-def whole(pieces: Iterable[bytes]) -> Any:
-    """Read a body that is one JSON value."""
-    held: list[bytes] = []
+def parse_body(pieces: Iterable[bytes]) -> Any:
+    """Parse a body that is one JSON value."""
+    pending: list[bytes] = []
     size = 0
     for piece in pieces:
-        held.append(piece)
+        pending.append(piece)
         size += len(piece)
-        if size > LARGEST_BODY:
-            raise Malformed("a body without an end")
-    value = parsed(_text(held))
-    if value is _NOT_WHOLE:
-        raise Malformed("a body that is no JSON")
+        if size > MAX_BODY_BYTES:
+            raise MalformedBody("a body without an end")
+    value = parse_json(_text(pending))
+    if value is INCOMPLETE:
+        raise MalformedBody("a body that is no JSON")
     return value
 
 
@@ -103,22 +105,19 @@ def is_event_stream(beginning: bytes) -> bool:
     return _EVENT_STREAM.match(beginning) is not None
 
 
-def number(value: Any) -> float | None:
-    """Return a value as a number; None if it is not a finite one, or one too large to calculate with."""
+def finite_number(value: Any) -> float | None:
+    """Return a JSON number as a float; None if it is none, not finite, or too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # JSON's whole numbers have any number of digits
+    except OverflowError:  # an integer in JSON may have any number of digits
         return None
 
 
-def parsed(text: str) -> Any:
-    """Read JSON; what is none, or nested beyond reason, is `_NOT_WHOLE`."""
+def parse_json(text: str) -> Any:
+    """Parse JSON; return INCOMPLETE for what is not, or not yet, JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return _NOT_WHOLE
-
-
-_NOT_WHOLE = object()
+        return INCOMPLETE

@@ -126,6 +126,6 @@ def nothing_known() -> Iterator[None]:
     """Nothing has been found out about any server yet; for tests that run the plugin's code in this process."""
     from dify_mlx_provider.upstream import discovery  # not above: what it loads must not come before the SDK
 
-    discovery.ask_again()
+    discovery.forget_servers()
     yield
-    discovery.ask_again()
+    discovery.forget_servers()

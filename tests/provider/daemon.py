@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds to wait for a line before a test fails instead of hanging."""
 
 
@@ -58,7 +58,7 @@ class PluginProcess:
         self._count = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if not self._ready.wait(PATIENCE) or self._process.poll() is not None:
+        if not self._ready.wait(TIMEOUT) or self._process.poll() is not None:
             self.stop()
             raise RuntimeError("The plugin did not start:\n" + "\n".join(self.logs[-20:]))
 
@@ -72,7 +72,7 @@ class PluginProcess:
         """End the process; closing its input would not."""
         self._process.kill()
         self._process.wait()
-        self._reader.join(PATIENCE)
+        self._reader.join(TIMEOUT)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None and not stream.closed:
                 with contextlib.suppress(BrokenPipeError):
@@ -127,7 +127,7 @@ class PluginProcess:
     def _answers(self, session: str, answers: queue.Queue[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
         failure: PluginError | None = None
         while True:
-            message = answers.get(timeout=PATIENCE)
+            message = answers.get(timeout=TIMEOUT)
             if message is None:
                 raise RuntimeError("The plugin ended in the middle of a request.")
             match message["type"]:

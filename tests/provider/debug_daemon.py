@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEY = "0f5c6c9e-0000-4000-8000-00000000abcd"
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 
 class DebugDaemon:
@@ -37,7 +37,7 @@ class DebugDaemon:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-            listener.settimeout(PATIENCE)
+            listener.settimeout(TIMEOUT)
             host, port = listener.getsockname()
             environment = {
                 "INSTALL_METHOD": "remote",
@@ -57,7 +57,7 @@ class DebugDaemon:
             opened.callback(process.kill)
             connection, _ = listener.accept()
             opened.enter_context(connection)
-            connection.settimeout(PATIENCE)
+            connection.settimeout(TIMEOUT)
             self._lines = opened.enter_context(connection.makefile(encoding="utf-8"))
             self._connection = connection
             self._introduce()

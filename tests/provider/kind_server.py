@@ -25,7 +25,7 @@ def said(text: str) -> bytes:
     return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
 
 
-class KindServer:
+class FakeServer:
     """Answers each path with what it is given: an object as JSON, bytes as they are, a number as a status.
 
     `header` is what it calls itself. `chat` is called with a chat request's body and gives a status and an answer;
@@ -105,7 +105,7 @@ class KindServer:
         self._server.server_close()
 
 
-class Saying:
+class CannedServer:
     """Says the same bytes to everybody who connects, whatever they want."""
 
     def __init__(self, answer: bytes) -> None:
@@ -132,32 +132,32 @@ class Saying:
         self._server.server_close()
 
 
-def mlx_backend(*models: Mapping[str, Any], version: str = "0.1.0", **more: Any) -> KindServer:
+def mlx_backend(*models: Mapping[str, Any], version: str = "0.1.0", **more: Any) -> FakeServer:
     """Our own server, as its list describes models."""
     owned = [{"owned_by": "mlx-backend", **model} for model in models]
-    return KindServer({"/v1/models": listed(*owned)}, header=f"mlx-backend/{version}", **more)
+    return FakeServer({"/v1/models": listed(*owned)}, header=f"mlx-backend/{version}", **more)
 
 
-def mlx_lm() -> KindServer:
+def mlx_lm() -> FakeServer:
     """mlx_lm.server with downloads to list; it says no more than their names."""
     answers = {"/v1/models": listed({"id": "mlx-community/some-model"}), "/health": {"status": "ok"}}
-    return KindServer(answers)
+    return FakeServer(answers)
 
 
-def vllm(**more: Any) -> KindServer:
+def vllm(**more: Any) -> FakeServer:
     """VLLM with one model."""
     model = {"id": "openai/gpt-oss-20b", "owned_by": "vllm", "max_model_len": 65_536}
-    return KindServer({"/v1/models": listed(model)}, header="uvicorn", **more)
+    return FakeServer({"/v1/models": listed(model)}, header="uvicorn", **more)
 
 
-def llama_cpp(**more: Any) -> KindServer:
+def llama_cpp(**more: Any) -> FakeServer:
     """llama-server with one model, 8192 tokens a slot."""
     meta = {"n_ctx": 8_192, "n_ctx_train": 131_072, "n_params": 1}
     model = {"id": "gpt-oss-20b.gguf", "owned_by": "llamacpp", "meta": meta}
-    return KindServer({"/v1/models": listed(model)}, header="llama.cpp", **more)
+    return FakeServer({"/v1/models": listed(model)}, header="llama.cpp", **more)
 
 
-def lm_studio(**more: Any) -> KindServer:
+def lm_studio(**more: Any) -> FakeServer:
     """LM Studio with an embedding model, one that sees, and one that calls tools."""
     names = ("text-embedding-nomic", "qwen-vl", "openai/gpt-oss-20b")
     described = listed(
@@ -179,10 +179,10 @@ def lm_studio(**more: Any) -> KindServer:
         },
     )
     plain = listed(*({"id": name, "owned_by": "organization_owner"} for name in names))
-    return KindServer({"/v1/models": plain, "/api/v0/models": described}, header="Express", **more)
+    return FakeServer({"/v1/models": plain, "/api/v0/models": described}, header="Express", **more)
 
 
-def ollama(**more: Any) -> KindServer:
+def ollama(**more: Any) -> FakeServer:
     """Ollama with a model that reasons by levels, one by a switch, and one that does not."""
     names = ("gpt-oss:20b", "qwen3:8b", "gemma3:latest")
     shown = {
@@ -199,4 +199,4 @@ def ollama(**more: Any) -> KindServer:
         "/api/version": {"version": "0.12.0"},
         "/api/show": shown,
     }
-    return KindServer(answers, header="gin", **more)
+    return FakeServer(answers, header="gin", **more)

@@ -16,7 +16,7 @@ from dify_view import assistant, calls_of, result, split_reasoning, text_of, use
 
 from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.server_kinds import Kind
+from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,8 +70,8 @@ def ask(
 
 
 def test_it_is_known_for_what_it_is(server: str) -> None:
-    discovery.ask_again()
-    assert discovery.server(Credentials.read({"endpoint_url": server})).kind is Kind.MLX_LM
+    discovery.forget_servers()
+    assert discovery.find_server(Credentials.from_form({"endpoint_url": server})).kind is ServerKind.MLX_LM
 
 
 def test_its_credentials_are_accepted(plugin: PluginProcess, form: dict[str, str]) -> None:

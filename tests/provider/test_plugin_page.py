@@ -143,7 +143,7 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     "no secure connection to …": [
         lambda cause: cause.ask(endpoint_url=cause.right["endpoint_url"].replace("http:", "https:")),
     ],
-    "… leads on": [lambda cause: cause.ask_stub("", status=302)],
+    "… redirects": [lambda cause: cause.ask_stub("", status=302)],
     "… is not a server address": [
         lambda cause: cause.save(endpoint_url="my server"),
         lambda cause: cause.ask(endpoint_url="my server"),
@@ -167,8 +167,8 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     "The prompt has … tokens; the context holds …": [
         lambda cause: cause.ask([user("What is the capital of France? " * 3000)]),
     ],
-    "said nothing for … seconds": [lambda cause: cause.ask_silence()],
-    "broke off. Its own log says why.": [
+    "sent nothing for … seconds": [lambda cause: cause.ask_silence()],
+    "broke off. Its log says why.": [
         lambda cause: cause.ask_stub('data: {"choices": [{"index": 0, "delta": {"content": "Pa"}}]}\n\n'),
     ],
     "reasoning_effort should be one of …": [

@@ -54,9 +54,9 @@ def test_the_second_turn_works_with_the_history_dify_sends_back(
 def test_a_system_prompt_may_state_the_effort(plugin: PluginProcess, credentials: dict[str, str]) -> None:
     high = {"role": "system", "content": "You are a helpful assistant.\nReasoning: high"}
     plain = {"role": "system", "content": "You are a helpful assistant."}
-    stated = split_reasoning(text_of(ask(plugin, credentials, high, user(QUESTION))))[1]
+    from_error_object = split_reasoning(text_of(ask(plugin, credentials, high, user(QUESTION))))[1]
     usual = split_reasoning(text_of(ask(plugin, credentials, plain, user(QUESTION))))[1]
-    assert len(stated) > len(usual)
+    assert len(from_error_object) > len(usual)
 
 
 def test_an_agent_calls_difys_own_tool_and_answers_with_its_result(

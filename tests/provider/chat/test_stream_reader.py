@@ -11,9 +11,9 @@ import pytest
 
 from dify_mlx_provider.chat import stream_reader as chunks_module
 from dify_mlx_provider.chat import tool_calls as calls_module
-from dify_mlx_provider.chat.stream_reader import Reader, texts
-from dify_mlx_provider.chat.think_block import ThinkingText
-from dify_mlx_provider.chat.tool_calls import Calls
+from dify_mlx_provider.chat.stream_reader import StreamReader, iter_text
+from dify_mlx_provider.chat.think_block import ThinkBlockWriter
+from dify_mlx_provider.chat.tool_calls import ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta
 from mlx_backend.conversation.parser import parse_text
@@ -26,12 +26,12 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
 
 
 def shown(
-    *deltas: dict[str, Any], finish: str = "stop", reader: Reader | None = None, tools: Any = ()
+    *deltas: dict[str, Any], finish: str = "stop", reader: StreamReader | None = None, tools: Any = ()
 ) -> str:
     """The text Dify gets for a stream of deltas."""
-    reader = reader or Reader(tools)
+    reader = reader or StreamReader(tools)
     stream = [*(chunk(**delta) for delta in deltas), chunk(finish)]
-    return "".join(texts(reader, ThinkingText(), stream))
+    return "".join(iter_text(reader, ThinkBlockWriter(), stream))
 
 
 def cut(text: str, *places: int) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ def test_a_delta_that_says_nothing_splits_no_block_wherever_it_comes(nothing: di
     ],
 )  # fmt: skip
 def test_fields_that_hold_nothing_of_use_are_passed_over(odd: dict[str, Any]) -> None:
-    reader = Reader()
+    reader = StreamReader()
     stream = [
         odd,
         chunk(reasoning="why"),
@@ -104,7 +104,7 @@ def test_fields_that_hold_nothing_of_use_are_passed_over(odd: dict[str, Any]) ->
         {"usage": {"prompt_tokens": 3}},
         odd,
     ]
-    assert "".join(texts(reader, ThinkingText(), stream)) == BLOCK
+    assert "".join(iter_text(reader, ThinkBlockWriter(), stream)) == BLOCK
     assert reader.outcome.usage == {"prompt_tokens": 3}
     assert reader.outcome.calls == []
 
@@ -113,9 +113,9 @@ def test_a_message_in_place_of_deltas_is_read_and_one_after_them_is_not() -> Non
     message = {
         "choices": [{"index": 0, "message": {"reasoning": "why", "content": "Hi"}, "finish_reason": "stop"}]
     }
-    assert "".join(texts(Reader(), ThinkingText(), [message])) == BLOCK
+    assert "".join(iter_text(StreamReader(), ThinkBlockWriter(), [message])) == BLOCK
     stream = [chunk(reasoning="why"), chunk(content="Hi"), message]
-    assert "".join(texts(Reader(), ThinkingText(), stream)) == BLOCK
+    assert "".join(iter_text(StreamReader(), ThinkBlockWriter(), stream)) == BLOCK
 
 
 @pytest.mark.parametrize("begun", ["a", "analysis", "<", "<|chan", "[THI", "<think>why</th"])
@@ -130,10 +130,10 @@ def test_what_may_become_a_marker_is_not_overtaken_by_the_next_field(begun: str)
 
 
 def test_an_answer_without_an_end_is_stopped_and_its_block_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks_module, "LONGEST_ANSWER", 100)
+    monkeypatch.setattr(chunks_module, "MAX_ANSWER_LENGTH", 100)
     pieces: list[str] = []
     with pytest.raises(Unavailable, match="more than 100 characters"):
-        pieces.extend(texts(Reader(), ThinkingText(), [chunk(reasoning="loop ")] * 1000))
+        pieces.extend(iter_text(StreamReader(), ThinkBlockWriter(), [chunk(reasoning="loop ")] * 1000))
     assert len("".join(pieces)) < 200
     assert "".join(pieces).endswith("\n</think>")
 
@@ -141,13 +141,13 @@ def test_an_answer_without_an_end_is_stopped_and_its_block_closed(monkeypatch: p
 @pytest.mark.parametrize("marker", ["</think>", "<tool_call>", "<|end|>"])
 def test_an_answer_full_of_what_might_be_markup_is_not_cut_into_a_chunk_for_each(marker: str) -> None:
     text = "Behind <think> " + f"see {marker} " * 1000
-    pieces = list(texts(Reader(), ThinkingText(), [chunk("stop", content=text)]))
+    pieces = list(iter_text(StreamReader(), ThinkBlockWriter(), [chunk("stop", content=text)]))
     assert "".join(pieces) == text.replace("<think", "<\u200bthink").replace("</think", "<\u200b/think")
     assert len(pieces) < 4
 
 
 def test_a_large_piece_is_handed_on_in_chunks_that_dify_takes() -> None:
-    pieces = list(texts(Reader(), ThinkingText(), [chunk("stop", content="x" * 1_000_000)]))
+    pieces = list(iter_text(StreamReader(), ThinkBlockWriter(), [chunk("stop", content="x" * 1_000_000)]))
     assert max(map(len, pieces)) <= 2**18
     assert len("".join(pieces)) == 1_000_000
 
@@ -158,17 +158,17 @@ def test_a_character_that_was_cut_in_half_is_put_together_and_half_of_one_is_sho
         "<think>\n😀\n</think>\n\nHi"
     )
     assert shown({"content": "\ude00 \ud83d"}, {"content": "x\ud83d"}) == "\ufffd \ufffdx"
-    reader = Reader()
+    reader = StreamReader()
     shown({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\ud83d'}}]},
           {"tool_calls": [{"function": {"arguments": '\ude00\ud83d"}'}}]}, reader=reader)  # fmt: skip
     assert [call.arguments for call in reader.outcome.calls] == ['{"a": "😀\ufffd"}']
 
 
 def test_calls_without_an_end_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_module, "LONGEST_CALLS", 100)
+    monkeypatch.setattr(calls_module, "MAX_CALLS_LENGTH", 100)
     endless = [chunk(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": "loop "}}])] * 1000
     with pytest.raises(Unavailable, match="tool calls have more than 100 characters"):
-        list(texts(Reader(), ThinkingText(), endless))
+        list(iter_text(StreamReader(), ThinkBlockWriter(), endless))
 
 
 # -- leaks -------------------------------------------------------------------------------------------
@@ -236,13 +236,13 @@ def test_an_answer_that_talks_about_markup_stays_as_it_is(text: str) -> None:
     ["Hi <|start|>assistant<|channel|>final<|message|>x", "so </think> it", "Hi<|im_end|>"],
 )
 def test_a_server_that_is_known_to_separate_is_taken_at_its_word(text: str) -> None:
-    assert shown({"content": text}, reader=Reader(watch=False)).replace("\u200b", "") == text
+    assert shown({"content": text}, reader=StreamReader(watch=False)).replace("\u200b", "") == text
 
 
 def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out() -> None:
     text = "I wonder.\n</think>\n\nHi"
     for at in range(len(text)):
-        reader = Reader()
+        reader = StreamReader()
         assert shown(*cut(text, at), reader=reader) == "I wonder.\n\n\nHi"
         assert reader.begins_inside is True
 
@@ -250,13 +250,16 @@ def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out
 def test_an_answer_that_begins_inside_a_block_is_read_from_there() -> None:
     text = "why\n</think>\n\nHi"
     for at in range(len(text)):
-        assert shown(*cut(text, at), reader=Reader(inside=True)) == BLOCK
+        assert shown(*cut(text, at), reader=StreamReader(inside=True)) == BLOCK
 
 
 def test_an_answer_that_should_have_begun_inside_a_block_and_did_not_is_still_an_answer() -> None:
-    assert shown({"content": "Hi"}, reader=Reader(inside=True)).endswith("</think>\n\nHi")
-    assert shown({"reasoning": "why"}, {"content": "Hi"}, reader=Reader(inside=True)) == BLOCK
-    assert shown({"content": "why"}, reader=Reader(inside=True), finish="length") == "<think>\nwhy\n</think>"
+    assert shown({"content": "Hi"}, reader=StreamReader(inside=True)).endswith("</think>\n\nHi")
+    assert shown({"reasoning": "why"}, {"content": "Hi"}, reader=StreamReader(inside=True)) == BLOCK
+    assert (
+        shown({"content": "why"}, reader=StreamReader(inside=True), finish="length")
+        == "<think>\nwhy\n</think>"
+    )
 
 
 CASES = Path(__file__).parents[2] / "conversation" / "cases"
@@ -269,7 +272,7 @@ def test_every_recorded_turn_that_leaks_whole_is_read_as_our_own_server_reads_it
     assert len(turns) > 10
     for turn in turns:
         message = parse_text(turn)
-        reader = Reader()
+        reader = StreamReader()
         events = [event for letter in turn for event in reader.feed(chunk(content=letter))] + reader.close()
         assert (
             "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == message.reasoning
@@ -283,7 +286,7 @@ def test_every_recorded_turn_that_leaks_whole_is_read_as_our_own_server_reads_it
 
 
 def calls(*pieces: dict[str, Any], cut_off: bool = False) -> list[tuple[str, str]]:
-    made = Calls()
+    made = ToolCallAssembler()
     for piece in pieces:
         made.add(piece)
     finished = made.finished(cut=cut_off)
@@ -350,7 +353,7 @@ def test_arguments_are_the_object_that_was_meant(given: Any, arguments: str) -> 
 
 
 def test_a_call_in_the_old_field_is_a_call() -> None:
-    reader = Reader()
+    reader = StreamReader()
     shown(
         {"function_call": {"name": "clock", "arguments": "{"}},
         {"function_call": {"arguments": "}"}},
@@ -366,7 +369,7 @@ TOOL_CALL = 'Let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "
 
 def test_a_call_written_into_the_answer_is_a_call_however_it_is_cut() -> None:
     for at in range(len(TOOL_CALL)):
-        reader = Reader(["clock"])
+        reader = StreamReader(["clock"])
         assert (
             shown({"reasoning": "why"}, *cut(TOOL_CALL, at), reader=reader).rstrip().endswith("Let me see.")
         )

@@ -7,12 +7,12 @@ from itertools import combinations
 import pytest
 from dify_view import PAGE_BLOCK, split_reasoning
 
-from dify_mlx_provider.chat.think_block import ThinkingText, unguarded
+from dify_mlx_provider.chat.think_block import ThinkBlockWriter, remove_guards
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 
 def shown(*events: Event, hidden: bool = False, exact: bool = False) -> list[str]:
-    thinking = ThinkingText(hidden=hidden, exact=exact)
+    thinking = ThinkBlockWriter(hidden=hidden, exact=exact)
     return [piece for event in events for piece in thinking.feed(event)] + thinking.close()
 
 
@@ -63,7 +63,7 @@ def test_hidden_reasoning_leaves_the_answer_alone() -> None:
 )
 def test_html_in_the_reasoning_is_text(reasoning: str) -> None:
     guarded = block(reasoning)
-    assert unguarded(guarded) == reasoning
+    assert remove_guards(guarded) == reasoning
     for opener in ("<t", "<T", "</", "<!", "<s", "<i", "<d"):
         assert opener not in guarded
     assert split_reasoning(f"<think>\n{guarded}\n</think>Hi") == ("Hi", guarded)
@@ -102,7 +102,7 @@ def test_what_would_swallow_the_end_of_the_block_is_ended_first(reasoning: str, 
 
 def test_what_was_added_for_the_page_is_taken_out_again() -> None:
     table = "So:\n\n| a |\n|---|\n| <b> |"
-    assert unguarded(block(table)) == table
+    assert remove_guards(block(table)) == table
 
 
 def test_white_space_between_two_pieces_of_reasoning_does_not_split_the_block() -> None:
@@ -133,7 +133,7 @@ ANSWERS = [
 def test_a_tag_in_the_answer_is_text_for_dify_however_it_is_cut(answer: str) -> None:
     whole = "".join(shown(ReasoningDelta("why"), ContentDelta(answer)))
     assert split_reasoning(whole)[1] == "why"
-    assert unguarded(split_reasoning(whole)[0]) == answer.strip()
+    assert remove_guards(split_reasoning(whole)[0]) == answer.strip()
     assert PAGE_BLOCK.findall(whole) == ["why"]
     for at in range(len(answer) + 1):
         cut = shown(ReasoningDelta("why"), ContentDelta(answer[:at]), ContentDelta(answer[at:]))

@@ -8,7 +8,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kind_server import KindServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+from kind_server import FakeServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
 from dify_mlx_provider.knowledge.embeddings import embed
 from dify_mlx_provider.knowledge.rerank import rank
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
-def at(server: KindServer, **form: str) -> Credentials:
-    return Credentials.read({"endpoint_url": server.address, **form})
+def at(server: FakeServer, **form: str) -> Credentials:
+    return Credentials.from_form({"endpoint_url": server.address, **form})
 
 
 def lengths(body: dict[str, Any]) -> tuple[int, Any]:
@@ -191,7 +191,7 @@ def test_a_ranking_that_is_not_all_there_is_a_sentence(results: Any) -> None:
         (ollama, "does not rerank: it has no /rerank"),
     ],
 )
-def test_a_server_that_cannot_rank_is_called_by_its_name(start: Callable[[], KindServer], words: str) -> None:
+def test_a_server_that_cannot_rank_is_called_by_its_name(start: Callable[[], FakeServer], words: str) -> None:
     with start() as server, pytest.raises(Refused) as caught:
         rank("r", at(server), "q", ["a"])
     assert words in str(caught.value)
@@ -204,8 +204,11 @@ def test_lm_studios_word_for_a_path_it_does_not_have_is_understood() -> None:
 
 
 def test_an_error_inside_a_good_answer_is_one() -> None:
-    stated = (200, {"error": {"message": "the model broke"}})
-    with vllm(embeddings=lambda _: stated) as server, pytest.raises(ServerError, match="the model broke"):
+    from_error_object = (200, {"error": {"message": "the model broke"}})
+    with (
+        vllm(embeddings=lambda _: from_error_object) as server,
+        pytest.raises(ServerError, match="the model broke"),
+    ):
         embed("e", at(server), ["a"], query=False)
 
 
@@ -218,7 +221,7 @@ def test_a_model_that_is_not_there_comes_with_those_that_are() -> None:
 
 
 def test_a_prefix_gets_back_the_blank_that_a_form_loses() -> None:
-    with KindServer({"/v1/models": listed({"id": "m"})}, embeddings=lengths) as server:
+    with FakeServer({"/v1/models": listed({"id": "m"})}, embeddings=lengths) as server:
         form = at(server, query_prefix="query:", document_prefix="文書：")
         embed("m", form, ["a"], query=True)
         embed("m", form, ["a"], query=False)

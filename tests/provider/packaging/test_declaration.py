@@ -189,14 +189,14 @@ def test_the_forms_defaults_are_what_empty_fields_mean(declared: dict[str, Any])
     shown = fields(declared, "model_credential_schema")
     filled = {field["variable"]: field["default"] for field in shown if "default" in field}
     address = {"endpoint_url": filled["endpoint_url"]}
-    assert Credentials.read(filled) == Credentials.read(address)
+    assert Credentials.from_form(filled) == Credentials.from_form(address)
 
 
 def test_every_choice_of_a_select_is_understood(declared: dict[str, Any]) -> None:
     address = {"endpoint_url": "http://host.docker.internal:8080/v1"}
     for field in fields(declared, "model_credential_schema"):
         read = [
-            Credentials.read({**address, field["variable"]: option["value"]})
+            Credentials.from_form({**address, field["variable"]: option["value"]})
             for option in field.get("options", [])
         ]
         assert len(set(read)) == len(read), field["variable"]

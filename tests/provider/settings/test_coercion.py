@@ -9,7 +9,7 @@ import pytest
 from daemon import PluginError
 from kind_server import mlx_backend
 
-from dify_mlx_provider.settings.coercion import lenient
+from dify_mlx_provider.settings.coercion import coerce
 from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_an_effort_becomes_the_option_that_comes_nearest(
     given: Any, options: tuple[str, ...], taken: str
 ) -> None:
     rules = [Rule("reasoning_effort", options)]
-    assert lenient({"reasoning_effort": given}, rules) == {"reasoning_effort": taken}
+    assert coerce({"reasoning_effort": given}, rules) == {"reasoning_effort": taken}
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_an_effort_becomes_the_option_that_comes_nearest(
     ],
 )
 def test_what_is_nearly_right_is_made_right(rule: Rule, given: Any, taken: Any) -> None:
-    result = lenient({rule.name: given, "unknown": 1, "empty": None}, [rule, Rule("empty")])
+    result = coerce({rule.name: given, "unknown": 1, "empty": None}, [rule, Rule("empty")])
     assert result == {rule.name: taken, "unknown": 1, "empty": None}
     assert type(result[rule.name]) is type(taken)
 
 
 def test_an_option_that_is_empty_was_not_chosen() -> None:
     rules = [Rule("reasoning_effort", options=("low", "medium")), Rule("stop")]
-    assert lenient({"reasoning_effort": " ", "stop": ""}, rules) == {"stop": ""}
+    assert coerce({"reasoning_effort": " ", "stop": ""}, rules) == {"stop": ""}
 
 
 def test_a_workflow_written_for_gpt_oss_runs_with_a_model_that_has_a_switch(plugin: PluginProcess) -> None:

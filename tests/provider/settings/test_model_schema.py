@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from daemon import PluginProcess
-    from kind_server import KindServer
+    from kind_server import FakeServer
 
 GPT_OSS = {
     "id": "gpt-oss",
@@ -35,7 +35,7 @@ PLAIN = {"id": "plain", "context_length": 8_192, "capabilities": ["completion", 
 NOBODY = "http://127.0.0.1:9"
 
 
-def schema(plugin: PluginProcess, server: KindServer | str, model: str, **form: Any) -> dict[str, Any]:
+def schema(plugin: PluginProcess, server: FakeServer | str, model: str, **form: Any) -> dict[str, Any]:
     address = server if isinstance(server, str) else server.address
     (answer,) = plugin.request(
         "get_ai_model_schemas",
@@ -215,7 +215,7 @@ def test_a_form_that_cannot_be_used_has_a_schema_and_an_answer_that_names_the_fi
 )
 def test_other_servers_are_believed_as_far_as_they_tell(
     plugin: PluginProcess,
-    start: Callable[[], KindServer],
+    start: Callable[[], FakeServer],
     model: str,
     size: int,
     structured: bool,

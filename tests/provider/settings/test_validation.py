@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import listening
 from daemon import PluginError
-from kind_server import KindServer, Saying, listed, lm_studio, mlx_backend, mlx_lm, ollama
+from kind_server import CannedServer, FakeServer, listed, lm_studio, mlx_backend, mlx_lm, ollama
 from raw_server import status
 
-from dify_mlx_provider.upstream.errors import unknown_name
-from dify_mlx_provider.upstream.versions import complaint
+from dify_mlx_provider.upstream.errors import unknown_host
+from dify_mlx_provider.upstream.versions import incompatibility
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,27 +73,27 @@ def test_no_server_is_told_with_how_to_start_one(plugin: PluginProcess) -> None:
     ],
 )
 def test_a_name_that_is_not_known_is_told_with_how_to_make_it_known(host: str, advice: str) -> None:
-    words = str(unknown_name(f"http://{host}:8080/v1"))
+    words = str(unknown_host(f"http://{host}:8080/v1"))
     assert f"the name {host} is not known where Dify runs" in words
     assert advice in words
 
 
 def test_a_web_page_at_the_port_is_told_by_its_title(plugin: PluginProcess) -> None:
     page = b"<!doctype html><html><head><title>Open WebUI &amp; more</title></head></html>"
-    with Saying(status("200 OK", page, "Content-Type: text/html")) as server:
+    with CannedServer(status("200 OK", page, "Content-Type: text/html")) as server:
         words = refusal(plugin, server.address)
     assert "is not an OpenAI-compatible server but a web page, 'Open WebUI & more'" in words
     assert "Check the port" in words
 
 
 def test_another_service_at_the_port_is_told_by_its_name(plugin: PluginProcess) -> None:
-    with Saying(status("404 Not Found", b"", "Server: nginx/1.27.1")) as server:
+    with CannedServer(status("404 Not Found", b"", "Server: nginx/1.27.1")) as server:
         assert "another service (nginx/1.27.1)" in refusal(plugin, server.address)
 
 
 @pytest.mark.parametrize(("typed", "there"), [("/mlx", "/mlx/v1"), ("/v1", "/api/v1"), ("/v2", "/v1")])
 def test_a_wrong_path_is_told_with_the_right_one(plugin: PluginProcess, typed: str, there: str) -> None:
-    with KindServer({f"{there}/models": listed({"id": "m"})}) as server:
+    with FakeServer({f"{there}/models": listed({"id": "m"})}) as server:
         words = refusal(plugin, server.address + typed)
         assert words.endswith(f"but at {server.address}{there}. Enter {server.address}{there}")
         save(plugin, server.address + there)
@@ -144,7 +144,7 @@ def test_a_certificate_that_nobody_signed_is_told(plugin: PluginProcess, encrypt
 
 
 def test_a_redirect_is_told_with_where_it_leads(plugin: PluginProcess) -> None:
-    with Saying(status("302 Found", b"", "Location: https://mac.example/login")) as server:
+    with CannedServer(status("302 Found", b"", "Location: https://mac.example/login")) as server:
         assert "https://mac.example/login" in refusal(plugin, server.address)
 
 
@@ -159,13 +159,15 @@ def test_a_wrong_key_is_told_and_not_repeated(plugin: PluginProcess, real_server
     [b'{"error": {"message": "Loading model", "code": 503}}', b'{"error": {"message": "40 % loaded"}}'],
 )
 def test_a_server_that_is_still_loading_is_accepted(plugin: PluginProcess, body: bytes) -> None:
-    with Saying(status("503 Service Unavailable", body)) as server:
+    with CannedServer(status("503 Service Unavailable", body)) as server:
         save(plugin, server.address)
         save(plugin, server.address, "m")
 
 
 def test_a_server_that_fails_for_another_reason_is_not(plugin: PluginProcess) -> None:
-    with Saying(status("500 Internal Server Error", b'{"error": {"message": "out of disk"}}')) as server:
+    with CannedServer(
+        status("500 Internal Server Error", b'{"error": {"message": "out of disk"}}')
+    ) as server:
         assert refusal(plugin, server.address) == "Out of disk"
 
 
@@ -255,5 +257,5 @@ def test_our_own_server_says_its_version_where_the_plugin_looks_for_it(plugin: P
 def test_the_rule_on_versions(
     server: str, plugin_version: str, oldest: tuple[int, int], words: str | None
 ) -> None:
-    said = complaint(server, plugin=plugin_version, oldest=oldest)
+    said = incompatibility(server, plugin=plugin_version, oldest=oldest)
     assert (said is None) if words is None else (said is not None and words in said)

@@ -13,7 +13,7 @@ import pytest
 from raw_server import DONE, JSON, STREAM, RawServer, event, status
 
 from dify_mlx_provider.upstream import sse
-from dify_mlx_provider.upstream.client import Client
+from dify_mlx_provider.upstream.client import MAX_RETRY_WAIT, Client
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import KeyRefused, Overloaded, Refused, Unavailable, Unreachable
 
@@ -47,14 +47,14 @@ def test_closing_the_iterator_leaves_the_server() -> None:
 def test_a_server_that_falls_silent_is_named_and_left() -> None:
     with RawServer([STREAM, HI, None]) as server:
         chunks = Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
-        with pytest.raises(Unavailable, match=r"said nothing for 0\.2 seconds"):
+        with pytest.raises(Unavailable, match=r"sent nothing for 0\.2 seconds"):
             list(chunks)
         assert server.left.wait(30)
 
 
 def test_a_server_that_never_answers_is_named_and_left() -> None:
     with RawServer([None]) as server:
-        with pytest.raises(Unavailable, match=r"said nothing for 0\.2 seconds"):
+        with pytest.raises(Unavailable, match=r"sent nothing for 0\.2 seconds"):
             Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
         assert server.left.wait(30)
 
@@ -67,9 +67,9 @@ def test_however_a_stream_is_cut_into_packets_it_says_the_same() -> None:
         b'\xef\xbb\xbf: hello\r\n\r\ndata: {"a":\r\ndata: "\xe3\x81\x82"}\r\n\r\ndata:{}\rdata: [DONE]\r\r'
     )
     said = [{"a": "あ"}, {}, sse.DONE]
-    assert list(sse.objects([stream])) == said
+    assert list(sse.iter_events([stream])) == said
     for first, second in combinations(range(len(stream) + 1), 2):
-        assert list(sse.objects([stream[:first], stream[first:second], stream[second:]])) == said
+        assert list(sse.iter_events([stream[:first], stream[first:second], stream[second:]])) == said
 
 
 def test_two_events_in_one_packet_are_two_chunks() -> None:
@@ -130,7 +130,7 @@ def test_an_event_that_is_an_error_is_read_as_one() -> None:
 
 
 def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(sse, "MAX_LINE_BYTES", 100_000)
     with pytest.raises(Unavailable, match="broke off"):
         chat(STREAM, b"data: ", *[b"x" * 50_000] * 10)
 
@@ -138,7 +138,7 @@ def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.Mon
 def test_a_very_long_line_is_read_in_linear_work() -> None:
     long = event({"content": "x" * 5_000_000})
     pieces = [long[at : at + 1000] for at in range(0, len(long), 1000)]
-    assert len(text_of(list(sse.objects(pieces)))) == 5_000_000
+    assert len(text_of(list(sse.iter_events(pieces)))) == 5_000_000
 
 
 def test_comments_are_a_sign_of_life() -> None:
@@ -187,7 +187,7 @@ def test_a_body_that_is_no_answer_is_named_as_such(answer: bytes) -> None:
 
 
 def test_a_body_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "LARGEST_BODY", 100_000)
+    monkeypatch.setattr(sse, "MAX_BODY_BYTES", 100_000)
     with pytest.raises(Refused, match="not an OpenAI-compatible server"):
         chat(JSON, b"{", *[b" " * 50_000] * 10)
 
@@ -195,13 +195,13 @@ def test_a_body_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.Mon
 # -- refusals ----------------------------------------------------------------------------------------
 
 
-def test_an_address_that_leads_on_is_told_with_the_address_it_leads_to() -> None:
-    with pytest.raises(Refused, match="leads on to https://elsewhere/v1"):
+def test_a_redirect_is_told_with_the_address_it_leads_to() -> None:
+    with pytest.raises(Refused, match="redirects to https://elsewhere/v1"):
         chat(status("302 Found", b"", "Location: https://elsewhere/v1"))
 
 
 def test_what_a_redirect_may_hold_of_secrets_is_not_told() -> None:
-    with pytest.raises(Refused, match=r"leads on to https://elsewhere:8/login\. Enter") as caught:
+    with pytest.raises(Refused, match=r"redirects to https://elsewhere:8/login\. Enter") as caught:
         chat(status("302 Found", b"", "Location: https://me:hunter2@elsewhere:8/login?token=abc#x"))
     assert "hunter2" not in str(caught.value)
     assert "abc" not in str(caught.value)
@@ -261,7 +261,7 @@ def test_a_server_that_loads_its_model_is_waited_for() -> None:
     pauses: list[float] = []
     loading = status("503 Service Unavailable", LOADING, "Retry-After: 2")
     with RawServer([loading], [loading], [STREAM, HI, DONE]) as server:
-        client = Client(Credentials(base_url=server.address), pause=pauses.append)
+        client = Client(Credentials(base_url=server.address), sleep=pauses.append)
         assert text_of(list(client.chat({}))) == "Hi"
     assert pauses == [2.0, 2.0]
 
@@ -270,7 +270,7 @@ def test_a_server_is_waited_for_no_longer_than_the_timeout_and_never_in_a_busy_l
     pauses: list[float] = []
     loading = status("503 Service Unavailable", LOADING, "Retry-After: 0")
     with RawServer(*[[loading]] * 5) as server:
-        client = Client(Credentials(base_url=server.address, timeout=2.0), pause=pauses.append)
+        client = Client(Credentials(base_url=server.address, timeout=2.0), sleep=pauses.append)
         with pytest.raises(Unavailable, match=r"\(40 %\)"):
             for _ in client.chat({}):
                 pass
@@ -295,4 +295,11 @@ def test_a_date_to_come_again_is_understood() -> None:
     with pytest.raises(Overloaded) as caught:
         chat(status("429 Too Many Requests", b"", "Retry-After: Fri, 31 Dec 2100 23:59:59 GMT"))
     assert caught.value.retry_after is not None
-    assert caught.value.retry_after > 1e6
+    assert caught.value.retry_after > MAX_RETRY_WAIT
+
+
+@pytest.mark.parametrize("header", ["soon", "nan", "-1", "Fri, 31 Dec 99999 23:59:59 GMT"])
+def test_a_time_to_come_again_that_makes_no_sense_is_none(header: str) -> None:
+    with pytest.raises(Overloaded) as caught:
+        chat(status("429 Too Many Requests", b"", f"Retry-After: {header}"))
+    assert caught.value.retry_after is None

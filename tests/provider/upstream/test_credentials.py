@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dify_mlx_provider.upstream.credentials import Credentials, CredentialsError, api_key, base_url
-from dify_mlx_provider.upstream.server_kinds import Kind
+from dify_mlx_provider.upstream.credentials import (
+    Credentials,
+    CredentialsError,
+    parse_api_key,
+    parse_base_url,
+)
+from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 ADDRESS = {"endpoint_url": "http://127.0.0.1:8080"}
 
@@ -45,8 +50,8 @@ ADDRESS = {"endpoint_url": "http://127.0.0.1:8080"}
     ],
 )
 def test_an_address_is_understood_however_it_was_typed(typed: str, meant: str) -> None:
-    assert base_url(typed) == meant
-    assert base_url(meant) == meant
+    assert parse_base_url(typed) == meant
+    assert parse_base_url(meant) == meant
 
 
 @pytest.mark.parametrize(
@@ -68,14 +73,14 @@ def test_an_address_is_understood_however_it_was_typed(typed: str, meant: str) -
 )
 def test_what_is_no_address_is_refused_with_an_example(typed: str, words: str) -> None:
     with pytest.raises(CredentialsError, match=words) as caught:
-        base_url(typed)
+        parse_base_url(typed)
     assert "http://host.docker.internal:8080/v1" in str(caught.value)
 
 
 def test_a_password_in_the_address_is_refused_without_repeating_it() -> None:
     for typed in ("http://me:hunter2@mac:8080/v1", "me:hunter2@mac:8080", "https://hunter2@mac"):
         with pytest.raises(CredentialsError, match="before the @") as caught:
-            base_url(typed)
+            parse_base_url(typed)
         assert "hunter2" not in str(caught.value)
 
 
@@ -91,18 +96,18 @@ def test_a_password_in_the_address_is_refused_without_repeating_it() -> None:
     ],
 )
 def test_a_key_is_taken_as_it_was_meant(typed: str, meant: str) -> None:
-    assert api_key(typed) == meant
+    assert parse_api_key(typed) == meant
 
 
 @pytest.mark.parametrize("typed", ["鍵", "se\ncret", "ｓｅｃｒｅｔ", "se\x00cret"])
 def test_what_can_be_no_key_is_refused_without_repeating_it(typed: str) -> None:
     with pytest.raises(CredentialsError, match="Copy it again") as caught:
-        api_key(typed)
+        parse_api_key(typed)
     assert typed not in str(caught.value)
 
 
 def test_an_empty_form_leaves_everything_to_the_server() -> None:
-    read = Credentials.read(
+    read = Credentials.from_form(
         {**ADDRESS, "api_key": None, "context_size": "", "reasoning": "auto", "vision": " "}
     )
     assert read == Credentials(base_url="http://127.0.0.1:8080/v1")
@@ -115,7 +120,7 @@ def test_an_empty_form_leaves_everything_to_the_server() -> None:
     [("131072", 131_072), ("128k", 131_072), ("131,072", 131_072), ("４０９６", 4_096), ("Auto", None)],
 )
 def test_a_context_size_is_understood_as_people_write_it(typed: str, tokens: int | None) -> None:
-    assert Credentials.read({**ADDRESS, "context_size": typed}).context_size == tokens
+    assert Credentials.from_form({**ADDRESS, "context_size": typed}).context_size == tokens
 
 
 @pytest.mark.parametrize(
@@ -140,28 +145,28 @@ def test_a_context_size_is_understood_as_people_write_it(typed: str, tokens: int
 )
 def test_a_field_that_cannot_be_used_is_named_with_what_it_holds(field: str, value: str, words: str) -> None:
     with pytest.raises(CredentialsError, match=words):
-        Credentials.read({**ADDRESS, field: value})
+        Credentials.from_form({**ADDRESS, field: value})
 
 
 def test_what_can_be_read_of_a_form_is_read_and_the_rest_is_as_if_it_were_empty() -> None:
     form = {
         **ADDRESS, "api_key": "two\nlines", "timeout": "soon", "context_size": "64k", "reasoning": "maybe"
     }  # fmt: skip
-    assert Credentials.legible(form) == Credentials.read({**ADDRESS, "context_size": "64k"})
-    assert Credentials.legible({"endpoint_url": "my server", "vision": "supported"}) == Credentials(
-        base_url="", vision=True
-    )
-    assert Credentials.legible({}) == Credentials(base_url="")
+    assert Credentials.from_form_leniently(form) == Credentials.from_form({**ADDRESS, "context_size": "64k"})
+    assert Credentials.from_form_leniently(
+        {"endpoint_url": "my server", "vision": "supported"}
+    ) == Credentials(vision=True)
+    assert Credentials.from_form_leniently({}) == Credentials()
     right = {**ADDRESS, "api_key": "k", "timeout": "5", "effort": "high", "query_prefix": "query:"}
-    assert Credentials.legible(right) == Credentials.read(right)
+    assert Credentials.from_form_leniently(right) == Credentials.from_form(right)
 
 
 def test_choices_are_read() -> None:
     form = {"tool_calling": "supported", "vision": "unsupported", "effort": "高", "server_kind": "lm-studio"}
-    read = Credentials.read({**ADDRESS, **form})
+    read = Credentials.from_form({**ADDRESS, **form})
     assert (read.tool_calling, read.vision, read.effort) == (True, False, "high")
-    assert read.server_kind is Kind.LM_STUDIO
+    assert read.server_kind is ServerKind.LM_STUDIO
 
 
 def test_a_key_is_not_in_what_a_log_would_show() -> None:
-    assert "sesame" not in repr(Credentials.read({**ADDRESS, "api_key": "sesame"}))
+    assert "sesame" not in repr(Credentials.from_form({**ADDRESS, "api_key": "sesame"}))

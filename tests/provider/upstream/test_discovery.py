@@ -6,15 +6,24 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kind_server import KindServer, Saying, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+from kind_server import (
+    CannedServer,
+    FakeServer,
+    listed,
+    llama_cpp,
+    lm_studio,
+    mlx_backend,
+    mlx_lm,
+    ollama,
+    vllm,
+)
 from raw_server import JSON, RawServer, status
 
 from dify_mlx_provider.upstream import discovery
-from dify_mlx_provider.upstream.cache import Kept, Noted
 from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.discovery import Server
-from dify_mlx_provider.upstream.probe import LONGEST_ANSWER
-from dify_mlx_provider.upstream.server_kinds import Kind
+from dify_mlx_provider.upstream.probe import MAX_RESPONSE_BYTES
+from dify_mlx_provider.upstream.server_info import ServerInfo
+from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,51 +43,51 @@ GPT_OSS = {
 pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
-def at(server: KindServer | RawServer | Saying, **form: str) -> Credentials:
-    return Credentials.read({"endpoint_url": server.address, **form})
+def at(server: FakeServer | RawServer | CannedServer, **form: str) -> Credentials:
+    return Credentials.from_form({"endpoint_url": server.address, **form})
 
 
 @pytest.mark.parametrize(
     ("start", "kind"),
     [
-        (lambda: mlx_backend(GPT_OSS), Kind.MLX_BACKEND),
-        (mlx_lm, Kind.MLX_LM),
-        (vllm, Kind.VLLM),
-        (llama_cpp, Kind.LLAMA_CPP),
-        (lm_studio, Kind.LM_STUDIO),
-        (ollama, Kind.OLLAMA),
-        (lambda: KindServer({"/v1/models": listed({"id": "m", "owned_by": "me"})}), Kind.OTHER),
-        (lambda: KindServer({"/v1/models": listed({"id": "m"})}), Kind.OTHER),
+        (lambda: mlx_backend(GPT_OSS), ServerKind.MLX_BACKEND),
+        (mlx_lm, ServerKind.MLX_LM),
+        (vllm, ServerKind.VLLM),
+        (llama_cpp, ServerKind.LLAMA_CPP),
+        (lm_studio, ServerKind.LM_STUDIO),
+        (ollama, ServerKind.OLLAMA),
+        (lambda: FakeServer({"/v1/models": listed({"id": "m", "owned_by": "me"})}), ServerKind.OTHER),
+        (lambda: FakeServer({"/v1/models": listed({"id": "m"})}), ServerKind.OTHER),
         # Others borrow LM Studio's word for the owner, but not its own list.
         (
-            lambda: KindServer({"/v1/models": listed({"id": "m", "owned_by": "organization_owner"})}),
-            Kind.OTHER,
+            lambda: FakeServer({"/v1/models": listed({"id": "m", "owned_by": "organization_owner"})}),
+            ServerKind.OTHER,
         ),
         # mlx_lm.server that never downloaded anything begins its answer and drops the connection.
-        (lambda: KindServer({"/v1/models": b"", "/health": {"status": "ok"}}), Kind.MLX_LM),
+        (lambda: FakeServer({"/v1/models": b"", "/health": {"status": "ok"}}), ServerKind.MLX_LM),
         # our own server behind a proxy that writes its own header
         (
-            lambda: KindServer({"/v1/models": listed({"id": "m", "owned_by": "mlx-backend"})}),
-            Kind.MLX_BACKEND,
+            lambda: FakeServer({"/v1/models": listed({"id": "m", "owned_by": "mlx-backend"})}),
+            ServerKind.MLX_BACKEND,
         ),
     ],
 )
-def test_a_kind_is_known_by_its_answers(start: Callable[[], KindServer], kind: Kind) -> None:
+def test_a_kind_is_known_by_its_answers(start: Callable[[], FakeServer], kind: ServerKind) -> None:
     with start() as server:
-        assert discovery.server(at(server)).kind is kind
+        assert discovery.find_server(at(server)).kind is kind
 
 
 def test_a_kind_set_in_the_form_is_believed() -> None:
     with vllm() as server:
-        found = discovery.server(at(server, server_kind="llama.cpp"))
-    assert found.kind is Kind.LLAMA_CPP
+        found = discovery.find_server(at(server, server_kind="llama.cpp"))
+    assert found.kind is ServerKind.LLAMA_CPP
     assert found.models[0].context_size == 65_536
 
 
 def test_our_own_server_says_everything() -> None:
     with mlx_backend(GPT_OSS, version="0.3.1") as server:
-        found = discovery.server(at(server))
-        model = discovery.model("gpt-oss-20b-MXFP4-Q8", at(server))
+        found = discovery.find_server(at(server))
+        model = discovery.find_model("gpt-oss-20b-MXFP4-Q8", at(server))
     assert found.version == "0.3.1"
     assert model is not None
     assert (model.context_size, model.max_output_tokens) == (131_072, 16_384)
@@ -89,14 +98,14 @@ def test_our_own_server_says_everything() -> None:
 
 def test_a_model_of_which_no_reasoning_is_told_does_not_reason() -> None:
     with mlx_backend({"id": "plain", "capabilities": ["completion"]}) as server:
-        model = discovery.model("plain", at(server))
+        model = discovery.find_model("plain", at(server))
     assert model is not None
     assert model.efforts == ()
 
 
 def test_an_older_server_of_ours_that_says_nothing_leaves_it_open() -> None:
     with mlx_backend({"id": "plain"}) as server:
-        model = discovery.model("plain", at(server))
+        model = discovery.find_model("plain", at(server))
     assert model is not None
     assert model.efforts is None
     assert model.capabilities is None
@@ -115,10 +124,10 @@ def test_an_older_server_of_ours_that_says_nothing_leaves_it_open() -> None:
     ],
 )
 def test_context_sizes_are_taken_where_they_are_certain(
-    start: Callable[[], KindServer], name: str, size: int | None
+    start: Callable[[], FakeServer], name: str, size: int | None
 ) -> None:
     with start() as server:
-        model = discovery.model(name, at(server))
+        model = discovery.find_model(name, at(server))
     assert model is not None
     assert model.context_size == size
 
@@ -126,10 +135,10 @@ def test_context_sizes_are_taken_where_they_are_certain(
 def test_ollama_is_asked_what_a_model_can_do() -> None:
     with ollama() as server:
         levels, switch, plain = (
-            discovery.model(name, at(server)) for name in ("gpt-oss:20b", "qwen3:8b", "gemma3")
+            discovery.find_model(name, at(server)) for name in ("gpt-oss:20b", "qwen3:8b", "gemma3")
         )
         asked = len(server.asked)
-        discovery.model("gemma3", at(server))
+        discovery.find_model("gemma3", at(server))
         assert len(server.asked) == asked
     assert levels is not None
     assert switch is not None
@@ -144,7 +153,9 @@ def test_ollama_is_asked_what_a_model_can_do() -> None:
 
 def test_lm_studio_is_asked_what_a_model_can_do() -> None:
     with lm_studio() as server:
-        seeing, calling = (discovery.model(name, at(server)) for name in ("qwen-vl", "openai/gpt-oss-20b"))
+        seeing, calling = (
+            discovery.find_model(name, at(server)) for name in ("qwen-vl", "openai/gpt-oss-20b")
+        )
     assert seeing is not None
     assert calling is not None
     assert seeing.capabilities == frozenset({"completion", "structured_output", "vision"})
@@ -154,14 +165,14 @@ def test_lm_studio_is_asked_what_a_model_can_do() -> None:
 
 def test_default_is_the_first_model_that_chats_and_is_there() -> None:
     with lm_studio() as server:
-        model = discovery.model("default", at(server))
+        model = discovery.find_model("default", at(server))
     assert model is not None
     assert model.name == "openai/gpt-oss-20b"
 
 
 def test_the_key_is_shown_to_the_server() -> None:
     with mlx_backend(GPT_OSS) as server:
-        discovery.server(at(server, api_key="a key of my own"))
+        discovery.find_server(at(server, api_key="a key of my own"))
         assert server.keys == ["Bearer a key of my own"]
 
 
@@ -171,9 +182,9 @@ def test_the_key_is_shown_to_the_server() -> None:
 def test_many_callers_make_one_question() -> None:
     with mlx_backend(GPT_OSS) as server:
         server.gate.clear()
-        found: list[Server] = []
+        found: list[ServerInfo] = []
         callers = [
-            threading.Thread(target=lambda: found.append(discovery.server(at(server)))) for _ in range(8)
+            threading.Thread(target=lambda: found.append(discovery.find_server(at(server)))) for _ in range(8)
         ]
         for caller in callers:
             caller.start()
@@ -185,70 +196,14 @@ def test_many_callers_make_one_question() -> None:
 
 
 def test_a_server_that_is_not_there_is_asked_once_too() -> None:
-    with KindServer() as server:
+    with FakeServer() as server:
         pass
     credentials = at(server)
-    assert discovery.server(credentials) == Server()
+    assert discovery.find_server(credentials) == ServerInfo()
     with mlx_backend(GPT_OSS) as other:
         # the same cache entry would be used for the other address only if the key were too coarse
-        assert discovery.server(at(other)).kind is Kind.MLX_BACKEND
-    assert discovery.server(credentials) == Server()
-
-
-def test_an_answer_is_kept_for_its_time_and_no_longer() -> None:
-    now = [0.0]
-    kept: Kept[int] = Kept(30, clock=lambda: now[0])
-    answers = iter([1, 2])
-    assert kept.get("a", lambda: next(answers)) == 1
-    now[0] = 29.9
-    assert kept.get("a", lambda: next(answers)) == 1
-    now[0] = 30.0
-    assert kept.get("a", lambda: next(answers)) == 2
-
-
-def test_a_failure_is_kept_too_and_does_not_wipe_out_what_was_known() -> None:
-    now = [0.0]
-    kept: Kept[int] = Kept(30, clock=lambda: now[0])
-    tries: list[None] = []
-
-    def down() -> None:
-        tries.append(None)
-
-    assert kept.get("a", down) is None
-    assert kept.get("a", down) is None
-    assert len(tries) == 1
-    now[0] = 31
-    assert kept.get("a", lambda: 7) == 7
-    now[0] = 62
-    assert kept.get("a", down) == 7
-    assert kept.get("a", down) == 7
-    assert len(tries) == 2
-
-
-def test_what_was_asked_before_it_was_forgotten_is_not_kept() -> None:
-    kept: Kept[int] = Kept(30, clock=lambda: 0.0)
-
-    def forgotten_meanwhile() -> int:
-        kept.forget()
-        return 1
-
-    assert kept.get("a", forgotten_meanwhile) == 1
-    assert kept.get("a", lambda: 2) == 2
-
-
-def test_of_notes_the_oldest_go_first() -> None:
-    notes: Noted[str, int] = Noted(most=2)
-    for number, key in enumerate("abac"):
-        notes.note(key, number)
-    assert [notes.get(key, -1) for key in "abc"] == [2, -1, 3]
-
-
-def test_only_so_many_answers_are_kept() -> None:
-    kept: Kept[int] = Kept(30, most=2, clock=lambda: 0.0)
-    for number, key in enumerate("abc"):
-        kept.get(key, lambda number=number: number)  # type: ignore[misc]
-    assert kept.get("c", lambda: 9) == 2
-    assert kept.get("a", lambda: 9) == 9
+        assert discovery.find_server(at(other)).kind is ServerKind.MLX_BACKEND
+    assert discovery.find_server(credentials) == ServerInfo()
 
 
 # -- never wrong -------------------------------------------------------------------------------------
@@ -273,10 +228,10 @@ def test_only_so_many_answers_are_kept() -> None:
     ],
 )
 def test_whatever_answers_nothing_is_raised(answer: bytes) -> None:
-    with Saying(answer) as server:
-        found = discovery.server(at(server))
-        assert found.kind is Kind.OTHER
-        assert discovery.model("m", at(server)) in (None, *found.models)
+    with CannedServer(answer) as server:
+        found = discovery.find_server(at(server))
+        assert found.kind is ServerKind.OTHER
+        assert discovery.find_model("m", at(server)) in (None, *found.models)
 
 
 @pytest.mark.parametrize(
@@ -285,12 +240,12 @@ def test_whatever_answers_nothing_is_raised(answer: bytes) -> None:
 def test_whatever_ollama_says_of_a_model_nothing_is_raised(shown: Any) -> None:
     with ollama() as server:
         server.answers["/api/show"] = {"gpt-oss:20b": shown}
-        found = discovery.model("gpt-oss:20b", at(server))
+        found = discovery.find_model("gpt-oss:20b", at(server))
     assert found is None or found.name == "gpt-oss:20b"
 
 
 def test_an_endless_answer_is_left() -> None:
-    with RawServer([JSON + b'{"data": [' + b" " * (LONGEST_ANSWER + 1), None]) as server:
-        found: Any = discovery.server(at(server, server_kind="vllm"))
+    with RawServer([JSON + b'{"data": [' + b" " * (MAX_RESPONSE_BYTES + 1), None]) as server:
+        found: Any = discovery.find_server(at(server, server_kind="vllm"))
     assert found.models == ()
     assert server.left.is_set()

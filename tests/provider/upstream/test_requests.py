@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kind_server import KindServer, listed, lm_studio, mlx_backend, ollama, said, vllm
+from kind_server import FakeServer, listed, lm_studio, mlx_backend, ollama, said, vllm
 
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Refused
@@ -26,8 +26,8 @@ BODY = {
 pytestmark = pytest.mark.usefixtures("nothing_known")
 
 
-def answer(server: KindServer, kind: str = "auto", **fields: Any) -> str:
-    credentials = Credentials.read({"endpoint_url": server.address, "server_kind": kind})
+def answer(server: FakeServer, kind: str = "auto", **fields: Any) -> str:
+    credentials = Credentials.from_form({"endpoint_url": server.address, "server_kind": kind})
     return "".join(chunk["choices"][0]["delta"]["content"] for chunk in chat(credentials, {**BODY, **fields}))
 
 
@@ -43,8 +43,8 @@ def strict(*known: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:
     return reply
 
 
-def other(name: str = "m", **more: Any) -> KindServer:
-    return KindServer({"/v1/models": listed({"id": name, "owned_by": "me"})}, **more)
+def other(name: str = "m", **more: Any) -> FakeServer:
+    return FakeServer({"/v1/models": listed({"id": name, "owned_by": "me"})}, **more)
 
 
 def test_fields_that_are_refused_one_after_the_other_are_left_out_and_that_is_remembered() -> None:
@@ -138,7 +138,7 @@ def test_our_own_server_is_asked_for_default_by_that_name() -> None:
 
 
 def test_a_server_that_tells_nothing_of_itself_is_still_asked() -> None:
-    with KindServer() as server:
+    with FakeServer() as server:
         assert answer(server) == "ok"
         assert server.bodies[0]["reasoning_effort"] == "high"
         assert server.bodies[0]["chat_template_kwargs"]["reasoning_effort"] == "high"

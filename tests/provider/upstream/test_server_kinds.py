@@ -6,58 +6,64 @@ from typing import Any
 
 import pytest
 
-from dify_mlx_provider.upstream.server_kinds import NAMES, WAYS, Kind, adapted, refused_fields
+from dify_mlx_provider.upstream.server_kinds import (
+    DISPLAY_NAMES,
+    PROFILES,
+    ServerKind,
+    adapt_request,
+    refused_fields,
+)
 
 QUESTION = {"role": "user", "content": "hi"}
 SCHEMA = {"name": "answer", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 
-def posted(kind: Kind, **fields: Any) -> dict[str, Any]:
+def posted(kind: ServerKind, **fields: Any) -> dict[str, Any]:
     body = {"model": "m", "messages": [QUESTION], "stream": True, **fields}
-    return adapted(body, kind)
+    return adapt_request(body, kind)
 
 
-def effort_part(kind: Kind, effort: str) -> dict[str, Any]:
+def effort_part(kind: ServerKind, effort: str) -> dict[str, Any]:
     names = ("reasoning_effort", "chat_template_kwargs", "reasoning")
     return {name: value for name, value in posted(kind, reasoning_effort=effort).items() if name in names}
 
 
 def test_every_kind_has_its_ways_and_a_name() -> None:
-    assert set(WAYS) == set(NAMES) == set(Kind)
+    assert set(PROFILES) == set(DISPLAY_NAMES) == set(ServerKind)
 
 
 @pytest.mark.parametrize(
     ("kind", "effort", "sent"),
     [
-        (Kind.MLX_BACKEND, "high", {"reasoning_effort": "high"}),
-        (Kind.MLX_BACKEND, "none", {"reasoning_effort": "none"}),
+        (ServerKind.MLX_BACKEND, "high", {"reasoning_effort": "high"}),
+        (ServerKind.MLX_BACKEND, "none", {"reasoning_effort": "none"}),
         (
-            Kind.MLX_LM,
+            ServerKind.MLX_LM,
             "high",
             {"chat_template_kwargs": {"reasoning_effort": "high", "enable_thinking": True}},
         ),
         # gpt-oss's template would print the word none; the least it knows is low.
         (
-            Kind.MLX_LM,
+            ServerKind.MLX_LM,
             "none",
             {"chat_template_kwargs": {"reasoning_effort": "low", "enable_thinking": False}},
         ),
         (
-            Kind.LLAMA_CPP,
+            ServerKind.LLAMA_CPP,
             "medium",
             {"chat_template_kwargs": {"reasoning_effort": "medium", "enable_thinking": True}},
         ),
-        (Kind.LM_STUDIO, "low", {"reasoning_effort": "low", "reasoning": {"effort": "low"}}),
-        (Kind.OLLAMA, "none", {"reasoning_effort": "none"}),
-        (Kind.OLLAMA, "xhigh", {"reasoning_effort": "high"}),
+        (ServerKind.LM_STUDIO, "low", {"reasoning_effort": "low", "reasoning": {"effort": "low"}}),
+        (ServerKind.OLLAMA, "none", {"reasoning_effort": "none"}),
+        (ServerKind.OLLAMA, "xhigh", {"reasoning_effort": "high"}),
         (
-            Kind.VLLM,
+            ServerKind.VLLM,
             "high",
             {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": True}},
         ),
-        (Kind.VLLM, "none", {"chat_template_kwargs": {"enable_thinking": False}}),
+        (ServerKind.VLLM, "none", {"chat_template_kwargs": {"enable_thinking": False}}),
         (
-            Kind.OTHER,
+            ServerKind.OTHER,
             "minimal",
             {
                 "reasoning_effort": "low",
@@ -66,72 +72,78 @@ def test_every_kind_has_its_ways_and_a_name() -> None:
         ),
     ],
 )
-def test_effort_is_sent_in_the_servers_words(kind: Kind, effort: str, sent: dict[str, Any]) -> None:
+def test_effort_is_sent_in_the_servers_words(kind: ServerKind, effort: str, sent: dict[str, Any]) -> None:
     assert effort_part(kind, effort) == sent
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_without_an_effort_nothing_is_said_of_it(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", ServerKind)
+def test_without_an_effort_nothing_is_said_of_it(kind: ServerKind) -> None:
     body = posted(kind)
     assert not {"reasoning_effort", "chat_template_kwargs", "reasoning"} & body.keys()
 
 
-@pytest.mark.parametrize("kind", set(Kind) - {Kind.MLX_BACKEND})
-def test_our_own_servers_fields_are_kept_from_the_others(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", set(ServerKind) - {ServerKind.MLX_BACKEND})
+def test_our_own_servers_fields_are_kept_from_the_others(kind: ServerKind) -> None:
     body = posted(kind, answer_reserve=64, priority=1, reasoning_format="separate")
     assert not {"answer_reserve", "priority", "reasoning_format"} & body.keys()
 
 
 def test_our_own_server_gets_them() -> None:
-    body = posted(Kind.MLX_BACKEND, answer_reserve=64, priority=1, thinking_budget=0)
+    body = posted(ServerKind.MLX_BACKEND, answer_reserve=64, priority=1, thinking_budget=0)
     assert (body["answer_reserve"], body["priority"], body["thinking_budget"]) == (64, 1, 0)
     assert body["reasoning_format"] == "separate"
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(Kind.LLAMA_CPP, "thinking_budget_tokens"), (Kind.VLLM, "thinking_token_budget")]
+    ("kind", "name"),
+    [(ServerKind.LLAMA_CPP, "thinking_budget_tokens"), (ServerKind.VLLM, "thinking_token_budget")],
 )
-def test_a_thinking_budget_has_the_servers_name(kind: Kind, name: str) -> None:
+def test_a_thinking_budget_has_the_servers_name(kind: ServerKind, name: str) -> None:
     body = posted(kind, thinking_budget=100)
     assert body[name] == 100
     assert "thinking_budget" not in body
 
 
-@pytest.mark.parametrize("kind", [Kind.MLX_LM, Kind.OLLAMA, Kind.LM_STUDIO, Kind.OTHER])
-def test_a_budget_that_would_be_overlooked_is_refused_by_its_name(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    "kind", [ServerKind.MLX_LM, ServerKind.OLLAMA, ServerKind.LM_STUDIO, ServerKind.OTHER]
+)
+def test_a_budget_that_would_be_overlooked_is_refused_by_its_name(kind: ServerKind) -> None:
     with pytest.raises(ValueError, match="Switch the setting Thinking budget off"):
         posted(kind, thinking_budget=100)
 
 
-@pytest.mark.parametrize("kind", [Kind.LM_STUDIO, Kind.LLAMA_CPP])
-def test_the_repetition_penalty_has_the_servers_name(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [ServerKind.LM_STUDIO, ServerKind.LLAMA_CPP])
+def test_the_repetition_penalty_has_the_servers_name(kind: ServerKind) -> None:
     body = posted(kind, repetition_penalty=1.1)
     assert body["repeat_penalty"] == 1.1
     assert "repetition_penalty" not in body
 
 
-@pytest.mark.parametrize("kind", [Kind.MLX_BACKEND, Kind.LLAMA_CPP, Kind.OLLAMA, Kind.VLLM, Kind.OTHER])
+@pytest.mark.parametrize(
+    "kind",
+    [ServerKind.MLX_BACKEND, ServerKind.LLAMA_CPP, ServerKind.OLLAMA, ServerKind.VLLM, ServerKind.OTHER],
+)
 @pytest.mark.parametrize("wanted", [{"type": "json_object"}, {"type": "json_schema", "json_schema": SCHEMA}])
-def test_structure_is_asked_for_in_openais_way(kind: Kind, wanted: dict[str, Any]) -> None:
+def test_structure_is_asked_for_in_openais_way(kind: ServerKind, wanted: dict[str, Any]) -> None:
     body = posted(kind, response_format=wanted)
     assert body["response_format"] == wanted
     assert body["messages"] == [QUESTION]
 
 
 def test_lm_studio_takes_schemas_only() -> None:
-    body = posted(Kind.LM_STUDIO, response_format={"type": "json_object"})
+    body = posted(ServerKind.LM_STUDIO, response_format={"type": "json_object"})
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
 def test_where_no_format_is_held_the_prompt_asks_for_it() -> None:
     wanted = {"type": "json_schema", "json_schema": SCHEMA}
-    body = posted(Kind.MLX_LM, response_format=wanted)
+    body = posted(ServerKind.MLX_LM, response_format=wanted)
     assert "response_format" not in body
     system, question = body["messages"]
     assert '"city": {"type": "string"}' in system["content"]
     assert question == QUESTION
     told = {"role": "system", "content": "Be kind."}
-    body = posted(Kind.MLX_LM, response_format=wanted, messages=[told, QUESTION])
+    body = posted(ServerKind.MLX_LM, response_format=wanted, messages=[told, QUESTION])
     assert body["messages"][0]["content"].startswith("Be kind.\n\nAnswer with one JSON object")
     assert len(body["messages"]) == 2
     assert told["content"] == "Be kind."
@@ -139,26 +151,26 @@ def test_where_no_format_is_held_the_prompt_asks_for_it() -> None:
 
 def test_a_turns_reasoning_goes_back_under_the_servers_key() -> None:
     turn = {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": []}
-    for kind in Kind:
+    for kind in ServerKind:
         (sent,) = posted(kind, messages=[turn])["messages"]
         keys = {"reasoning_content", "reasoning", "thinking"} & sent.keys()
-        assert keys == set(WAYS[kind].reasoning_keys)
+        assert keys == set(PROFILES[kind].reasoning_fields)
         assert {sent[key] for key in keys} == {"why"}
     spoken = {**turn, "content": "One moment."}
-    (sent,) = posted(Kind.MLX_LM, messages=[spoken])["messages"]
+    (sent,) = posted(ServerKind.MLX_LM, messages=[spoken])["messages"]
     assert "thinking" not in sent  # gpt-oss's template refuses both in one turn
 
 
 def test_mlx_lm_server_is_given_room_and_its_own_word_for_the_model_it_has() -> None:
-    body = posted(Kind.MLX_LM, model="default")
+    body = posted(ServerKind.MLX_LM, model="default")
     assert (body["model"], body["max_tokens"]) == ("default_model", 8192)
-    assert posted(Kind.MLX_LM, max_tokens=5)["max_tokens"] == 5
-    assert "max_tokens" not in posted(Kind.OLLAMA)
+    assert posted(ServerKind.MLX_LM, max_tokens=5)["max_tokens"] == 5
+    assert "max_tokens" not in posted(ServerKind.OLLAMA)
 
 
 def test_the_extra_body_wins_and_joins_objects() -> None:
     extra = {"temperature": 0.1, "chat_template_kwargs": {"builtin_tools": []}, "mirostat": 2}
-    body = posted(Kind.LLAMA_CPP, temperature=0.9, reasoning_effort="low", extra_body=extra)
+    body = posted(ServerKind.LLAMA_CPP, temperature=0.9, reasoning_effort="low", extra_body=extra)
     assert body["temperature"] == 0.1
     assert body["mirostat"] == 2
     assert body["chat_template_kwargs"] == {
@@ -192,10 +204,10 @@ def test_a_refusal_is_searched_for_the_fields_that_we_added(words: str, fields: 
 
 def test_what_was_refused_stays_out_but_not_what_the_user_added() -> None:
     body = {"model": "m", "messages": [], "reasoning_effort": "low", "extra_body": {"reasoning_effort": "x"}}
-    without = frozenset({"reasoning_effort"})
-    assert adapted(body, Kind.OTHER, without=without)["reasoning_effort"] == "x"
+    omitted = frozenset({"reasoning_effort"})
+    assert adapt_request(body, ServerKind.OTHER, omit=omitted)["reasoning_effort"] == "x"
     del body["extra_body"]
-    assert "reasoning_effort" not in adapted(body, Kind.OTHER, without=without)
+    assert "reasoning_effort" not in adapt_request(body, ServerKind.OTHER, omit=omitted)
 
 
 def test_the_given_request_is_not_changed() -> None:
@@ -206,6 +218,6 @@ def test_the_given_request_is_not_changed() -> None:
         "response_format": {"type": "json_object"},
     }
     before = repr(body)
-    for kind in Kind:
-        adapted(body, kind)
+    for kind in ServerKind:
+        adapt_request(body, kind)
     assert repr(body) == before

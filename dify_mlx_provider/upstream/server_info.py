@@ -1,0 +1,65 @@
+"""What is known of a server and of its models, as plain values. Knows no network and no server's wire format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dify_mlx_provider.upstream.server_kinds import ServerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a server says of one of its models; None is what it does not say. Sizes are tokens."""
+
+    name: str
+    type: str | None = None
+    state: str | None = None
+    context_size: int | None = None
+    max_output_tokens: int | None = None
+    capabilities: frozenset[str] | None = None
+    efforts: tuple[str, ...] | None = None
+    default_effort: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """What answers at an address. `version` is mlx-backend's."""
+
+    kind: ServerKind = ServerKind.OTHER
+    version: str = ""
+    models: tuple[ModelInfo, ...] = ()
+    answered: bool = False
+
+    def model(self, name: str, kind: str = "llm") -> ModelInfo | None:
+        """Return the model of a name; the last part of its name will do, as it does for servers.
+
+        `default` is the first model of a kind, or the first that states no kind. One that is in memory goes first.
+        """
+        if name == "default":
+            fit = self.models_of_kind(kind)
+            ready = [model for model in fit if model.state in (None, "ready", "loaded")]
+            return next(iter(ready or fit), None)
+        for normalise in (str, _last_part, _without_tag):
+            for model in self.models:
+                if normalise(model.name) == normalise(name):
+                    return model
+        return None
+
+    def models_of_kind(self, kind: str) -> list[ModelInfo]:
+        """Return the models of a kind; if there are none, those that state no kind."""
+        return [model for model in self.models if model.type == kind] or [
+            model for model in self.models if model.type is None
+        ]
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def _without_tag(name: str) -> str:
+    return _last_part(name).removesuffix(":latest")
