@@ -2,14 +2,14 @@
 
 What Dify's SDK loads, and where a call of Dify goes from there:
 
-    provider.py, models/   the classes the SDK wants; they only delegate
-    settings/              what a person sets: validation (is a form good?), model_schema (what can a model do?),
-                           parameters (the panel), coercion (values that were meant differently than they came)
-    chat/                  invocation (one call), messages, content_parts, background_requests (Dify's own questions);
-                           back: stream_reader (chunks as events), leaked_markup, tool_calls, think_block
+    provider.py, models/   the classes the SDK loads; they only delegate
+    settings/              what a person sets: validation (are the credentials good?), model_schema (what can a model
+                           do?), parameters (the panel), coercion (values written for another model)
+    chat/                  invocation (one call), messages, content_parts, background_requests (those Dify makes by
+                           itself); back: stream_reader (chunks to events), leaked_markup, tool_calls, think_block
     knowledge/             embeddings, rerank
-    upstream/              the server: client (HTTP), sse, requests (in its own words), server_kinds, discovery, probe,
-                           cache, credentials, token_count, versions, effort_levels, surrogates, errors
-    dify_errors.py         what goes wrong, in Dify's kinds
+    upstream/              the server: client (HTTP), sse, requests, server_kinds, probe, discovery, listings,
+                           server_info, cache, credentials, token_count, versions, effort_levels, surrogates, errors
+    dify_errors.py         errors, as Dify's kinds
     packaging/             makes the package, and is not in it: package, declaration, declaration_fields, predefined
 """
