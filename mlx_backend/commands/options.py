@@ -153,6 +153,11 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
         help="tokens of prompt between two tokens of a running reply (default: adapts to the machine)",
     )
     add(
+        "--no-packing",
+        action="store_true",
+        help="run prompts and replies separately, with mlx-lm's attention as it is",
+    )
+    add(
         "--kv-bits",
         type=_number(int, 2, 8, "a number of bits from 2 to 8"),
         metavar="N",
@@ -302,6 +307,7 @@ def engine_options_of(arguments: argparse.Namespace) -> EngineOptions:
         max_concurrent=arguments.max_concurrent,
         max_waiting=arguments.max_queue,
         prefill_chunk=arguments.prefill_chunk,
+        packing=not arguments.no_packing,
         memory_bytes=_bytes(arguments.memory_gb),
         cache_bytes=_bytes(arguments.cache_gb),
         cache_folder=arguments.prompt_cache_dir,

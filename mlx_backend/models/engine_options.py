@@ -29,6 +29,7 @@ class EngineOptions:
     max_concurrent: int = 32
     max_waiting: int = 128
     prefill_chunk: int | None = None  # tokens of prompt between two steps; None adapts it to the machine
+    packing: bool = True  # run prompts and replies together without padding, where the model allows it
 
     # memory, in bytes
     memory_bytes: int | None = None  # model, caches and kept prefixes together

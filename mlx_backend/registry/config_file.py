@@ -362,6 +362,7 @@ _ENGINE: Mapping[str, _Reader] = {  # by the names of `EngineOptions`
     "adapters": _folders,
     "adapter": _name,
     "max_concurrent": _count,
+    "packing": _flag,
     "kv_bits": _one_of((2, 3, 4, 5, 6, 8)),
     "kv_group_size": _one_of((32, 64, 128)),
     "max_kv_size": _count,

@@ -119,7 +119,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
         (["--max-tokens", "0"], 2, "'0'"),
         (["--cache-gb", "-1"], 2, "-1"),
         (["--temperature", "nan"], 2, "nan"),
-        (["--port", "0", "--chat-template", "{% for m in"], 1, "template that was given does not work"),
+        (["--port", "0", "--chat-template", "{% for m in"], 1, "given chat template does not work"),
         (["--port", "0", "--adapter-path", "a=x", "--adapter-path", "a=y"], 1, "two adapters called 'a'"),
         (["--kv-group-size", "7"], 2, "invalid choice: 7"),
         (["--memory-gb", "0"], 2, "above 0"),

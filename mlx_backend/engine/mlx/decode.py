@@ -1,20 +1,20 @@
-"""The rows that are being decoded: one step, one token for each; with drafts, several.
+"""Decoding: one step gives every sequence of one network its next token, or several tokens with speculation.
 
-A row alone is decoded on the model's own caches, which is the fastest way there is; rows together on caches
-merged from theirs. They are merged when a second row joins and taken apart when one is left, so nobody has to
-choose. The step is a pipeline: while a token is read here, the next one is being computed already.
+A sequence alone is decoded on the model's own caches, which is the fastest way there is; several are decoded on
+caches merged from theirs. Caches are merged when a second sequence joins and extracted when one is left, so nobody
+has to choose between the two. A step is a pipeline: while a token is read here, the next one is being computed.
 
-Newcomers bring the last piece of their prompts. It is run together with everybody's next token, or by itself where
-the network cannot be run packed (packing.py), and their first token is then one like all others.
+Prefilled sequences bring the last chunk of their prompts. It runs together with the next tokens of the others, or
+by itself where the network cannot be run packed (packed_forward.py), and samples their first tokens.
 
-With a drafter a row alone is decoded several tokens at a time: the drafts are run through the model in one
-step, what the model itself would have chosen behind each of them is compared, and the caches are rewound to
-where they part. Choices depend on nothing but text, seed and place, so drafts never change what is said.
+With a drafter, a sequence alone is decoded several tokens at a time: its drafts are run through the model in one
+step and compared with what the model samples after each of them, and the caches are rewound to where the two part.
+A sampled token depends on nothing but text, seed and position, so drafts never change a reply.
 
-A constraint has to read a token before it can say what may follow, so a row that has one is chosen for only when
-the token before is known, and gets no drafts; unless the constraint has promised to leave the next tokens alone.
+A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
+the token before is known, and gets no drafts, unless its constraint has promised not to mask the next tokens.
 
-Knows nothing of queues, prefixes, or how prompts come to their last piece.
+Knows nothing of queues, the prefix cache, or how prompts are prefilled up to their last chunk.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import RewindableRotatingKVCache, merged
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run
-from mlx_backend.engine.mlx.sampling import SamplePosition, choose
+from mlx_backend.engine.mlx.kv_cache import merged
+from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+from mlx_backend.engine.mlx.sampling import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
 
 
 class Decoder:
-    """Rows of one network, which `packs` or not. `drafts` is how many tokens a drafter may propose at once.
+    """The sequences of one network.
 
-    `agree` makes one choice of those that several processes came to.
+    `can_pack` says whether the network can be run packed, `max_drafts` how many tokens a drafter may propose at
+    once. `agree` replaces the sampled tokens by those that all processes that share the model use.
     """
 
     def __init__(
@@ -46,262 +49,275 @@ class Decoder:
         network: Any,
         *,
         can_pack: bool = False,
-        drafts: int = 0,
+        max_drafts: int = 0,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
-        self.sequences: list[DecodingSequence] = []
+        self.sequences: list[DecodingSequence] = []  # whose caches are merged
         self._network = network
         self._can_pack = can_pack
-        self._drafts = drafts
+        self._max_drafts = max_drafts
         self._agree = agree
         self._layers: LayerCaches = []
-        self._next: mx.array | None = None  # the tokens chosen last, one for each row, being computed
-        self._arrived: Sequence[PrefilledSequence] = ()  # whose caches are still their own
-        self._first: mx.array | None = None  # the tokens chosen for those
+        self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
+        self._arrived: Sequence[
+            PrefilledSequence
+        ] = ()  # admitted in the last step; their caches are not merged yet
+        self._first: mx.array | None = None  # the tokens sampled for those
 
     @property
     def all_sequences(self) -> list[DecodingSequence]:
-        """Those who are being decoded, and those who came in with the last step."""
+        """The sequences being decoded, those admitted in the last step included."""
         return [*self.sequences, *(each.sequence for each in self._arrived)]
 
-    def join(self, prefilled: Sequence[PrefilledSequence]) -> None:
-        """Let newcomers in, in a run of their own. After NotRun nothing has happened to the others."""
+    def admit(self, prefilled: Sequence[PrefilledSequence]) -> None:
+        """Admit sequences in a run of their own. After a ForwardError the others are as they were."""
         self._merge_arrived()
         sequences = [each.sequence for each in prefilled]
-        logits = self._run((), prefilled)
+        logits = self._forward((), prefilled)
         self._arrived = prefilled
-        self._first = self._choose(logits, sequences, [sequence.place() for sequence in sequences])
-        self._compute(sequences, self._first)
+        positions = [sequence.next_position() for sequence in sequences]
+        self._first = self._sample(logits, sequences, positions)
+        self._start_computing(sequences, self._first)
 
-    def begin(self) -> list[GeneratedToken]:
-        """Say the first tokens of those who came in, before they are fed. It waits for them.
+    def emit_first_tokens(self) -> list[GeneratedToken]:
+        """Wait for the first tokens of the sequences admitted last, and emit them before they are fed.
 
-        Whose reply ends with that is gone.
+        A sequence whose reply ends with its first token is removed.
         """
         sequences = [each.sequence for each in self._arrived]
         if not any(sequence.has_pending_token for sequence in sequences):
             return []
         assert self._first is not None
-        said = [
-            sequence.say(token, sequence.report)
-            for sequence, token in zip(sequences, _listed(self._first), strict=True)
+        generated = [
+            sequence.emit(token, sequence.logprobs)
+            for sequence, token in zip(sequences, _as_list(self._first), strict=True)
         ]
-        stay = [
-            at
-            for at, each in enumerate(said)
-            if each.reason is None or sequences[at].choice.error is not None
+        staying = [
+            index
+            for index, each in enumerate(generated)
+            if each.finish_reason is None or sequences[index].sampler.error is not None
         ]
-        if len(stay) < len(sequences):
-            self._arrived = [self._arrived[at] for at in stay]
-            self._first = self._first[mx.array(stay)] if stay else None
-        return said
+        if len(staying) < len(sequences):
+            self._arrived = [self._arrived[index] for index in staying]
+            self._first = self._first[mx.array(staying)] if staying else None
+        return generated
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
-        """Let newcomers in, say the tokens that were chosen, and choose the next.
+        """Admit sequences, emit the tokens that were sampled last, and sample the next.
 
-        Rows that end do not leave by themselves. After NotRun nothing has happened to rows that had newcomers.
+        A sequence that ends stays until it is removed. After a ForwardError in a step with `prefilled`, all
+        sequences are as they were.
         """
         self._merge_arrived()
         if prefilled:
             return self._advance(prefilled)
-        if all(sequence.chosen == sequence.request.max_tokens for sequence in self.sequences):
-            return self._say_last()
-        if len(self.sequences) == 1 and self._drafts:
+        if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
+            return self._emit_last_tokens()
+        if len(self.sequences) == 1 and self._max_drafts:
             [sequence] = self.sequences
-            # The token that was chosen last is free already; behind it and every draft another one is chosen.
-            free = self._unconstrained_tokens(sequence) - 2
-            if sequence.drafter is not None and free > 0:
+            # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
+            unconstrained = self._unconstrained_tokens(sequence) - 2
+            if sequence.drafter is not None and unconstrained > 0:
                 assert self._next is not None
-                [token] = _listed(self._next)
+                [token] = _as_list(self._next)
                 known = [*sequence.tokens, token] if sequence.has_pending_token else sequence.tokens
                 left = sequence.request.max_tokens - (len(known) - len(sequence.request.prompt))
-                most = min(self._drafts, left, free)
-                drafts = sequence.drafter.propose(known, most) if most > 0 else []
+                max_drafts = min(self._max_drafts, left, unconstrained)
+                drafts = sequence.drafter.propose(known, max_drafts) if max_drafts > 0 else []
                 if drafts:
-                    return self._try(sequence, token, drafts)
+                    return self._verify(sequence, token, drafts)
         return self._advance()
 
     def remove(
-        self, gone: Collection[DecodingSequence], wanted: Collection[DecodingSequence] = ()
+        self, leaving: Collection[DecodingSequence], keep_caches: Collection[DecodingSequence] = ()
     ) -> dict[int, LayerCaches]:
-        """Let rows go; return the caches of those that are wanted, by the row's key."""
-        if not gone:
+        """Remove sequences; return the caches of those named in `keep_caches`, by their keys."""
+        if not leaving:
             return {}
         self._merge_arrived()
-        gone = [sequence for sequence in self.sequences if sequence in gone]
-        wanted = [sequence for sequence in gone if sequence in wanted]
-        at = {sequence.key: index for index, sequence in enumerate(self.sequences)}
-        kept = [sequence for sequence in self.sequences if sequence not in gone]
+        leaving = [sequence for sequence in self.sequences if sequence in leaving]
+        keep_caches = [sequence for sequence in leaving if sequence in keep_caches]
+        index = {sequence.key: row for row, sequence in enumerate(self.sequences)}
+        staying = [sequence for sequence in self.sequences if sequence not in leaving]
         if len(self.sequences) == 1:
-            taken = {sequence.key: self._layers for sequence in wanted}
+            caches = {sequence.key: self._layers for sequence in keep_caches}
         else:
-            taken = {
-                sequence.key: [layer.extract(at[sequence.key]) for layer in self._layers]
-                for sequence in wanted
+            caches = {
+                sequence.key: [layer.extract(index[sequence.key]) for layer in self._layers]
+                for sequence in keep_caches
             }
-        if not kept:
+        if not staying:
             self._layers, self._next = [], None
-        elif len(kept) < len(self.sequences):
-            indices = [at[sequence.key] for sequence in kept]
+        elif len(staying) < len(self.sequences):
+            rows = [index[sequence.key] for sequence in staying]
             assert self._next is not None
-            self._next = self._next[mx.array(indices)]
-            self._layers = _only(indices, self._layers)
-        self.sequences = kept
-        return taken
+            self._next = self._next[mx.array(rows)]
+            self._layers = _select(rows, self._layers)
+        self.sequences = staying
+        return caches
 
     def _advance(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
         fed, sequences = self._next, self.sequences
-        waiting = [sequence.has_pending_token for sequence in sequences]
-        told = [sequence.report for sequence in sequences]
-        logits = self._run(sequences, prefilled)
+        pending = [sequence.has_pending_token for sequence in sequences]
+        logprobs = [sequence.logprobs for sequence in sequences]
+        logits = self._forward(sequences, prefilled)
         tokens: list[int] | None = None
         if any(self._unconstrained_tokens(sequence) < 2 for sequence in sequences):
             mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the network runs while the tokens are read
-            tokens = self._read(fed)
-        places = [
-            sequence.position_after(fed, at) for at, sequence in enumerate(sequences) if fed is not None
+            tokens = self._advance_constraints(fed)
+        positions = [
+            sequence.position_after(fed, row) for row, sequence in enumerate(sequences) if fed is not None
         ]
-        places += [each.sequence.place() for each in prefilled]
+        positions += [each.sequence.next_position() for each in prefilled]
         all_sequences = [*sequences, *(each.sequence for each in prefilled)]
-        chosen = self._choose(logits, all_sequences, places)
-        self._compute(all_sequences, chosen)
+        sampled = self._sample(logits, all_sequences, positions)
+        self._start_computing(all_sequences, sampled)
         if prefilled:
-            self._arrived, self._first = prefilled, chosen[len(sequences) :]
-            chosen = chosen[: len(sequences)]
-        self._next = chosen if sequences else None
+            self._arrived, self._first = prefilled, sampled[len(sequences) :]
+            sampled = sampled[: len(sequences)]
+        self._next = sampled if sequences else None
         if tokens is None:
-            tokens = self._read(fed)
+            tokens = self._advance_constraints(fed)
         return [
-            sequence.say(token, report)
-            for sequence, token, report, waits in zip(sequences, tokens, told, waiting, strict=True)
-            if waits
+            sequence.emit(token, own_logprobs)
+            for sequence, token, own_logprobs, is_pending in zip(
+                sequences, tokens, logprobs, pending, strict=True
+            )
+            if is_pending
         ]
 
-    def _say_last(self) -> list[GeneratedToken]:
-        """Say tokens behind which nothing else is wanted."""
+    def _emit_last_tokens(self) -> list[GeneratedToken]:
+        """Emit the tokens sampled last, where no reply may be longer."""
         assert self._next is not None
-        chosen = zip(self.sequences, _listed(self._next), strict=True)
         return [
-            sequence.say(token, sequence.report) for sequence, token in chosen if sequence.has_pending_token
+            sequence.emit(token, sequence.logprobs)
+            for sequence, token in zip(self.sequences, _as_list(self._next), strict=True)
+            if sequence.has_pending_token
         ]
 
-    def _run(self, sequences: Sequence[DecodingSequence], prefilled: Sequence[PrefilledSequence]) -> mx.array:
-        """Feed the tokens chosen last, if anybody's, and newcomers' last pieces; return each one's next logits."""
-        parts: list[Segment] = []
+    def _forward(
+        self, sequences: Sequence[DecodingSequence], prefilled: Sequence[PrefilledSequence]
+    ) -> mx.array:
+        """Run the tokens sampled last and the last chunks of prompts; return the next logits ([sequences, vocabulary]).
+
+        Raises ForwardError only if there are prefilled sequences.
+        """
+        segments: list[Segment] = []
         if sequences:
             assert self._next is not None
-            parts.append(Segment(self._next[:, None], self._layers))
+            segments.append(Segment(self._next[:, None], self._layers))
         if not (prefilled or self._can_pack):
-            logits: mx.array = self._network(parts[0].tokens, cache=self._layers)
+            logits: mx.array = self._network(segments[0].tokens, cache=self._layers)
             return logits[:, -1]
-        parts += [Segment(mx.array([list(each.tokens)]), each.layers) for each in prefilled]
+        segments += [Segment(mx.array([list(each.last_chunk)]), each.layers) for each in prefilled]
         try:
-            every = run(self._network, parts)
+            every = run_packed(self._network, segments)
         except ForwardError as error:
             if prefilled:
                 raise
             raise error.__cause__ or error from None
         if not prefilled:
             return every
-        ends = list(accumulate((len(each.tokens) for each in prefilled), initial=len(sequences) - 1))[1:]
+        ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
         return every[mx.array([*range(len(sequences)), *ends])]
 
     def _merge_arrived(self) -> None:
-        """Join the caches of those who came in, which have read all of their prompts, to those of the rows."""
+        """Merge the caches of the sequences admitted last, whose prompts are prefilled now, with the others'."""
         arrived, self._arrived = self._arrived, ()
         first, self._first = self._first, None
         if first is None:
             return
-        texts = [each.layers for each in arrived]
+        caches = [each.layers for each in arrived]
         if len(self.sequences) > 1:
-            for ours, theirs in zip(self._layers, merged(texts), strict=True):
+            for ours, theirs in zip(self._layers, merged(caches), strict=True):
                 ours.extend(theirs)
         else:
-            texts = [self._layers, *texts] if self.sequences else texts
-            self._layers = merged(texts) if len(texts) > 1 else texts[0]
+            caches = [self._layers, *caches] if self.sequences else caches
+            self._layers = merged(caches) if len(caches) > 1 else caches[0]
         self._next = first if self._next is None else mx.concatenate([self._next, first])
         self.sequences = [*self.sequences, *(each.sequence for each in arrived)]
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
-        """How many tokens may be chosen for a row before its constraint has to be asked."""
-        if self._agree is not None and sequence.choice.constraint is not None:
-            return 0  # the other processes cannot ask it, and have to take the same steps
-        return sequence.choice.unconstrained_tokens()
+        """Return how many tokens may be sampled before the sequence's constraint has to be asked."""
+        if self._agree is not None and sequence.sampler.constraint is not None:
+            return 0  # the other processes have no constraint to ask, and must take the same steps
+        return sequence.sampler.unconstrained_tokens()
 
-    def _try(self, sequence: DecodingSequence, token: int, drafts: Sequence[int]) -> list[GeneratedToken]:
+    def _verify(self, sequence: DecodingSequence, token: int, drafts: Sequence[int]) -> list[GeneratedToken]:
+        """Feed the token sampled last and the drafts after it; emit the drafts that the model samples too."""
         fed = [token, *drafts]
         tokens = mx.array(fed)
         self._layers = [RewindableRotatingKVCache.of(layer) for layer in self._layers]
         logits = self._network(tokens[None], cache=self._layers)[0]
-        before, waits = sequence.chosen, sequence.has_pending_token
-        places = [sequence.position_after(tokens, at) for at in range(len(fed))]
-        told = sequence.report
-        chosen = self._choose(logits, [sequence] * len(fed), places)
-        self._compute([sequence], chosen)
-        choices = _listed(chosen)
+        num_sampled, is_pending = sequence.num_sampled, sequence.has_pending_token
+        logprobs = sequence.logprobs
+        positions = [sequence.position_after(tokens, index) for index in range(len(fed))]
+        sampled = self._sample(logits, [sequence] * len(fed), positions)
+        self._start_computing([sequence], sampled)
+        choices = _as_list(sampled)
         agreed = 0
         while agreed < len(drafts) and choices[agreed] == drafts[agreed]:
             agreed += 1
-        report = sequence.report[0] if sequence.report is not None else None
-        said = [sequence.say(token, told)] if waits else []
-        read = 1  # as many of the tokens that were fed stand
-        while read <= agreed and not (said and said[-1].reason):
-            said.append(sequence.say(drafts[read - 1], (report, read - 1) if report is not None else None))
-            read += 1
-        for fed_token in fed[:read]:
-            sequence.read(fed_token)
-        if excess := len(fed) - read:
+        step = sequence.logprobs[0] if sequence.logprobs is not None else None
+        generated = [sequence.emit(token, logprobs)] if is_pending else []
+        accepted = 1  # of the tokens that were fed
+        while accepted <= agreed and not (generated and generated[-1].finish_reason):
+            row = (step, accepted - 1) if step is not None else None
+            generated.append(sequence.emit(drafts[accepted - 1], row))
+            accepted += 1
+        for fed_token in fed[:accepted]:
+            sequence.advance_constraint(fed_token)
+        if rejected := len(fed) - accepted:
             for layer in self._layers:
-                layer.trim(excess)
-        sequence.chosen = before + read
-        sequence.memory = places[read - 1].memory
-        sequence.report = (report, read - 1) if report is not None else None
-        self._next = chosen[read - 1 : read]
-        return said
+                layer.trim(rejected)
+        sequence.num_sampled = num_sampled + accepted
+        sequence.penalties = positions[accepted - 1].penalties
+        sequence.logprobs = (step, accepted - 1) if step is not None else None
+        self._next = sampled[accepted - 1 : accepted]
+        return generated
 
-    def _read(self, fed: mx.array | None) -> list[int]:
-        """Wait for the tokens that are fed, and let the rows' constraints read them."""
-        tokens = _listed(fed) if fed is not None else []
+    def _advance_constraints(self, fed: mx.array | None) -> list[int]:
+        """Wait for the tokens that are fed, advance the sequences' constraints by them, and return them."""
+        tokens = _as_list(fed) if fed is not None else []
         for sequence, token in zip(self.sequences, tokens, strict=True):
-            sequence.read(token)
+            sequence.advance_constraint(token)
         return tokens
 
-    def _choose(
-        self, logits: mx.array, sequences: Sequence[DecodingSequence], places: Sequence[SamplePosition]
+    def _sample(
+        self, logits: mx.array, sequences: Sequence[DecodingSequence], positions: Sequence[SamplePosition]
     ) -> mx.array:
-        chosen, report = choose(logits, places)
+        sampled, logprobs = sample(logits, positions)
         if self._agree is not None:
-            chosen = self._agree(chosen)
-        for at, sequence in enumerate(sequences):
-            sequence.report = (
-                (report, at) if report is not None and sequence.choice.logprobs is not None else None
-            )
-        return chosen
+            sampled = self._agree(sampled)
+        for row, sequence in enumerate(sequences):
+            is_asked = sequence.sampler.logprobs is not None
+            sequence.logprobs = (logprobs, row) if logprobs is not None and is_asked else None
+        return sampled
 
-    def _compute(self, sequences: Sequence[DecodingSequence], chosen: mx.array) -> None:
-        """Begin to compute the choices, and all that would otherwise pile up uncomputed."""
-        reports = {
-            id(sequence.report[0]): sequence.report[0]
+    def _start_computing(self, sequences: Sequence[DecodingSequence], sampled: mx.array) -> None:
+        """Start computing the tokens, and all that would otherwise pile up uncomputed."""
+        steps = {
+            id(sequence.logprobs[0]): sequence.logprobs[0]
             for sequence in sequences
-            if sequence.report is not None
+            if sequence.logprobs is not None
         }
-        memories = [
-            (sequence.memory.seen, sequence.memory.said)
+        penalties = [
+            (sequence.penalties.seen, sequence.penalties.counts)
             for sequence in sequences
-            if sequence.memory is not None
+            if sequence.penalties is not None
         ]
-        mx.async_eval(chosen, [report.arrays for report in reports.values()], memories)  # type: ignore[no-untyped-call]
+        mx.async_eval(sampled, [step.arrays for step in steps.values()], penalties)  # type: ignore[no-untyped-call]
 
 
-def _only(sequences: Sequence[int], layers: LayerCaches) -> LayerCaches:
-    """Keep some rows of a batch's caches; one alone gets the model's own kind."""
-    if len(sequences) == 1:
-        return [layer.extract(sequences[0]) for layer in layers]
+def _select(rows: Sequence[int], layers: LayerCaches) -> LayerCaches:
+    """Keep some rows of a batch's caches; one alone gets caches of the model's own kind."""
+    if len(rows) == 1:
+        return [layer.extract(rows[0]) for layer in layers]
     for layer in layers:
-        layer.filter(list(sequences))
+        layer.filter(list(rows))
     return layers
 
 
-def _listed(tokens: mx.array) -> list[int]:
+def _as_list(tokens: mx.array) -> list[int]:
     """Wait for the tokens and return them."""
     return tokens.tolist()  # type: ignore[return-value]

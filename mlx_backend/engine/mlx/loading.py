@@ -1,6 +1,6 @@
-"""From a name or a folder to a model in memory, or to an error that says what to do.
+"""Loading a model, an adapter or a draft model into memory, or refusing it with an error that says what to do.
 
-Knows where models come from and what can be wrong with them; nothing of requests.
+Must run on the thread that will use the model. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ASSUMED_CONTEXT = 4096  # tokens, for a model that does not state its context length
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    """A model in memory, its weights evaluated."""
+    """A network in memory with its weights evaluated, and what belongs to it."""
 
     name: str
     folder: Path
@@ -44,16 +46,21 @@ class LoadedNetwork:
     sampling_defaults: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class DraftNetwork:
+    """A smaller network for speculative decoding. It knows the token ids below `num_tokens`."""
+
+    network: Any
+    num_tokens: int
+
+
 def load_model(
     model: str | Path,
     options: EngineOptions = EngineOptions(),  # noqa: B008 - frozen
-    report: Callable[[float], None] = lambda _part: None,
+    on_progress: Callable[[float], None] = lambda _share: None,
     group: mx.distributed.Group | None = None,
 ) -> LoadedNetwork:
-    """Load a folder or a Hugging Face repository, or with a group this process's part of it.
-
-    Must run on the thread that will use the model.
-    """
+    """Load a folder or a Hugging Face repository; with a group, this process's part of it. Raises EngineError."""
     folder, name = find_folder(str(model), allow_download=options.allow_download)
     config = read_config(folder, name)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -71,13 +78,13 @@ def load_model(
         shard(network, config, group, name)
     with explain_load_errors(name):
         set_precision(network, name)
-        load_weights(network, report)
+        load_weights(network, on_progress)
     tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper))
     if options.chat_template is not None:
         try:
             tokenizer.render([{"role": "user", "content": "hello"}], None)
         except EngineRefused as error:
-            raise EngineError(f"The chat template that was given does not work. {error}") from error
+            raise EngineError(f"The given chat template does not work. {error}") from error
     return LoadedNetwork(
         name=name,
         folder=folder,
@@ -89,11 +96,11 @@ def load_model(
     )
 
 
-def with_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> Any:
+def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> Any:
     """Return a second network that shares the model's weights and has a LoRA adapter on top.
 
-    The first is not touched, so there is nothing to take off again: mlx-lm's own removal leaves the experts of
-    a mixture adapted.
+    The first network stays as it is, so no adapter ever has to be removed: mlx-lm's own removal leaves the experts
+    of a mixture adapted.
     """
     folder = options.adapters[adapter].expanduser()
     if not (folder / "adapter_config.json").is_file():
@@ -114,8 +121,8 @@ def with_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> 
     return network
 
 
-def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> Any:
-    """Load a smaller model that drafts for `model`; it must have the same vocabulary."""
+def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> DraftNetwork:
+    """Load a smaller model that drafts for `model`: one with the same vocabulary, whose caches can be rewound."""
     folder, name = find_folder(draft, allow_download=options.allow_download)
     read_config(folder, name)
     with explain_load_errors(name):
@@ -133,7 +140,9 @@ def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> Any:
         raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
     if stuck := sorted({type(layer).__name__ for layer in draft_layers(network) if not can_rewind(layer)}):
         raise EngineError(f"{name!r} cannot draft: its {', '.join(stuck)} cannot be taken back.")
-    return network
+    # Embedding tables are padded to different sizes: the draft network must not see an id beyond the end of its own.
+    own_size = network(mx.array([[0]])).shape[-1]
+    return DraftNetwork(network, min(own_size, model.tokenizer.vocabulary_size))
 
 
 def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
@@ -141,8 +150,8 @@ def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
 
 
 def context_length_of(config: Mapping[str, Any]) -> int:
-    """Return how many positions a model says it was made for."""
+    """Return how many positions a model was made for, by its config.json."""
     length = model_files.context_length(config)
     if length is None:
-        log.warning("The model does not say how long its context is; 4096 tokens are assumed.")
-    return length or 4096
+        log.warning("The model does not state its context length; assuming %d tokens.", ASSUMED_CONTEXT)
+    return length or ASSUMED_CONTEXT

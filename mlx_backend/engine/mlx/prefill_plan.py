@@ -1,4 +1,4 @@
-"""Prompts on their way into caches: where each has to stop, and how much is read between two tokens of the others.
+"""Planning prefill: where the chunks of a prompt end, and how many tokens are prefilled between two decode steps.
 
 Knows no MLX.
 """
@@ -14,115 +14,115 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-LAST_CHUNK_TOKENS = (
-    2  # tokens of a prompt that is read in two pieces: the last, and one that can be taken back
-)
+LAST_CHUNK_TOKENS = 2  # of a prompt that takes two chunks: its last token, and one that can be taken back
 MIN_CHUNK, MAX_CHUNK = 64, 2048  # tokens
-FIRST_CHUNK = 256
-MAX_STALL_SECONDS = 0.25  # seconds that a running stream should wait for a chunk at most
-MAX_CHUNK_SECONDS = 1.0  # where nobody runs, but somebody may come
+FIRST_CHUNK = 256  # tokens, before anything was measured
+MAX_STALL_SECONDS = 0.25  # that a running reply should wait for a chunk
+MAX_CHUNK_SECONDS = 1.0  # where no reply is running, but a request may arrive
 
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
-    """A prompt on its way into a cache. `layers` is None until its first piece is read."""
+    """A prompt on its way into a KV cache. `layers` is None until its first chunk is planned."""
 
     sequence: DecodingSequence
-    boundaries: tuple[int, ...]  # positions to stop at, ascending; the last is the prompt's end
+    boundaries: tuple[int, ...]  # positions of checkpoints, ascending; the last is the prompt's end
     layers: LayerCaches | None = None
-    done: int = 0
+    num_prefilled: int = 0
 
     @property
-    def left(self) -> int:
-        """Return how many tokens are still to be read."""
-        return self.boundaries[-1] - self.done
+    def remaining(self) -> int:
+        """Return how many tokens are still to be prefilled."""
+        return self.boundaries[-1] - self.num_prefilled
 
-    def stops(self, until: int, *, can_rewind: bool, max_spare_logits: int) -> list[int]:
-        """Return where the pieces end in which the prompt is read up to `until`, which is the last of them.
+    @property
+    def has_reply(self) -> bool:
+        """Whether a reply follows; if not, the prompt is only prefilled for the prefix cache."""
+        return self.sequence.request.max_tokens > 0
 
-        Every piece costs a run of the whole network. Where caches can be rewound, marks inside a piece need no
-        stop: what was kept there is what the piece leaves, taken back by some tokens. So the rest of a prompt is
-        read in one piece, as long as the logits of `most_logits` tokens, which nobody needs but of the last, are
-        cheaper than another run; and else in two, of which the second is as short as can be.
+    def chunk_ends(self, until: int, *, can_rewind: bool, max_spare_logits: int) -> list[int]:
+        """Return where the chunks end that prefill up to `until`, which is the last of these positions.
+
+        Every chunk costs a run of the whole network. Where caches can be rewound, no chunk has to end at a boundary: a
+        checkpoint is then what the chunk leaves, with some tokens taken back. So the rest of a prompt is one chunk, as
+        long as that computes at most `max_spare_logits` logits (all but the last are thrown away), which is cheaper
+        than another run. If it is longer it is two, of which the second is as short as possible.
         """
         if not can_rewind:
-            return [*(boundary for boundary in self.boundaries if self.done < boundary < until), until]
-        tail = self.boundaries[-1] - LAST_CHUNK_TOKENS
+            return [*(end for end in self.boundaries if self.num_prefilled < end < until), until]
+        end = self.boundaries[-1]
+        tail = end - LAST_CHUNK_TOKENS
         if (
-            until < self.boundaries[-1]
-            or self.left <= max_spare_logits
-            or not self.done < tail
+            until < end
+            or self.remaining <= max_spare_logits
+            or self.num_prefilled >= tail
             or not self.has_reply
         ):
             return [until]
         return [tail, until]
 
-    @property
-    def has_reply(self) -> bool:
-        """Whether a reply follows, or the prompt is only to be kept."""
-        return self.sequence.request.max_tokens > 0
-
 
 class PrefillPacer:
-    """How large a chunk may be: as large as fits into the longest stall, measured on this machine."""
+    """Decides how large a chunk may be: as large as fits into the longest stall, as measured on this machine."""
 
     def __init__(self, fixed: int | None) -> None:
         self._fixed = fixed
         self.rate: float | None = None  # tokens a second
 
-    def chunk(self, *, others: bool) -> int:
-        """Return the tokens to read in this step; `others` are waiting for theirs meanwhile."""
+    def chunk_size(self, *, others_wait: bool) -> int:
+        """Return how many tokens to prefill in this step; `others_wait` is whether anything else could run."""
         if self._fixed is not None:
             return self._fixed
         if self.rate is None:
             return FIRST_CHUNK
-        seconds = MAX_STALL_SECONDS if others else MAX_CHUNK_SECONDS
+        seconds = MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS
         return max(MIN_CHUNK, min(MAX_CHUNK, int(self.rate * seconds)))
 
-    def measured(self, tokens: int, seconds: float) -> None:
-        """Learn from a chunk that was read; short ones say little."""
+    def record(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk's time. Short chunks say little and are ignored."""
         if tokens >= MIN_CHUNK and seconds > 0:
             rate = tokens / seconds
             self.rate = rate if self.rate is None else 0.7 * self.rate + 0.3 * rate
 
 
-def will_share_prefix(group: Sequence[PrefillJob], other: PrefillJob, covered_tokens: int) -> bool:
-    """Whether a prompt, of which `covered` tokens are known, will find more when the group's have been read."""
+def will_extend_prefix(group: Sequence[PrefillJob], other: PrefillJob, covered: int) -> bool:
+    """Whether a prompt, of which `covered` tokens are cached, will find more once the group's are prefilled."""
     tokens = other.sequence.tokens
     return any(
-        covered_tokens < boundary < len(tokens) and each.sequence.tokens[:boundary] == tokens[:boundary]
-        for each in group
-        if each.sequence.adapter == other.sequence.adapter
-        for boundary in each.boundaries
+        covered < boundary < len(tokens) and job.sequence.tokens[:boundary] == tokens[:boundary]
+        for job in group
+        if job.sequence.adapter == other.sequence.adapter
+        for boundary in job.boundaries
     )
 
 
-def plan_step(
+def share_chunk(
     jobs: Sequence[PrefillJob],
     budget: int,
     *,
-    to_read: Callable[[PrefillJob], int],
-    at_most: Callable[[PrefillJob], int],
-    waits: Callable[[Sequence[PrefillJob], PrefillJob], bool],
+    count_remaining: Callable[[PrefillJob], int],
+    estimate_remaining: Callable[[PrefillJob], int],
+    should_wait: Callable[[Sequence[PrefillJob], PrefillJob], bool],
 ) -> list[tuple[PrefillJob, int]]:
-    """Deal a chunk out: all the first needs, or half of it if others could be done with the other half.
+    """Share a chunk of `budget` tokens out; return the jobs that get some, and how many.
 
-    Returns who gets how many tokens. `to_read` looks a prompt up among the prefixes; one that `waits` for what those
-    before it will leave there gets nothing yet. `at_most` is a guess that looks nothing up for good.
+    The first job gets all that it needs, or half the budget if others can be completed with the other half.
+    `count_remaining` looks the prompt up in the prefix cache; `estimate_remaining` is an upper bound without that.
+    A job that `should_wait` for a prefix which the jobs before it will leave in the cache gets nothing yet.
     """
     first, *others = jobs
-    share = to_read(first)
+    share = count_remaining(first)
     if share > budget:
-        others = [other for other in others if at_most(other) <= budget // 2]
+        others = [other for other in others if estimate_remaining(other) <= budget // 2]
         share = budget // 2 if others else budget
-    dealt = [(first, share)]
+    shares = [(first, share)]
     budget -= share
     for job in others:
-        if waits([each for each, _ in dealt], job):
+        if should_wait([each for each, _ in shares], job):
             continue
-        share = to_read(job)
+        share = count_remaining(job)
         if share > budget:
             break
-        dealt.append((job, share))
+        shares.append((job, share))
         budget -= share
-    return dealt
+    return shares

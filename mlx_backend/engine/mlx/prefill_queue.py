@@ -1,6 +1,7 @@
-"""The prompts that wait to be read: whose turn it is, what is known of them already, and the runs that read them.
+"""The queue of prompts to prefill: their order, what the prefix cache has of them, and the runs that prefill them.
 
-All but their last pieces, that is: those are run with the replies (decoding.py). Knows nothing of replies.
+All but their last chunks, that is: those run with the next tokens of the replies (decode.py). Knows nothing of
+replies.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import mlx.core as mx
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.kv_cache import rewind_copies
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run
-from mlx_backend.engine.mlx.prefill_plan import PrefillJob, PrefillPacer, plan_step, will_share_prefix
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+from mlx_backend.engine.mlx.prefill_plan import PrefillJob, PrefillPacer, share_chunk, will_extend_prefix
 from mlx_backend.engine.mlx.sequences import PrefilledSequence
 from mlx_backend.errors import EngineError
 
@@ -30,217 +31,221 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-    type Keep = Callable[[PrefillJob, int, LayerCaches], None]
+    type OnCheckpoint = Callable[[PrefillJob, int, LayerCaches], None]
 
 log = logging.getLogger(__name__)
 
 REQUESTS_PER_PRIORITY = (
-    32  # requests that a prompt of the next better priority may come later and still be read first
+    32  # that may arrive before a prompt of the next better priority, which still overtakes them
 )
-MIN_TOKENS_TO_KEEP = 64  # tokens of a prompt that was given up half-way
+MIN_TOKENS_TO_KEEP = 64  # of a prompt that was cancelled half-way
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """What is read in a step: pieces of prompts up to some positions, and prompts to their ends."""
+    """What one step prefills: chunks up to positions inside their prompts, and prompts up to their last chunks."""
 
     chunks: list[tuple[PrefillJob, int]]
-    due: list[PrefillJob]
+    finishing: list[PrefillJob]
 
 
 class PrefillQueue:
-    """Readings in the order of their turns. What cannot be read is told to `forget`, like what needs no reply."""
+    """Prefill jobs in the order in which they run.
+
+    `on_gone` is called with a sequence that failed or needs no reply. `shared` is whether other processes run the same
+    steps: a failure here cannot then be repaired here, because they know nothing of it.
+    """
 
     def __init__(
         self,
         runtime: Runtime,
         prefix_store: PrefixStore,
-        forget: Callable[[DecodingSequence], None],
+        on_gone: Callable[[DecodingSequence], None],
         *,
         shared: bool,
     ) -> None:
-        self.waiting: list[PrefillJob] = []
-        self.pace = PrefillPacer(runtime.options.prefill_chunk)
+        self.jobs: list[PrefillJob] = []
+        self.pacer = PrefillPacer(runtime.options.prefill_chunk)
         self._runtime = runtime
         self._prefix_store = prefix_store
-        self._release = forget
-        self._shared = shared  # with other processes, which know nothing of what fails here
+        self._on_gone = on_gone
+        self._shared = shared
 
     def add(self, sequence: DecodingSequence) -> None:
-        """Let a prompt wait for its turn."""
+        """Queue a sequence's prompt."""
         end = len(sequence.tokens)
         boundaries = {*sequence.request.checkpoints, end - 1} if self._prefix_store.enabled else {end - 1}
-        if sequence.request.max_tokens == 0:  # to be kept whole, and nothing said behind it
+        if sequence.request.max_tokens == 0:  # only the whole prompt is to be stored
             boundaries = set()
-        job = PrefillJob(
-            sequence, tuple(sorted({boundary for boundary in boundaries if boundary > 0} | {end}))
-        )
-        insort(self.waiting, job, key=_turn)
+        job = PrefillJob(sequence, tuple(sorted({each for each in boundaries if each > 0} | {end})))
+        insort(self.jobs, job, key=_queue_order)
 
     def remove(self, sequence: DecodingSequence) -> bool:
-        """Let a prompt go that nobody wants any more; False if it does not wait here."""
-        for job in self.waiting:
+        """Drop a sequence's prompt; False if it is not queued."""
+        for job in self.jobs:
             if job.sequence is sequence:
-                self.waiting.remove(job)
-                if job.layers is not None and job.done - sequence.cached >= MIN_TOKENS_TO_KEEP:
-                    self._prefix_store.keep(sequence, sequence.tokens[: job.done], job.layers)
+                self.jobs.remove(job)
+                if job.layers is not None and job.num_prefilled - sequence.num_cached >= MIN_TOKENS_TO_KEEP:
+                    self._prefix_store.store(sequence, sequence.tokens[: job.num_prefilled], job.layers)
                 return True
         return False
 
-    def plan_step(self, *, talking: bool) -> PrefillStep:
-        """Choose what is read now; `talking` is whether anybody waits for his next token meanwhile."""
-        # A warm-up is read in small pieces: whoever comes should not wait for it.
-        others = talking or len(self.waiting) > 1 or not self.waiting[0].has_reply
-        dealt = plan_step(
-            list(self.waiting),
-            self.pace.chunk(others=others),
-            to_read=self._to_read,
-            at_most=self._at_most,
-            waits=self._waits,
+    def plan_step(self, *, is_decoding: bool) -> PrefillStep:
+        """Choose what is prefilled now; `is_decoding` is whether replies wait for their next tokens meanwhile."""
+        # A warm-up is prefilled in small chunks, so that a request that arrives does not wait long for it.
+        others_wait = is_decoding or len(self.jobs) > 1 or not self.jobs[0].has_reply
+        shares = share_chunk(
+            list(self.jobs),
+            self.pacer.chunk_size(others_wait=others_wait),
+            count_remaining=self._count_remaining,
+            estimate_remaining=self._estimate_remaining,
+            should_wait=self._should_wait,
         )
-        due = [job for job, share in dealt if share == job.left and job.has_reply]
-        return PrefillStep([(each, each.done + share) for each, share in dealt if each not in due], due)
+        finishing = [job for job, share in shares if share == job.remaining and job.has_reply]
+        chunks = [(job, job.num_prefilled + share) for job, share in shares if job not in finishing]
+        return PrefillStep(chunks, finishing)
 
-    def read(self, dealt: PrefillStep) -> Iterator[tuple[int, Outcome]]:
-        """Read what was chosen, up to the last pieces of those that are due."""
-        for job, until in dealt.chunks:
-            yield from self._read_chunk(job, until)
+    def prefill(self, step: PrefillStep) -> Iterator[tuple[int, Outcome]]:
+        """Prefill what was planned, up to the last chunks of the prompts that finish."""
+        for job, until in step.chunks:
+            yield from self._prefill_chunk(job, until)
         max_spare_logits = self._runtime.max_spare_logits
-        if sum(job.left for job in dealt.due) > max_spare_logits:
+        if sum(job.remaining for job in step.finishing) > max_spare_logits:
             max_spare_logits = 0
         ahead: dict[str, list[tuple[PrefillJob, int]]] = {}
-        for job in dealt.due:
-            *stops, _ = self._stops(job, job.boundaries[-1], max_spare_logits)
+        for job in step.finishing:
+            *ends, _ = self._chunk_ends(job, job.boundaries[-1], max_spare_logits)
             if self._runtime.can_pack:
-                ahead.setdefault(job.sequence.adapter, []).extend((job, stop) for stop in stops)
+                ahead.setdefault(job.sequence.adapter, []).extend((job, end) for end in ends)
                 continue
-            for stop in stops:
-                if job in self.waiting:
-                    yield from self._read_ahead([(job, stop)])
-        for pieces in ahead.values():
-            if pieces:
-                yield from self._read_ahead(pieces)
+            for end in ends:
+                if job in self.jobs:
+                    yield from self._prefill_ahead([(job, end)])
+        for chunks in ahead.values():
+            if chunks:
+                yield from self._prefill_ahead(chunks)
 
     def prefilled_sequence(self, job: PrefillJob) -> PrefilledSequence:
-        """Return the last piece of a prompt that is due."""
+        """Return the sequence and its last chunk."""
         assert job.layers is not None
-        return PrefilledSequence(job.sequence, job.sequence.tokens[job.done :], job.layers)
+        return PrefilledSequence(job.sequence, job.sequence.tokens[job.num_prefilled :], job.layers)
 
     def complete(self, job: PrefillJob) -> Iterator[tuple[int, Outcome]]:
-        """Note that a last piece was read."""
+        """Note that a job's last chunk has run."""
         sequence = job.sequence
-        self.waiting.remove(job)
-        advance_job(
-            job,
-            job.boundaries[-1],
-            self._prefix_store.store_checkpoint if self._prefix_store.enabled else None,
-        )
-        if not sequence.said:
-            yield sequence.key, Progress(job.done, len(sequence.tokens), sequence.cached)
+        self.jobs.remove(job)
+        _advance(job, job.boundaries[-1], self._on_checkpoint)
+        if not sequence.num_emitted:
+            yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
 
     def on_packed_failure(self, error: ForwardError) -> None:
-        """Say that prompts have to be read one by one."""
+        """Log that prompts must be prefilled one by one."""
         if self._shared:
             raise error.__cause__ or error
-        log.warning("Prompts could not be read together: each is read by itself. %r", error.__cause__)
+        log.warning("Prompts could not be prefilled together; trying one by one: %r", error.__cause__)
 
     def fail(self, job: PrefillJob, error: Exception) -> tuple[int, Outcome]:
-        """Let a prompt go that cannot be read even by itself."""
+        """Drop a prompt that cannot be prefilled even by itself."""
         cause = error.__cause__ or error
         if self._shared:
             raise cause
-        log.error("A prompt could not be read.", exc_info=cause)
-        self.waiting.remove(job)
-        self._release(job.sequence)
+        log.error("A prompt could not be prefilled.", exc_info=cause)
+        self.jobs.remove(job)
+        self._on_gone(job.sequence)
         return job.sequence.key, EngineError(f"The prompt could not be read: {cause}")
 
-    def _read_chunk(self, job: PrefillJob, until: int) -> Iterator[tuple[int, Outcome]]:
-        """Read a piece of a prompt that does not end in it, or of which nothing but the caches is wanted."""
-        sequence, started, done = job.sequence, perf_counter(), job.done
+    @property
+    def _on_checkpoint(self) -> OnCheckpoint | None:
+        return self._prefix_store.store_checkpoint if self._prefix_store.enabled else None
+
+    def _prefill_chunk(self, job: PrefillJob, until: int) -> Iterator[tuple[int, Outcome]]:
+        """Prefill a chunk that does not end its prompt, or ends one without a reply."""
+        sequence, started, before = job.sequence, perf_counter(), job.num_prefilled
         try:
-            # Nothing is left of a prompt that is only to be kept, and is kept already.
-            stops = self._stops(job, until, self._runtime.max_spare_logits) if until > done else ()
-            for stop in stops:
-                mx.eval(self._pieces([(job, stop)]))
+            # A prompt without a reply may be in the prefix cache already, and leave nothing to do.
+            ends = self._chunk_ends(job, until, self._runtime.max_spare_logits) if until > before else ()
+            for end in ends:
+                mx.eval(self._run([(job, end)]))
                 mx.clear_cache()
         except Exception as error:
             yield self.fail(job, error)
             return
-        self.pace.measured(job.done - done, perf_counter() - started)
-        if not sequence.said:
-            yield sequence.key, Progress(job.done, len(sequence.tokens), sequence.cached)
-        if not job.left:
-            self.waiting.remove(job)
-            self._release(sequence)
+        self.pacer.record(job.num_prefilled - before, perf_counter() - started)
+        if not sequence.num_emitted:
+            yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
+        if not job.remaining:
+            self.jobs.remove(job)
+            self._on_gone(sequence)
             yield sequence.key, Ended("length")
 
-    def _read_ahead(self, pieces: list[tuple[PrefillJob, int]]) -> Iterator[tuple[int, Outcome]]:
-        """Read prompts up to their last pieces, without waiting until that is computed."""
+    def _prefill_ahead(self, chunks: list[tuple[PrefillJob, int]]) -> Iterator[tuple[int, Outcome]]:
+        """Prefill prompts up to their last chunks, without waiting for the computation."""
         try:
-            mx.async_eval(self._pieces(pieces))  # type: ignore[no-untyped-call]
+            mx.async_eval(self._run(chunks))  # type: ignore[no-untyped-call]
         except ForwardError as error:
-            if len(pieces) == 1:
-                yield self.fail(pieces[0][0], error)
+            if len(chunks) == 1:
+                yield self.fail(chunks[0][0], error)
                 return
             self.on_packed_failure(error)
-            for piece in pieces:
-                yield from self._read_ahead([piece])
+            for chunk in chunks:
+                yield from self._prefill_ahead([chunk])
 
-    def _pieces(self, pieces: Sequence[tuple[PrefillJob, int]]) -> list[mx.array]:
-        network = self._runtime.networks[pieces[0][0].sequence.adapter]
-        return read(
-            network, pieces, self._prefix_store.store_checkpoint if self._prefix_store.enabled else None
-        )
+    def _run(self, chunks: Sequence[tuple[PrefillJob, int]]) -> list[mx.array]:
+        network = self._runtime.networks[chunks[0][0].sequence.adapter]
+        return _run_chunks(network, chunks, self._on_checkpoint)
 
-    def _stops(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:
-        return job.stops(until, can_rewind=self._runtime.can_rewind, max_spare_logits=max_spare_logits)
+    def _chunk_ends(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:
+        return job.chunk_ends(until, can_rewind=self._runtime.can_rewind, max_spare_logits=max_spare_logits)
 
-    def _to_read(self, job: PrefillJob) -> int:
+    def _count_remaining(self, job: PrefillJob) -> int:
         if job.layers is None:
             sequence = job.sequence
-            most = job.boundaries[-2] if len(job.boundaries) > 1 else 0
-            known, layers = self._prefix_store.find(sequence, most if job.has_reply else job.boundaries[-1])
+            before_end = job.boundaries[-2] if len(job.boundaries) > 1 else 0
+            known, layers = self._prefix_store.find(
+                sequence, before_end if job.has_reply else job.boundaries[-1]
+            )
             job.layers = layers if layers is not None else self._runtime.fresh_layers(sequence.adapter)
-            job.done = sequence.cached = known
-        return job.left
+            job.num_prefilled = sequence.num_cached = known
+        return job.remaining
 
-    def _at_most(self, job: PrefillJob) -> int:
-        return (
-            job.left if job.layers is not None else job.left - self._prefix_store.covered_tokens(job.sequence)
-        )
+    def _estimate_remaining(self, job: PrefillJob) -> int:
+        if job.layers is not None:
+            return job.remaining
+        return job.remaining - self._prefix_store.covered_tokens(job.sequence)
 
-    def _waits(self, group: Sequence[PrefillJob], other: PrefillJob) -> bool:
-        known = len(other.sequence.tokens) - self._at_most(other)
-        return self._prefix_store.enabled and will_share_prefix(group, other, known)
-
-
-def _turn(job: PrefillJob) -> int:
-    """Whose prompt is read first. Time has no part in it: it would differ between processes that share a model."""
-    sequence = job.sequence
-    return sequence.key + REQUESTS_PER_PRIORITY * sequence.request.priority
+    def _should_wait(self, group: Sequence[PrefillJob], other: PrefillJob) -> bool:
+        covered = len(other.sequence.tokens) - self._estimate_remaining(other)
+        return self._prefix_store.enabled and will_extend_prefix(group, other, covered)
 
 
-def read(network: Any, pieces: Sequence[tuple[PrefillJob, int]], keep: Keep | None) -> list[mx.array]:
-    """Read prompts up to positions in them, in one run; return what is then to be computed: no logits."""
-    parts = []
-    for job, stop in pieces:
+def _queue_order(job: PrefillJob) -> int:
+    """Which prompt comes first. Time has no part in it: it would differ between processes that share a model."""
+    return job.sequence.key + REQUESTS_PER_PRIORITY * job.sequence.request.priority
+
+
+def _run_chunks(
+    network: Any, chunks: Sequence[tuple[PrefillJob, int]], on_checkpoint: OnCheckpoint | None
+) -> list[mx.array]:
+    """Prefill prompts up to positions in them, in one run; return the arrays to compute: the caches, no logits."""
+    segments = []
+    for job, end in chunks:
         assert job.layers is not None
-        parts.append(Segment(mx.array([job.sequence.tokens[job.done : stop]]), job.layers))
-    run(network, parts)
-    for job, stop in pieces:
-        advance_job(job, stop, keep)
-    return [layer.state for part in parts for layer in part.layers]
+        segments.append(Segment(mx.array([job.sequence.tokens[job.num_prefilled : end]]), job.layers))
+    run_packed(network, segments)
+    for job, end in chunks:
+        _advance(job, end, on_checkpoint)
+    return [layer.state for segment in segments for layer in segment.layers]
 
 
-def advance_job(job: PrefillJob, stop: int, keep: Keep | None) -> None:
-    """Note that a prompt has been read up to a position, and keep the checkpoints on the way.
+def _advance(job: PrefillJob, end: int, on_checkpoint: OnCheckpoint | None) -> None:
+    """Note that a prompt has been prefilled up to `end`, and pass on the checkpoints on the way.
 
-    The prompt's own end is one only if no reply follows: that adds to the same caches.
+    The prompt's own end is a checkpoint only if no reply follows: a reply appends to the same caches.
     """
-    start, job.done = job.done, stop
-    layers, sequence = job.layers, job.sequence
+    start, job.num_prefilled = job.num_prefilled, end
+    layers = job.layers
     assert layers is not None
     for boundary in job.boundaries:
-        ends = boundary == len(sequence.tokens) and job.has_reply
-        if keep is not None and start < boundary <= stop and not ends:
-            keep(job, boundary, rewind_copies(layers, stop - boundary) if boundary < stop else layers)
+        is_reply_start = boundary == len(job.sequence.tokens) and job.has_reply
+        if on_checkpoint is not None and start < boundary <= end and not is_reply_start:
+            on_checkpoint(job, boundary, rewind_copies(layers, end - boundary) if boundary < end else layers)

@@ -1,6 +1,6 @@
-"""What is kept of prompts and replies, in memory and on disk, and found again where a prompt begins alike.
+"""The prefix cache in memory and the checkpoints on disk, as one store that requests look their prompts up in.
 
-When something is to be kept is decided elsewhere.
+Decides what is stored where and what has to be evicted; not when something is stored.
 """
 
 from __future__ import annotations
@@ -24,75 +24,80 @@ if TYPE_CHECKING:
 
 
 class PrefixStore:
-    """The prefixes that are kept. They get the room that nobody has set aside, and give it up when asked to."""
+    """Cached prefixes. They get the memory that nothing has reserved, and are evicted when it is.
+
+    On disk are only the prefixes of `disk_adapter`, the adapter of requests that name none.
+    """
 
     def __init__(
         self,
         prefixes: PrefixCache,
         disk: DiskCheckpoints | None,
         cache_budget: KVCacheBudget,
-        on_disk: str = "",
+        disk_adapter: str = "",
     ) -> None:
         self._prefixes = prefixes
         self._disk = disk
         self._cache_budget = cache_budget
-        self._on_disk = on_disk  # the space whose prefixes are kept there
-        self._reads_ahead = False
+        self._disk_adapter = disk_adapter
+        self._has_prewarmed = False
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is ever kept."""
+        """Whether anything is ever stored."""
         return self._prefixes.enabled or self._disk is not None
 
     def covered_tokens(self, sequence: DecodingSequence) -> int:
-        """Return how many tokens of a prompt need not be read, as far as memory knows; it counts as no use."""
+        """Return how many tokens of a prompt are cached in memory; not counted as use."""
         return self._prefixes.covered_tokens(sequence.tokens, sequence.adapter)
 
-    def find(self, sequence: DecodingSequence, most: int) -> tuple[int, LayerCaches | None]:
-        """Find the longest prefix that is known, of `most` tokens at most, and caches that may be written to."""
-        known, layers = self._prefixes.find_longest(sequence.tokens[:most], sequence.adapter)
-        if self._disk is not None and sequence.adapter == self._on_disk:
-            stored = self._disk.find_longest(sequence.tokens[:most], beyond=known)
+    def find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
+        """Find the longest stored prefix of at most `max_tokens` tokens: its length, and caches to continue on."""
+        tokens = sequence.tokens[:max_tokens]
+        length, layers = self._prefixes.find_longest(tokens, sequence.adapter)
+        if self._disk is not None and sequence.adapter == self._disk_adapter:
+            stored = self._disk.find_longest(tokens, beyond=length)
             if stored is not None and (read := self._disk.read(stored)) is not None:
-                known, layers = stored.length, read
-                self._prefixes.keep(sequence.tokens[:known], layers, sequence.adapter)
-        return known, layers
+                length, layers = stored.length, read
+                self._prefixes.insert(sequence.tokens[:length], layers, sequence.adapter)
+        return length, layers
 
-    def keep(
+    def store(
         self, sequence: DecodingSequence, tokens: Sequence[int], layers: LayerCaches, *, persist: bool = False
     ) -> None:
-        """Keep caches as they are now, on disk too if they are to `persist`."""
+        """Store the caches of a prefix as they are now, with `persist` on disk too."""
         if not self.enabled:
             return
-        self._prefixes.keep(tokens, layers, sequence.adapter)
+        self._prefixes.insert(tokens, layers, sequence.adapter)
         self.evict_to_fit()
-        if not persist or self._disk is None or sequence.adapter != self._on_disk or self._disk.has(tokens):
+        if not persist or self._disk is None or sequence.adapter != self._disk_adapter:
+            return
+        if self._disk.has(tokens):
             return
         layers = compact_copies(layers)
         mx.eval([layer.state for layer in layers])  # another thread writes them
         self._disk.write(tokens, layers)
 
-    def store_checkpoint(self, job: PrefillJob, boundary: int, layers: LayerCaches) -> None:
-        """Keep a checkpoint of a prompt."""
+    def store_checkpoint(self, job: PrefillJob, position: int, layers: LayerCaches) -> None:
+        """Store a prompt's prefix up to a checkpoint."""
         sequence = job.sequence
-        self.keep(
-            sequence, sequence.tokens[:boundary], layers, persist=self._outlives(sequence.request, boundary)
-        )
+        persist = self._is_worth_disk(sequence.request, position)
+        self.store(sequence, sequence.tokens[:position], layers, persist=persist)
 
     def evict_to_fit(self) -> None:
-        """Give up what does not fit beside what has been set aside."""
+        """Evict what does not fit beside the memory that is reserved."""
         self._prefixes.evict_to(max(0, self._cache_budget.room - self._cache_budget.used))
 
     def report_usage(self) -> None:
-        """Tell the budget how much the cached prefixes take."""
+        """Tell the memory budget how much the prefixes take."""
         self._cache_budget.set_prefix_bytes(self._prefixes.nbytes)
 
-    def _outlives(self, request: GenerationRequest, position: int) -> bool:
-        """Whether a checkpoint is worth a place on disk: what others begin with, and what is likely to come.
+    def _is_worth_disk(self, request: GenerationRequest, position: int) -> bool:
+        """Whether to write a checkpoint: what other prompts start with, and what is likely to come next.
 
-        Where nothing is read ahead, the end of a prompt's history has to do for the latter.
+        The latter are warm-ups; where there are none, the end of a prompt's history takes their place.
         """
         if request.max_tokens == 0:
-            self._reads_ahead = True
+            self._has_prewarmed = True
             return True
-        return position in (request.checkpoints[:1] if self._reads_ahead else request.checkpoints)
+        return position in (request.checkpoints[:1] if self._has_prewarmed else request.checkpoints)

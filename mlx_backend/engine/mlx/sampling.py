@@ -1,12 +1,12 @@
-"""How the next token of every row is chosen: `Sampling` to one batched choice.
+"""Sampling: one token for every sequence of a batch, from its logits and its request's `Sampling`.
 
-Rows that draw in the same way are drawn in one call, each with a key of its own; rows that differ never mix.
-The key of a draw is a function of the request's seed and of the token's place in the reply, of nothing else.
-So a seed gives the same text alone, in a crowd and after an interruption, and a draft may be checked against
-what *would* have been drawn: speculation is exact for sampled replies as for greedy ones.
+Sequences with equal sampler parameters are sampled in one call, each with a random key of its own. A key is a
+function of the request's seed and the token's index in the reply, and of nothing else. So a seed gives the same
+text alone, in a batch and after preemption, and a draft can be checked against what *would* have been sampled:
+speculative decoding is exact for sampled replies as well as for greedy ones.
 
-What concerns one request alone (penalties, biases, grammars) runs guarded: what it raises is kept for its own
-request, whose row goes on unchanged until the batch has dropped it.
+What belongs to one request (penalties, biases, constraints) is guarded: an exception is stored on that request's
+sampler and its sequence goes on with unprocessed logits until the batch drops it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import GenerationRequest, Sampling
 
-MIN_TEMPERATURE = 1e-4  # a temperature so low that the division overflows before it changes a choice
+MIN_TEMPERATURE = 1e-4  # below it sampling is greedy: dividing by less overflows before it changes a choice
 
 _SPREAD = 0x9E3779B97F4A7C15  # splitmix64: its increment and its two multipliers (Steele et al., 2014)
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -32,7 +32,7 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class SamplerParams:
-    """How a token is drawn; rows of equal ways are drawn together."""
+    """How a token is drawn. Sequences with equal parameters are sampled together."""
 
     temperature: float
     top_p: float
@@ -43,7 +43,7 @@ class SamplerParams:
 
     @classmethod
     def of(cls, sampling: Sampling) -> SamplerParams | None:
-        """Read it from a request; None is greedy."""
+        """Return the parameters of a request; None is greedy."""
         if sampling.temperature < MIN_TEMPERATURE or sampling.top_p == 0 or sampling.top_k == 1:
             return None
         return cls(
@@ -58,30 +58,34 @@ class SamplerParams:
 
 @dataclass(slots=True)
 class PenaltyState:
-    """What penalties know of a row's text: per token of the vocabulary, 1 if it was seen, and how often said.
+    """What penalties need to know of a sequence, as arrays over the vocabulary.
 
-    The arrays are never changed, only replaced: an earlier memory stays what it was.
+    `seen` is 1 for each token of the prompt or the reply, `counts` says how often the reply has each token. The
+    arrays are replaced and never changed in place, so an earlier state stays valid.
     """
 
     seen: mx.array
-    said: mx.array
+    counts: mx.array
 
-    def after(self, token: mx.array) -> PenaltyState:
-        """Return the memory of a text that is longer by a token (shape [1]) of the reply."""
-        return PenaltyState(self.seen.at[token].maximum(1.0), self.said.at[token].add(1.0))
+    def with_token(self, token: mx.array) -> PenaltyState:
+        """Return the state after one more token of the reply (shape [1])."""
+        return PenaltyState(self.seen.at[token].maximum(1.0), self.counts.at[token].add(1.0))
 
 
 class RequestSampler:
-    """How one request's tokens are chosen, and what went wrong while doing so."""
+    """Samples for one request, and holds the first exception that this raised.
 
-    def __init__(self, request: GenerationRequest, text: mx.array) -> None:
+    `text_mask` is 1 for text tokens and 0 for control tokens (`text_token_mask`).
+    """
+
+    def __init__(self, request: GenerationRequest, text_mask: mx.array) -> None:
         sampling = request.sampling
-        self.way = SamplerParams.of(sampling)
+        self.params = SamplerParams.of(sampling)
         self.logprobs = request.logprobs
         self.constraint = request.constraint
         self.error: Exception | None = None
+        self.text_mask = text_mask
         self._seed = (sampling.seed or 0) & _MASK
-        self.text = text
         self._bias: tuple[mx.array, mx.array] | None = None
         if sampling.logit_bias:
             biases = dict(sampling.logit_bias)
@@ -91,20 +95,20 @@ class RequestSampler:
         self._prompt = request.prompt
 
     def penalty_state(self, reply: Sequence[int]) -> PenaltyState | None:
-        """Return what penalties know of the prompt and such a reply; None if there are none."""
+        """Return the penalties' state after the prompt and the reply so far; None if the request has no penalties."""
         if self._repetition == 1.0 and not self._presence and not self._frequency:
             return None
-        nothing = mx.zeros(self.text.shape)
-        said = nothing.at[mx.array(list(reply))].add(1.0) if reply else nothing
-        return PenaltyState(nothing.at[mx.array([*self._prompt, *reply])].maximum(1.0), said)
+        zeros = mx.zeros(self.text_mask.shape)
+        counts = zeros.at[mx.array(list(reply))].add(1.0) if reply else zeros
+        return PenaltyState(zeros.at[mx.array([*self._prompt, *reply])].maximum(1.0), counts)
 
     @property
-    def plain(self) -> bool:
-        """Whether the model's logits are drawn from as they are, penalties aside."""
+    def leaves_logits(self) -> bool:
+        """Whether the model's logits are used as they are, penalties aside."""
         return self._bias is None and self.unconstrained_tokens() > 0
 
     def unconstrained_tokens(self) -> int:
-        """Return how many tokens from the next one on are not masked, as far as that is certain. Never raises."""
+        """Return how many tokens from the next one on are certainly not masked. Never raises."""
         if self.constraint is None or self.error is not None:
             return UNBOUNDED_TOKENS
         try:
@@ -113,53 +117,53 @@ class RequestSampler:
             self.error = error
             return UNBOUNDED_TOKENS
 
-    def key(self, place: int) -> tuple[int, int]:
-        """Return the key of the draw at this place of the reply."""
-        value = (self._seed + (place + 1) * _SPREAD) & _MASK
+    def random_key(self, index: int) -> tuple[int, int]:
+        """Return the random key for the token at this index of the reply."""
+        value = (self._seed + (index + 1) * _SPREAD) & _MASK
         for shift, factor in zip((30, 27), _MIX, strict=True):
             value = ((value ^ (value >> shift)) * factor) & _MASK
         value ^= value >> 31
         return value >> 32, value & 0xFFFFFFFF
 
-    def processed(self, logits: mx.array, memory: PenaltyState | None) -> mx.array:
-        """Apply what this request asks for to its logits ([1, vocabulary]). Never raises."""
+    def process(self, logits: mx.array, penalties: PenaltyState | None) -> mx.array:
+        """Apply the request's bias, penalties and constraint to its logits ([1, vocabulary]). Never raises."""
         if self.error is None:
             try:
-                return self._processed(logits, memory)
+                return self._process(logits, penalties)
             except Exception as error:
                 self.error = error
         return logits
 
     def advance(self, token: int) -> None:
-        """Let the grammar read a token. Never raises."""
+        """Advance the constraint by a token. Never raises."""
         if self.constraint is not None and self.error is None:
             try:
                 self.constraint.advance(token)
             except Exception as error:
                 self.error = error
 
-    def _processed(self, logits: mx.array, memory: PenaltyState | None) -> mx.array:
+    def _process(self, logits: mx.array, penalties: PenaltyState | None) -> mx.array:
         if self._bias is not None:
             tokens, values = self._bias
             logits = logits.at[:, tokens].add(values.astype(logits.dtype))
-        if memory is not None:
-            logits = self._penalised(logits, memory)
+        if penalties is not None:
+            logits = self._penalise(logits, penalties)
         if self.constraint is not None and (words := self.constraint.allowed_mask()) is not None:
-            logits = only(logits, words)
+            logits = apply_mask(logits, words)
         return logits
 
-    def _penalised(self, logits: mx.array, memory: PenaltyState) -> mx.array:
-        # Control tokens are exempt: a model punished for closing a message never closes the next.
+    def _penalise(self, logits: mx.array, state: PenaltyState) -> mx.array:
+        # Control tokens are exempt: a model that is penalised for closing a message never closes the next.
         if self._repetition != 1.0:  # Keskar et al., 2019
             scaled = mx.where(logits < 0, logits * self._repetition, logits / self._repetition)
-            logits = mx.where(memory.seen * self.text > 0, scaled, logits)
-        said = memory.said * self.text
-        penalties = said * self._frequency + (said > 0) * self._presence  # OpenAI's two
+            logits = mx.where(state.seen * self.text_mask > 0, scaled, logits)
+        counts = state.counts * self.text_mask
+        penalties = counts * self._frequency + (counts > 0) * self._presence  # OpenAI's two
         return (logits - penalties).astype(logits.dtype)
 
 
-def only(logits: mx.array, words: Sequence[int]) -> mx.array:
-    """Rule out the tokens whose bit is 0 (bit i of word w is token 32 w + i)."""
+def apply_mask(logits: mx.array, words: Sequence[int]) -> mx.array:
+    """Set the logits of the tokens whose bit is 0 to -inf (bit i of word w is token 32 w + i)."""
     bits = mx.array(_as_array(words), dtype=mx.uint32)[:, None] >> mx.arange(32, dtype=mx.uint32)
     allowed = (bits & 1).reshape(-1)[: logits.shape[-1]] > 0
     if allowed.shape[0] < logits.shape[-1]:  # ids that pad the vocabulary are never allowed
@@ -168,34 +172,33 @@ def only(logits: mx.array, words: Sequence[int]) -> mx.array:
 
 
 def _as_array(words: Sequence[int]) -> Any:
-    """Hand a buffer over as it is: a list of thousands of numbers takes longer than the step."""
+    """Pass a buffer on as it is: converting a list of thousands of numbers takes longer than the step."""
     return words if isinstance(words, memoryview) else list(words)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePosition:
-    """One token to be chosen: for whom, where in the reply, and what is known of the text before it."""
+    """A token to sample: its request's sampler, its index in the reply, and the penalties' state before it."""
 
-    choice: RequestSampler
-    at: int
-    memory: PenaltyState | None
+    sampler: RequestSampler
+    index: int
+    penalties: PenaltyState | None
 
 
 class StepLogprobs:
-    """The log probabilities of one step, for the rows that asked; read once the step has been computed."""
+    """The log probabilities of one step, for the rows that asked for them; read once the step is computed."""
 
-    def __init__(self, logits: mx.array, chosen: mx.array, places: Sequence[SamplePosition]) -> None:
-        self._rows = {
-            row: at for at, row in enumerate(r for r, p in enumerate(places) if p.choice.logprobs is not None)
-        }
-        rows = mx.array(list(self._rows))
+    def __init__(self, logits: mx.array, sampled: mx.array, positions: Sequence[SamplePosition]) -> None:
+        asking = [row for row, position in enumerate(positions) if position.sampler.logprobs is not None]
+        self._index = {row: index for index, row in enumerate(asking)}
+        rows = mx.array(asking)
         logits = logits[rows].astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        self._chosen = mx.take_along_axis(logprobs, chosen[rows][:, None].astype(mx.int32), axis=-1)[:, 0]
-        most = max(place.choice.logprobs or 0 for place in places)
+        self._sampled = mx.take_along_axis(logprobs, sampled[rows][:, None].astype(mx.int32), axis=-1)[:, 0]
+        max_count = max(position.sampler.logprobs or 0 for position in positions)
         self._tokens: mx.array | None = None
-        if most:
-            tokens = mx.argpartition(-logprobs, kth=most - 1, axis=-1)[:, :most]
+        if max_count:
+            tokens = mx.argpartition(-logprobs, kth=max_count - 1, axis=-1)[:, :max_count]
             values = mx.take_along_axis(logprobs, tokens, axis=-1)
             order = mx.argsort(-values, axis=-1)
             self._tokens = mx.take_along_axis(tokens, order, axis=-1)
@@ -203,69 +206,77 @@ class StepLogprobs:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is still to be computed."""
-        return [self._chosen, *([self._tokens, self._values] if self._tokens is not None else [])]
+        """The arrays that are still to be computed."""
+        return [self._sampled, *([self._tokens, self._values] if self._tokens is not None else [])]
 
     def of(self, row: int, count: int) -> Logprobs:
-        """Return what one row asked for."""
-        at = self._rows[row]
-        chosen: float = self._chosen[at].item()  # type: ignore[assignment]
+        """Return a row's log probabilities, with the `count` likeliest tokens."""
+        index = self._index[row]
+        sampled: float = self._sampled[index].item()  # type: ignore[assignment]
         if self._tokens is None or not count:
-            return Logprobs(chosen)
-        tokens: list[int] = self._tokens[at, :count].tolist()  # type: ignore[assignment]
-        values: list[float] = self._values[at, :count].tolist()  # type: ignore[assignment]
-        return Logprobs(chosen, tuple(zip(tokens, values, strict=True)))
+            return Logprobs(sampled)
+        tokens: list[int] = self._tokens[index, :count].tolist()  # type: ignore[assignment]
+        values: list[float] = self._values[index, :count].tolist()  # type: ignore[assignment]
+        return Logprobs(sampled, tuple(zip(tokens, values, strict=True)))
 
 
-def choose(logits: mx.array, places: Sequence[SamplePosition]) -> tuple[mx.array, StepLogprobs | None]:
-    """Choose a token for every row of `logits` ([rows, vocabulary]); nothing is computed yet."""
+def sample(logits: mx.array, positions: Sequence[SamplePosition]) -> tuple[mx.array, StepLogprobs | None]:
+    """Sample a token for every row of `logits` ([rows, vocabulary]), without waiting for the computation.
+
+    Returns the tokens ([rows]) and the step's log probabilities if any request asked for them.
+    """
     raw = logits
-    if not all(place.choice.plain and place.memory is None for place in places):
+    if not all(position.sampler.leaves_logits and position.penalties is None for position in positions):
         logits = mx.concatenate(
-            [place.choice.processed(logits[row : row + 1], place.memory) for row, place in enumerate(places)]
+            [
+                position.sampler.process(logits[row : row + 1], position.penalties)
+                for row, position in enumerate(positions)
+            ]
         )
-    ways: dict[SamplerParams | None, list[int]] = {}
-    for row, place in enumerate(places):
-        ways.setdefault(place.choice.way, []).append(row)
-    if len(ways) == 1:
-        [way] = ways
-        chosen = _drawn(logits, way, places)
+    groups: dict[SamplerParams | None, list[int]] = {}
+    for row, position in enumerate(positions):
+        groups.setdefault(position.sampler.params, []).append(row)
+    if len(groups) == 1:
+        [params] = groups
+        sampled = _draw(logits, params, positions)
     else:
         parts = [
-            _drawn(logits[mx.array(rows)], way, [places[row] for row in rows]) for way, rows in ways.items()
+            _draw(logits[mx.array(rows)], params, [positions[row] for row in rows])
+            for params, rows in groups.items()
         ]
-        order = [row for rows in ways.values() for row in rows]
-        back = sorted(range(len(order)), key=order.__getitem__)
-        chosen = mx.concatenate(parts)[mx.array(back)]
-    report = None
-    if any(place.choice.logprobs is not None for place in places):
-        report = StepLogprobs(raw, chosen, places)
-    return chosen, report
+        order = [row for rows in groups.values() for row in rows]
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        sampled = mx.concatenate(parts)[mx.array(inverse)]
+    logprobs = None
+    if any(position.sampler.logprobs is not None for position in positions):
+        logprobs = StepLogprobs(raw, sampled, positions)
+    return sampled, logprobs
 
 
-def _drawn(logits: mx.array, way: SamplerParams | None, places: Sequence[SamplePosition]) -> mx.array:
-    if way is None:
+def _draw(logits: mx.array, params: SamplerParams | None, positions: Sequence[SamplePosition]) -> mx.array:
+    if params is None:
         return mx.argmax(logits, axis=-1)
-    keys = mx.array([place.choice.key(place.at) for place in places], dtype=mx.uint32)
+    keys = mx.array([position.sampler.random_key(position.index) for position in positions], dtype=mx.uint32)
     logits = logits.astype(mx.float32)
-    if way.top_p < 1 or way.min_p > 0 or way.xtc_probability > 0:
+    if params.top_p < 1 or params.min_p > 0 or params.xtc_probability > 0:
         logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    if way.top_p < 1:
-        logits = keep_top_p(logits, way.top_p)
-    if way.min_p > 0:
-        logits = keep_min_p(logits, way.min_p)
-    if way.xtc_probability > 0:
-        logits = exclude_top(logits, way, keys, places[0].choice)
-    if 0 < way.top_k < logits.shape[-1]:
-        logits = keep_top_k(logits, way.top_k)
-    # The Gumbel trick: the argmax of logits and such noise is a draw from their softmax.
+    if params.top_p < 1:
+        logits = keep_top_p(logits, params.top_p)
+    if params.min_p > 0:
+        logits = keep_min_p(logits, params.min_p)
+    if params.xtc_probability > 0:
+        logits = exclude_top_choices(logits, params, keys, positions[0].sampler.text_mask)
+    if 0 < params.top_k < logits.shape[-1]:
+        logits = keep_top_k(logits, params.top_k)
+    # The Gumbel trick: the argmax of logits plus Gumbel noise is a draw from their softmax.
     uniform = _uniform(logits.shape[-1])(keys)
-    return mx.argmax(logits / way.temperature - mx.log(-mx.log(uniform)), axis=-1)
+    return mx.argmax(logits / params.temperature - mx.log(-mx.log(uniform)), axis=-1)
 
 
 def _uniform(count: int) -> Callable[[mx.array], mx.array]:
-    drawn: Callable[[mx.array], mx.array] = mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))
-    return drawn
+    """Return a function from random keys ([rows, 2]) to uniform numbers ([rows, count])."""
+    uniform: Callable[[mx.array], mx.array] = mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))
+    return uniform
 
 
 def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
@@ -275,41 +286,43 @@ def keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
     above = mx.cumsum(probabilities, axis=-1, reverse=True, inclusive=False)
     dropped = mx.sum(above >= top_p, axis=-1, keepdims=True)
     dropped = mx.minimum(dropped, logprobs.shape[-1] - 1)
-    return keep_from(logprobs, mx.take_along_axis(ascending, dropped, axis=-1))
+    return keep_at_least(logprobs, mx.take_along_axis(ascending, dropped, axis=-1))
 
 
 def keep_min_p(logprobs: mx.array, min_p: float) -> mx.array:
     """Keep the tokens at least min_p times as likely as the likeliest."""
-    return keep_from(logprobs, mx.max(logprobs, axis=-1, keepdims=True) + mx.log(mx.array(min_p)))
+    return keep_at_least(logprobs, mx.max(logprobs, axis=-1, keepdims=True) + mx.log(mx.array(min_p)))
 
 
 def keep_top_k(logprobs: mx.array, top_k: int) -> mx.array:
-    """Keep the k likeliest tokens (and those just as likely as the last of them)."""
-    least = mx.min(mx.topk(logprobs, top_k, axis=-1), axis=-1, keepdims=True)
-    return keep_from(logprobs, least)
+    """Keep the k likeliest tokens, and those exactly as likely as the last of them."""
+    threshold = mx.min(mx.topk(logprobs, top_k, axis=-1), axis=-1, keepdims=True)
+    return keep_at_least(logprobs, threshold)
 
 
-def exclude_top(logprobs: mx.array, way: SamplerParams, keys: mx.array, choice: RequestSampler) -> mx.array:
-    """With xtc_probability, drop all tokens of at least xtc_threshold but the least likely of them (XTC).
+def exclude_top_choices(
+    logprobs: mx.array, params: SamplerParams, keys: mx.array, text_mask: mx.array
+) -> mx.array:
+    """XTC: with xtc_probability, drop every token of at least xtc_threshold except the least likely of them.
 
-    Control tokens stay: a reply that cannot end is no more creative.
+    Control tokens are never dropped: a reply that cannot end is no more creative.
     """
-    likely = mx.logical_and(logprobs >= mx.log(mx.array(way.xtc_threshold)), choice.text > 0)
+    likely = mx.logical_and(logprobs >= mx.log(mx.array(params.xtc_threshold)), text_mask > 0)
     least = mx.min(mx.where(likely, logprobs, mx.inf), axis=-1, keepdims=True)
-    dropped = mx.where(mx.logical_and(likely, logprobs > least), -mx.inf, logprobs)
-    tossed = _uniform(1)(keys ^ mx.array(0x55555555, dtype=mx.uint32))
-    return mx.where(tossed < way.xtc_probability, dropped, logprobs)
+    excluded = mx.where(mx.logical_and(likely, logprobs > least), -mx.inf, logprobs)
+    uniform = _uniform(1)(keys ^ mx.array(0x55555555, dtype=mx.uint32))
+    return mx.where(uniform < params.xtc_probability, excluded, logprobs)
 
 
-def keep_from(logprobs: mx.array, threshold: mx.array) -> mx.array:
-    """Rule out everything less likely than the threshold."""
+def keep_at_least(logprobs: mx.array, threshold: mx.array) -> mx.array:
+    """Drop every token less likely than the threshold."""
     return mx.where(logprobs < threshold, -mx.inf, logprobs)
 
 
 def text_token_mask(vocabulary_size: int, special: Collection[int]) -> mx.array:
-    """Return 1 for every token that is text and 0 for the control tokens."""
-    text = mx.ones(vocabulary_size)
+    """Return 1 for every text token and 0 for every control token ([vocabulary])."""
+    mask = mx.ones(vocabulary_size)
     if inside := [token for token in special if token < vocabulary_size]:
-        text[mx.array(inside)] = 0.0
-    mx.eval(text)
-    return text
+        mask[mx.array(inside)] = 0.0
+    mx.eval(mask)
+    return mask

@@ -1,4 +1,4 @@
-"""The replies that are being decoded, as data: a sequence, one whose prompt has just been read, a generated token."""
+"""The data of decoding: a sequence, one whose prompt has just been prefilled, and a generated token."""
 
 from __future__ import annotations
 
@@ -21,81 +21,83 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DecodingSequence:
-    """One reply on its way. `tokens` is the prompt and what has been said.
+    """A prompt and the reply to it so far. `tokens` are the prompt and the tokens that have been emitted.
 
-    A token is chosen, fed to the network to choose the next, and said. One that ends the reply, or that somebody
-    cannot wait for, is said before it is fed.
+    A token is sampled, fed to the network to sample the next one, and emitted. One that ends the reply, or that the
+    constraint has to see first, is emitted before it is fed. `adapter` says which network runs the sequence and
+    whose prefixes it shares; "" is the model without an adapter.
     """
 
     key: int
     request: GenerationRequest
-    choice: RequestSampler
-    text: Detokenizer
+    sampler: RequestSampler
+    detokenizer: Detokenizer
     tokens: list[int]
-    ends: Collection[int]
-    adapter: str = ""  # whose network says it, and who has its prefixes: an adapter's, or the model's
+    end_tokens: Collection[int]
+    adapter: str = ""
     drafter: Drafter | None = None
-    cached: int = 0
-    said: int = 0
-    chosen: int = 0
-    memory: PenaltyState | None = None
-    report: tuple[StepLogprobs, int] | None = None  # of the token chosen last
+    num_cached: int = 0  # tokens of the prompt that were in the prefix cache
+    num_sampled: int = 0
+    num_emitted: int = 0
+    penalties: PenaltyState | None = None
+    logprobs: tuple[StepLogprobs, int] | None = None  # of the token sampled last: its step, and its row there
 
     @property
     def has_pending_token(self) -> bool:
-        """Whether the token chosen last has not been said yet."""
-        return self.said < self.chosen
+        """Whether the token sampled last has not been emitted yet."""
+        return self.num_emitted < self.num_sampled
 
     @property
-    def fed(self) -> int:
-        """How many of the tokens are in the caches, once the first has been chosen: all but the one chosen last."""
-        return len(self.request.prompt) + self.chosen - 1
+    def cache_length(self) -> int:
+        """How many tokens are in the KV cache, once the first was sampled: all but the one sampled last."""
+        return len(self.request.prompt) + self.num_sampled - 1
 
-    def position_after(self, tokens: mx.array, at: int) -> SamplePosition:
-        """Take a chosen token (`tokens[at]`) as read, and return the place behind it."""
-        if self.memory is not None:
-            self.memory = self.memory.after(tokens[at : at + 1])
-        return self.place()
+    def next_position(self) -> SamplePosition:
+        """Return the position to sample at, and count it as sampled."""
+        self.num_sampled += 1
+        return SamplePosition(self.sampler, self.num_sampled - 1, self.penalties)
 
-    def place(self) -> SamplePosition:
-        """Return the place of the next choice; the choice counts as made."""
-        self.chosen += 1
-        return SamplePosition(self.choice, self.chosen - 1, self.memory)
+    def position_after(self, tokens: mx.array, index: int) -> SamplePosition:
+        """Return the position that follows the sampled token `tokens[index]`, and count it as sampled."""
+        if self.penalties is not None:
+            self.penalties = self.penalties.with_token(tokens[index : index + 1])
+        return self.next_position()
 
-    def read(self, token: int) -> None:
-        """Let the constraint read a token that was fed."""
-        if token not in self.ends:
-            self.choice.advance(token)
+    def advance_constraint(self, token: int) -> None:
+        """Advance the constraint by a token that was fed."""
+        if token not in self.end_tokens:
+            self.sampler.advance(token)
 
-    def say(self, token: int, report: tuple[StepLogprobs, int] | None) -> GeneratedToken:
-        """Take a token as said."""
+    def emit(self, token: int, logprobs: tuple[StepLogprobs, int] | None) -> GeneratedToken:
+        """Append a token to the reply, with the step and the row that its log probabilities are in."""
         self.tokens.append(token)
-        self.said += 1
-        reason: Literal["stop", "length"] | None = None
-        if token in self.ends:
-            reason = "stop"
-        elif self.said >= self.request.max_tokens:
-            reason = "length"
-        logprobs = None
-        if report is not None and (count := self.request.logprobs) is not None:
-            logprobs = report[0].of(report[1], count)
-        return GeneratedToken(self, token, logprobs, reason)
+        self.num_emitted += 1
+        finish_reason: Literal["stop", "length"] | None = None
+        if token in self.end_tokens:
+            finish_reason = "stop"
+        elif self.num_emitted >= self.request.max_tokens:
+            finish_reason = "length"
+        found = None
+        if logprobs is not None and (count := self.request.logprobs) is not None:
+            step, row = logprobs
+            found = step.of(row, count)
+        return GeneratedToken(self, token, found, finish_reason)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefilledSequence:
-    """A row and the last piece of its prompt, which follows what is in the caches."""
+    """A sequence that is prefilled up to its last chunk: that chunk, and the caches of what precedes it."""
 
     sequence: DecodingSequence
-    tokens: Sequence[int]
+    last_chunk: Sequence[int]
     layers: LayerCaches
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedToken:
-    """A token of a row; with a reason, its last."""
+    """A token of a sequence; with a `finish_reason` it is the last one."""
 
     sequence: DecodingSequence
     token: int
     logprobs: Logprobs | None
-    reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length"] | None

@@ -1,6 +1,6 @@
-"""Guesses at the next tokens, for a decoder to check: from the text itself, or from a smaller model.
+"""Drafters for speculative decoding: they guess the next tokens from the text itself, or with a smaller model.
 
-A guess costs time and can change nothing (decoding.py). Knows nothing of batches or requests.
+A guess costs time and can never change a reply: decode.py verifies it. Knows nothing of batches or requests.
 """
 
 from __future__ import annotations
@@ -17,83 +17,83 @@ if TYPE_CHECKING:
 class Drafter(Protocol):
     """Drafts for one reply."""
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Guess what follows `tokens`, the prompt and the reply so far: at most so many, none if it has no idea."""
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        """Guess what follows `tokens`, the prompt and the reply so far; return at most `max_drafts` tokens."""
         ...
 
 
 class TextDrafter:
-    """What followed the last tokens when they stood in the text before (prompt lookup, Saxena 2023).
+    """Prompt lookup (Saxena 2023): what followed the last tokens where they stood in the text before.
 
-    Answers that quote (code that is edited, tool results, summaries) are full of such places.
+    Answers that quote (code that is edited, tool results, summaries) have many such passages.
     """
 
-    LENGTH = 3
+    NGRAM = 3
 
     def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], int] = {}  # the last place behind each run of LENGTH tokens
-        self._read = 0
+        self._end_of: dict[tuple[int, ...], int] = {}  # the last position after each n-gram
+        self._indexed = 0
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
         """Guess from the text."""
-        length = self.LENGTH
-        for end in range(max(self._read, length), len(tokens)):
-            self._after[tuple(tokens[end - length : end])] = end
-        self._read = len(tokens)
+        length = self.NGRAM
+        for end in range(max(self._indexed, length), len(tokens)):
+            self._end_of[tuple(tokens[end - length : end])] = end
+        self._indexed = len(tokens)
         if len(tokens) < length:
             return []
-        found = self._after.get(tuple(tokens[-length:]))
-        return [] if found is None else list(tokens[found : found + most])
+        end_before = self._end_of.get(tuple(tokens[-length:]))
+        return [] if end_before is None else list(tokens[end_before : end_before + max_drafts])
 
 
 class ModelDrafter:
-    """What a smaller model with the same vocabulary would say, greedily; it knows no ids from `tokens_known` up."""
+    """What a smaller model with the same vocabulary generates greedily. It knows the ids below `num_tokens`."""
 
     CHUNK = 512
 
-    def __init__(self, network: Any, tokens_known: int) -> None:
+    def __init__(self, network: Any, num_tokens: int) -> None:
         self._network = network
-        self._tokens_known = tokens_known
+        self._num_tokens = num_tokens
         self._layers = draft_layers(network)
-        self._read: list[int] = []  # the tokens in its cache
+        self._cached: list[int] = []  # the tokens in its caches
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Guess with the model; reads what it does not know yet, and for that alone it may need some calls."""
-        same = _common(self._read, tokens[:-1])
-        if excess := len(self._read) - same:
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        """Guess with the model. While it still has to prefill the text, a chunk in each call, it proposes nothing."""
+        same = _common_prefix_length(self._cached, tokens[:-1])
+        if excess := len(self._cached) - same:
             for layer in self._layers:
                 layer.trim(excess)
-            del self._read[same:]
+            del self._cached[same:]
         fresh = list(tokens[same:])
-        if max(fresh) >= self._tokens_known:
+        if max(fresh) >= self._num_tokens:
             return []
         if len(fresh) > self.CHUNK:
-            piece = fresh[: self.CHUNK]
-            self._network(mx.array([piece]), cache=self._layers)
+            chunk = fresh[: self.CHUNK]
+            self._network(mx.array([chunk]), cache=self._layers)
             mx.eval([layer.state for layer in self._layers])
-            self._read += piece
+            self._cached += chunk
             return []
         drafts: list[mx.array] = []
         inputs = mx.array([fresh])
-        for _ in range(most):
-            logits = self._network(inputs, cache=self._layers)[:, -1, : self._tokens_known]
+        for _ in range(max_drafts):
+            logits = self._network(inputs, cache=self._layers)[:, -1, : self._num_tokens]
             token = mx.argmax(logits, axis=-1)
             drafts.append(token)
             inputs = token[:, None]
         guessed: list[int] = mx.concatenate(drafts).tolist()  # type: ignore[assignment]
-        self._read += fresh + guessed[:-1]
+        self._cached += fresh + guessed[:-1]
         return guessed
 
 
 def draft_layers(network: Any) -> list[Any]:
-    """Make a draft model's caches. Windows are kept whole: it is small, and so they can be rewound anywhere."""
+    """Return empty caches for a draft model. It is small, so windows are kept whole and can be rewound anywhere."""
     return [
         KVCache() if isinstance(layer, RotatingKVCache) else layer for layer in make_prompt_cache(network)
     ]
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+def _common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
-            return at
+            return index
     return min(len(one), len(other))

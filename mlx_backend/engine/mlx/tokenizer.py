@@ -19,8 +19,8 @@ from mlx_backend.engine.mlx.detokenizer import (
     ByteDetokenizer,
     TokenBytes,
     WindowDetokenizer,
-    spell_byte_level,
-    spell_sentencepiece,
+    decode_byte_level,
+    decode_sentencepiece,
 )
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -149,9 +149,9 @@ class MLXTokenizer:
     def _bytes_and_streams(self) -> tuple[Callable[[int], bytes], Callable[[], Detokenizer]]:
         match self._wrapper.detokenizer:
             case BPEStreamingDetokenizer():
-                bytes_of = TokenBytes(self._with_control, spell_byte_level)
+                bytes_of = TokenBytes(self._with_control, decode_byte_level)
             case SPMStreamingDetokenizer():
-                bytes_of = TokenBytes(self._with_control, spell_sentencepiece)
+                bytes_of = TokenBytes(self._with_control, decode_sentencepiece)
             case _:
                 return lambda token: self.decode([token]).encode(), lambda: WindowDetokenizer(
                     self._special, self.decode

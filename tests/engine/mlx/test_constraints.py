@@ -140,8 +140,8 @@ def test_a_reply_that_is_put_off_for_want_of_memory_keeps_its_budget(model: Path
             before = len(spoken)
             spoken += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
             if before < len(spoken) in put_off_at:
-                [row] = batch._sequences.values()
-                batch._preempt(row)
+                [row] = batch.loaded.sequences.values()
+                batch.loaded.preempt(row)
         batch.unload()
         batch.close()
         return spoken

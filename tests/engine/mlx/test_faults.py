@@ -12,7 +12,7 @@ from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.packed_forward import PackedLayer
+from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.models.engine_options import EngineOptions
@@ -38,7 +38,7 @@ class Fragile(MLXBatch):
     def load(self, report: Any) -> Any:
         facts = super().load(report)
         self.loads += 1
-        self._networks[""] = FragileNetwork(self._networks[""], self)
+        self.loaded.runtime.networks[""] = FragileNetwork(self.loaded.runtime.networks[""], self)
         return facts
 
 
@@ -145,7 +145,7 @@ class Counting(MLXBatch):
     def load(self, report: Any) -> Any:
         facts = super().load(report)
         self.pieces: list[int] = []
-        self._networks[""] = CountingNetwork(self._networks[""], self.pieces)
+        self.loaded.runtime.networks[""] = CountingNetwork(self.loaded.runtime.networks[""], self.pieces)
         return facts
 
 

@@ -112,7 +112,7 @@ def test_replies_with_quantised_caches_take_turns_and_keep_their_prefixes(
 ) -> None:
     batch = MLXBatch(qwen, EngineOptions(kv_bits=8), device=Device(8 << 30))
     with ThreadedEngine(batch) as engine:
-        assert "cannot be batched (QuantizedKVCache): replies take turns" in caplog.text
+        assert "cannot be batched (QuantizedKVCache): replies are decoded one after the other" in caplog.text
         requests = [
             asking(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
         ]
@@ -178,7 +178,7 @@ def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
 def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back_unchanged(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
     fields = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
@@ -193,7 +193,7 @@ def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back
 def test_replies_that_take_turns_are_put_off_and_brought_back_unchanged(
     qwen: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     fields = {"count": 600, "expected_tokens": 50, "sampling": Sampling(temperature=1, seed=1)}
     options = {"cache_bytes": 0, "kv_bits": 8}
@@ -208,7 +208,7 @@ def test_replies_that_take_turns_are_put_off_and_brought_back_unchanged(
 def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.batch.RESERVED_REPLY_TOKENS", 100)
+    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
     device = Device(room_beside(windowed, 2_000_000))
     asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
 
@@ -248,7 +248,7 @@ def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
         assert tokens(said[0]) == tokens(expected[0])
         assert len(tokens(said[1])) < 400
         other.set_working(0)
-        while batch._sequences:
+        while batch.loaded.sequences:
             said = next(running)
         assert tokens(said[1]) == tokens(expected[1])
     finally:

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_backend.engine.mlx.kv_cache import merged
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, can_pack, run
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, can_pack, run_packed
 
 
 @pytest.fixture(scope="module", params=["windowed", "qwen"])
@@ -52,12 +52,12 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
     batch = merged(singles)
     parts = [Segment(mx.array([[each[0]] for each in texts]), batch)]
     parts += [Segment(mx.array([each]), read(network, texts[0])) for each in prompts]
-    assert same(run(network, parts), mx.concatenate(expected))
+    assert same(run_packed(network, parts), mx.concatenate(expected))
     for part, tokens in zip(parts[1:], prompts, strict=True):  # and each goes on from its own caches
-        nexts = run(network, [Segment(mx.array([[5]]), part.layers)])
+        nexts = run_packed(network, [Segment(mx.array([[5]]), part.layers)])
         assert same(nexts, network(mx.array([[5]]), cache=read(network, [*texts[0], *tokens]))[0])
     assert same(
-        run(network, [Segment(mx.array([[6]] * 3), batch)]),
+        run_packed(network, [Segment(mx.array([[6]] * 3), batch)]),
         mx.concatenate(
             [network(mx.array([[6]]), cache=read(network, [*each, each[0]]))[0] for each in texts]
         ),
@@ -67,7 +67,7 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
 def test_what_fails_leaves_all_caches_as_they_were(network: Any) -> None:
     assert can_pack(network, partial(make_prompt_cache, network))
     parts = [Segment(mx.array([text(at, 9)]), read(network, text(at, 20))) for at in range(2)]
-    expected = run(
+    expected = run_packed(
         network, [Segment(part.tokens, read(network, text(at, 20))) for at, part in enumerate(parts)]
     )
 
@@ -76,9 +76,9 @@ def test_what_fails_leaves_all_caches_as_they_were(network: Any) -> None:
         raise RuntimeError("[malloc] Unable to allocate 99 bytes")
 
     with pytest.raises(ForwardError) as caught:
-        run(broken, parts)
+        run_packed(broken, parts)
     assert "Unable to allocate" in str(caught.value.__cause__)
-    assert same(run(network, parts), expected)
+    assert same(run_packed(network, parts), expected)
 
 
 class _Own(nn.Module):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from engine_models import write_adapter, write_model, write_qwen
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.packed_forward import PackedLayer
+from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
@@ -32,13 +32,12 @@ class Watched(MLXBatch):
         self.poison: int | None = None  # in a prompt; noticed when its caches have been written to
         self.runs: list[list[tuple[int, int]]] = []  # the parts of each run: rows, and tokens of each
         super().load(lambda _: None)
-        assert self._runtime is not None
-        assert self._runtime.can_pack
-        self._runtime.can_pack = can_pack
+        assert self.loaded.runtime.can_pack
+        self.loaded.runtime.can_pack = can_pack
         if few_logits:
-            self._runtime.max_spare_logits = 1
-        for space, network in self._networks.items():
-            self._networks[space] = _Watched(network, self)
+            self.loaded.runtime.max_spare_logits = 1
+        for space, network in self.loaded.runtime.networks.items():
+            self.loaded.runtime.networks[space] = _Watched(network, self)
 
     @property
     def tokens_read(self) -> int:
@@ -62,7 +61,7 @@ class Watched(MLXBatch):
         for key, request in enumerate(requests):
             self.insert(key, request)
         said = self.take(2 + max(request.max_tokens for request in requests))
-        assert not self._sequences
+        assert not self.loaded.sequences
         return [said[key] for key in range(len(requests))]
 
 
@@ -181,13 +180,13 @@ def test_what_is_kept_of_long_prompts_holds_as_much_memory_as_is_counted(
     gc.collect()
     mx.synchronize()
     mx.clear_cache()  # or somewhat larger arrays may be used again
-    held, counted = mx.get_active_memory(), batch._prefix_store._prefixes.nbytes
+    held, counted = mx.get_active_memory(), batch.loaded.runtime.prefixes.nbytes
     for turn in range(1, 5, together):
         batch.answers(
             [asked(prompt(turn + at, 600), checkpoints=(100, 300)) for at in range(together)],
         )
     mx.synchronize()
-    counted = batch._prefix_store._prefixes.nbytes - counted
+    counted = batch.loaded.runtime.prefixes.nbytes - counted
     assert mx.get_active_memory() - held == pytest.approx(counted, rel=0.1)
 
 
@@ -195,7 +194,7 @@ def test_a_first_word_does_not_wait_for_a_piece_of_a_long_prompt(
     models: dict[str, Path], watched: Any
 ) -> None:
     batch = watched(models["windowed"], cache_bytes=0)
-    batch._prefill_queue.pace = PrefillPacer(64)
+    batch.loaded.prefill_queue.pacer = PrefillPacer(64)
     batch.insert(0, asked(prompt(0, 10)))
     batch.insert(1, asked(prompt(1, 10)))
     batch.insert(2, asked(prompt(2, 500)))

@@ -34,7 +34,7 @@ def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> No
     kept: set[tuple[int, ...]] = set()
     for _ in range(150):
         tokens = [chooser.choice((1, 2)) for _ in range(chooser.randrange(1, 9))]
-        cache.keep(tokens, layers(len(tokens)))
+        cache.insert(tokens, layers(len(tokens)))
         kept.add(tuple(tokens))
     assert len(cache) == len(kept)
     for _ in range(300):
@@ -49,8 +49,8 @@ def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> No
 def test_checkpoints_of_one_conversation_share_what_they_have_in_common() -> None:
     apart, together = PrefixCache(1 << 30), PrefixCache(1 << 30)
     for length in (1024, 256, 512, 768):  # caches grow by 256
-        apart.keep([length] * length, layers(length))
-        together.keep([9] * length, layers(length))
+        apart.insert([length] * length, layers(length))
+        together.insert([9] * length, layers(length))
     windows = 4 * 2 * 2 * 8 * 4 * 4
     one = 2 * 2 * 1024 * 4 * 4
     assert together.nbytes == one + windows
@@ -60,7 +60,7 @@ def test_checkpoints_of_one_conversation_share_what_they_have_in_common() -> Non
 def test_when_the_longest_is_given_up_the_others_still_hold_theirs() -> None:
     cache = PrefixCache(1 << 30)
     for length in (60, 20, 40, 90):
-        cache.keep([9] * length, layers(length))
+        cache.insert([9] * length, layers(length))
     while len(cache):
         for length in (20, 40, 60, 90):
             known, found = cache.find_longest([9] * length)
@@ -82,7 +82,7 @@ def test_the_bytes_are_those_that_are_really_held(lengths: tuple[int, int]) -> N
     for _ in range(60):
         length = chooser.randrange(*lengths)
         tokens = [chooser.randrange(2)] * 100 + [chooser.randrange(3)] * length
-        cache.keep(tokens, layers(100 + length, size=64))
+        cache.insert(tokens, layers(100 + length, size=64))
         if chooser.random() < 0.3:
             cache.evict_to(cache.nbytes // 2)
     mx.synchronize()
@@ -95,20 +95,20 @@ def test_the_bytes_are_those_that_are_really_held(lengths: tuple[int, int]) -> N
 def test_what_saves_least_for_its_size_goes_first_and_use_keeps_alive() -> None:
     cache = PrefixCache(1 << 30)
     for name in range(1, 6):
-        cache.keep([name] * 50, layers(50))
+        cache.insert([name] * 50, layers(50))
     one = cache.nbytes // 5
     cache.find_longest([1] * 60)  # used again
     cache.evict_to(cache.nbytes - one)
-    cache.keep([7] * 50, layers(50))
+    cache.insert([7] * 50, layers(50))
     cache.evict_to(cache.nbytes - one)
-    cache.keep([8] * 50, layers(50))
+    cache.insert([8] * 50, layers(50))
     assert cache.covered_tokens([1] * 60) == 50
     assert cache.covered_tokens([2] * 60) == 0
 
 
 def test_what_is_taken_out_can_be_written_to_and_what_is_kept_does_not_change() -> None:
     cache = PrefixCache(1 << 30)
-    cache.keep([9] * 30, layers(30))
+    cache.insert([9] * 30, layers(30))
     for _ in range(2):
         _, mine = cache.find_longest([9] * 40)
         assert mine is not None
@@ -123,14 +123,14 @@ def test_what_is_taken_out_can_be_written_to_and_what_is_kept_does_not_change() 
 
 def test_what_is_larger_than_all_the_room_there_is_is_not_kept() -> None:
     cache = PrefixCache(20_000)
-    assert not cache.keep([9] * 500, layers(500))
-    assert cache.keep([9] * 20, layers(20))
+    assert not cache.insert([9] * 500, layers(500))
+    assert cache.insert([9] * 20, layers(20))
     assert (len(cache), cache.covered_tokens([9] * 501)) == (1, 20)
 
 
 def test_a_space_never_sees_anothers() -> None:
     cache = PrefixCache(1 << 30)
-    cache.keep([9] * 20, layers(20), "pirate")
+    cache.insert([9] * 20, layers(20), "pirate")
     assert cache.find_longest([9] * 30) == (0, None)
     assert cache.find_longest([9] * 30, "pirate")[0] == 20
 
@@ -144,7 +144,7 @@ def test_a_state_that_is_taken_out_of_a_batch_does_not_hold_on_to_it() -> None:
     state = ArraysCache(1)
     state.cache = [batch[2:3]]
     cache = PrefixCache(1 << 30)
-    cache.keep([9] * 20, [CacheList(state, *layers(20)), state])
+    cache.insert([9] * 20, [CacheList(state, *layers(20)), state])
     mx.eval(batch)
     del batch, state
     mx.synchronize()

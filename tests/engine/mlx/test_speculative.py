@@ -74,7 +74,7 @@ def test_a_draft_that_is_right_saves_steps(target: Path) -> None:
     )
     with ThreadedEngine(batch) as engine:
         said(engine, prompts(engine)[0], Sampling(), count=100)
-        assert batch.steps <= 25, "each says five tokens, and one reads the prompt"
+        assert batch.loaded.steps <= 25, "each says five tokens, and one reads the prompt"
 
 
 def test_a_reply_that_is_joined_by_others_and_left_alone_again_is_still_the_same(
@@ -156,7 +156,7 @@ def test_what_a_draft_model_keeps_of_each_reply_is_set_aside_too(target: Path) -
     for draft in (None, str(target)):
         batch = MLXBatch(target, EngineOptions(draft_model=draft), device=Device(8 << 30))
         batch.load(lambda _: None)
-        batch._cache_budget.reserve(0, 1000)
-        costs.append(batch._cache_budget.used)
+        batch.loaded.runtime.cache_budget.reserve(0, 1000)
+        costs.append(batch.loaded.runtime.cache_budget.used)
         batch.unload()
     assert costs[1] > 2 * costs[0], "windows are kept whole there"

@@ -1,0 +1,310 @@
+"""The requests of a loaded model, stepped together: chunked prefill, batched decoding, preemption for want of memory.
+
+A step prefills at most one chunk and generates one token for every reply, so a running stream never waits for more
+than that chunk. Prompts that end in the chunk run together with the replies' next tokens where the network can be run
+packed, so admitting them hardly delays the replies. A failure in one prompt is that request's failure alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from mlx_backend.engine.base import TokenDelta
+from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.mlx.decode import Decoder
+from mlx_backend.engine.mlx.packed_forward import ForwardError
+from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
+from mlx_backend.engine.mlx.prefix_store import PrefixStore
+from mlx_backend.engine.mlx.sampling import RequestSampler
+from mlx_backend.engine.mlx.sequences import DecodingSequence
+from mlx_backend.errors import EngineError, EngineRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from mlx_backend.device.lock import FairLock
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.kv_cache_budget import KVCacheBudget
+    from mlx_backend.engine.mlx.collectives import Ranks
+    from mlx_backend.engine.mlx.prefill_plan import PrefillJob
+    from mlx_backend.engine.mlx.runtime import Runtime
+    from mlx_backend.engine.mlx.sequences import GeneratedToken
+
+log = logging.getLogger(__name__)
+
+RESERVED_REPLY_TOKENS = (
+    2048  # for a reply whose length is not known, and each time it outgrows its reservation
+)
+STEPS_PER_CACHE_CLEAR = 512
+
+
+class LoadedBatch:
+    """The queued, running and preempted requests of one loaded model. `lock` is held while a step computes."""
+
+    def __init__(self, runtime: Runtime, lock: FairLock, ranks: Ranks | None) -> None:
+        self.runtime = runtime
+        self.steps = 0
+        self._lock = lock
+        self._ranks = ranks
+        self._options = runtime.options
+        self._cache_budget = runtime.cache_budget
+        self.sequences: dict[int, DecodingSequence] = {}  # queued, running and preempted, by key
+        # No bound method: in a circle of references an unloaded model would wait for the garbage collector.
+        self._forget = partial(_forget, self.sequences, self._cache_budget)
+        disk_adapter = self._options.adapter or ""  # most requests use it
+        self.prefix_store = PrefixStore(runtime.prefixes, runtime.disk, self._cache_budget, disk_adapter)
+        self.prefill_queue = PrefillQueue(runtime, self.prefix_store, self._forget, shared=ranks is not None)
+        self._decoders: dict[str, list[Decoder]] = {}  # by adapter
+        self._preempted: deque[DecodingSequence] = (
+            deque()
+        )  # in the middle of their replies, for want of memory
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def admits(self, request: GenerationRequest) -> bool:
+        """Whether the request's caches fit beside those that are there.
+
+        Raises EngineRefused if they never can, EngineBusy if other models leave no room for them even alone.
+        """
+        if request.max_tokens == 0 and not self.prefix_store.enabled:
+            raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
+        tokens = _expected_tokens(request)
+        reply = tokens - len(request.prompt)
+        self._cache_budget.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
+        if self._preempted:
+            return False
+        return not self.sequences or self._cache_budget.fits(tokens, self._adapter_of(request))
+
+    def insert(self, key: int, request: GenerationRequest) -> None:
+        """Queue a request for prefill."""
+        model = self.runtime.model
+        sampler = RequestSampler(request, self.runtime.text_mask)
+        sequence = DecodingSequence(
+            key,
+            request,
+            sampler,
+            model.tokenizer.detokenizer(),
+            list(request.prompt),
+            model.end_tokens,
+            self._adapter_of(request),
+        )
+        sequence.penalties = sampler.penalty_state(())
+        sequence.drafter = self.runtime.drafter()
+        self._enqueue(sequence, _expected_tokens(request))
+
+    def remove(self, key: int) -> None:
+        """Drop a cancelled request."""
+        sequence = self.sequences[key]
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
+        else:
+            self._detach(sequence)
+        self._forget(sequence)
+
+    def _enqueue(self, sequence: DecodingSequence, expected_tokens: int) -> None:
+        self._cache_budget.reserve(sequence.key, expected_tokens, sequence.adapter)
+        self.prefix_store.evict_to_fit()
+        self.prefill_queue.add(sequence)
+        self.sequences[sequence.key] = sequence
+
+    def _detach(self, sequence: DecodingSequence) -> None:
+        """Take a sequence out of the prefill queue, or out of its decoder."""
+        if self.prefill_queue.remove(sequence):
+            return
+        for decoder in self._decoders.get(sequence.adapter, ()):
+            if sequence in decoder.all_sequences:
+                decoder.remove([sequence])
+        self._drop_empty_decoders(sequence.adapter)
+
+    def _adapter_of(self, request: GenerationRequest) -> str:
+        return request.adapter or self._options.adapter or ""
+
+    # -- the step --------------------------------------------------------------------------------------------
+
+    def step(self) -> Iterator[tuple[int, Outcome]]:
+        """Prefill one chunk, admit the prompts that are due, and generate one token for every reply.
+
+        In this order, because sequences are admitted between two decode steps: so their first tokens do not wait for
+        one more step of the others.
+        """
+        with self._lock:
+            self.steps += 1
+            if self.steps % STEPS_PER_CACHE_CLEAR == 0:
+                mx.clear_cache()
+            self._resume_preempted()
+            due = (yield from self._prefill()) if self.prefill_queue.jobs else []
+            for adapter in dict.fromkeys([*self._decoders, *(job.sequence.adapter for job in due)]):
+                own = [
+                    job for job in due if job.sequence.adapter == adapter and job in self.prefill_queue.jobs
+                ]
+                yield from self._decode(adapter, own)
+            if due and not self.prefill_queue.jobs:
+                # If prompts are queued, their run is started before these are emitted, so that the device never idles.
+                yield from self._emit_first_tokens()
+            self.prefix_store.report_usage()
+
+    def _prefill(self) -> Generator[tuple[int, Outcome], None, list[PrefillJob]]:
+        """Prefill one chunk; return the prompts of which only the last chunks are left, which are due now."""
+        step = self.prefill_queue.plan_step(is_decoding=bool(self._decoders))
+        if step.chunks:  # no first token waits for those
+            yield from self._emit_first_tokens()
+        yield from self.prefill_queue.prefill(step)
+        return step.finishing
+
+    def _decode(self, adapter: str, due: Sequence[PrefillJob]) -> Iterator[tuple[int, Outcome]]:
+        """Generate one token for every reply of an adapter, and admit the prompts whose last chunks are due."""
+        if due and self.runtime.can_pack:
+            decoder = self._decoder_for(due[0].sequence)
+            try:
+                generated = decoder.step([self.prefill_queue.prefilled_sequence(job) for job in due])
+            except ForwardError as error:
+                if not decoder.all_sequences and len(due) == 1:
+                    yield self.prefill_queue.fail(due[0], error)
+                    return
+                self.prefill_queue.on_packed_failure(error)
+            else:
+                yield from self._admit(adapter, decoder, due)
+                yield from self._deliver(adapter, decoder, generated)
+                return
+        for job in due:
+            decoder = self._decoder_for(job.sequence)
+            try:
+                decoder.admit([self.prefill_queue.prefilled_sequence(job)])
+            except ForwardError as error:
+                yield self.prefill_queue.fail(job, error)
+            else:
+                yield from self._admit(adapter, decoder, [job])
+        for decoder in list(self._decoders.get(adapter, ())):
+            if decoder.all_sequences:  # the one before may have had to preempt its only reply
+                yield from self._deliver(adapter, decoder, decoder.step())
+
+    def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
+        """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""
+        decoders = self._decoders.get(sequence.adapter)
+        if decoders and self.runtime.can_batch:
+            return decoders[-1]
+        return Decoder(
+            self.runtime.networks[sequence.adapter],
+            can_pack=self.runtime.can_pack,
+            max_drafts=self._options.draft_tokens if sequence.drafter is not None else 0,
+            agree=self._ranks.agree if self._ranks is not None else None,
+        )
+
+    def _admit(
+        self, adapter: str, decoder: Decoder, jobs: Sequence[PrefillJob]
+    ) -> Iterator[tuple[int, Outcome]]:
+        for job in jobs:
+            yield from self.prefill_queue.complete(job)
+        if decoder not in self._decoders.setdefault(adapter, []):
+            self._decoders[adapter].append(decoder)
+
+    def _emit_first_tokens(self) -> Iterator[tuple[int, Outcome]]:
+        """Emit the first tokens of the sequences admitted last, which are still being computed."""
+        for adapter, decoders in list(self._decoders.items()):
+            for decoder in list(decoders):
+                yield from self._deliver(adapter, decoder, decoder.emit_first_tokens())
+
+    def _deliver(
+        self, adapter: str, decoder: Decoder, generated: Sequence[GeneratedToken]
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Yield generated tokens as outcomes, and remove the sequences that have ended or failed."""
+        ended: list[DecodingSequence] = []
+        for each in generated:
+            sequence = each.sequence
+            if sequence.sampler.error is not None:
+                continue
+            text = sequence.detokenizer.push(each.token)
+            yield sequence.key, TokenDelta(each.token, text, each.logprobs)
+            if each.finish_reason is not None:
+                ended.append(sequence)
+                yield sequence.key, Ended(each.finish_reason)
+        failed = [sequence for sequence in decoder.sequences if sequence.sampler.error is not None]
+        for sequence in failed:
+            yield (
+                sequence.key,
+                EngineError(f"Choosing the next token failed: {sequence.sampler.error}"),
+            )
+        caches = decoder.remove([*ended, *failed], keep_caches=ended if self.prefix_store.enabled else ())
+        for sequence in [*ended, *failed]:
+            if sequence.key in caches:
+                tokens = sequence.tokens[: sequence.cache_length]
+                self.prefix_store.store(sequence, tokens, caches.pop(sequence.key))
+            self._forget(sequence)
+        self._drop_empty_decoders(adapter)
+        yield from self._extend_reservations(decoder)
+
+    def _drop_empty_decoders(self, adapter: str) -> None:
+        running = [decoder for decoder in self._decoders.pop(adapter, ()) if decoder.all_sequences]
+        if running:
+            self._decoders[adapter] = running
+
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    def _extend_reservations(self, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+        """Reserve more for replies that outgrow their reservations, preempting the least urgent until it fits."""
+        for sequence in list(decoder.sequences):
+            if sequence in self._preempted or len(sequence.tokens) < self._cache_budget.reserved_tokens(
+                sequence.key
+            ):
+                continue
+            max_tokens = len(sequence.request.prompt) + sequence.request.max_tokens
+            tokens = min(max_tokens, len(sequence.tokens) + RESERVED_REPLY_TOKENS)
+            self._cache_budget.reserve(sequence.key, tokens, sequence.adapter)
+            self.prefix_store.evict_to_fit()
+            while self._cache_budget.used > self._cache_budget.room and sequence not in self._preempted:
+                others = [other for other in self.sequences.values() if other not in self._preempted]
+                if len(others) > 1:
+                    self.preempt(max(others, key=lambda other: (other.request.priority, other.key)))
+                    continue
+                if self._cache_budget.used > self._cache_budget.max_room:  # alone: it cannot get any longer
+                    decoder.remove([sequence])
+                    self._drop_empty_decoders(sequence.adapter)
+                    self._forget(sequence)
+                    yield sequence.key, Ended("length")
+                break
+
+    def preempt(self, sequence: DecodingSequence) -> None:
+        """Take a reply out; when there is room it is resumed, by prefilling its prompt and its reply so far."""
+        log.info("Memory is short: a reply of %d tokens so far is preempted.", sequence.num_emitted)
+        self._detach(sequence)
+        self._cache_budget.release(sequence.key)
+        if sequence.num_emitted and not sequence.has_pending_token:
+            # The last token was emitted before it was fed, so the constraint has not seen it.
+            sequence.sampler.advance(sequence.tokens[-1])
+        sequence.num_sampled = sequence.num_emitted
+        reply = sequence.tokens[len(sequence.request.prompt) :]
+        sequence.penalties = sequence.sampler.penalty_state(reply)
+        sequence.logprobs = None
+        sequence.drafter = self.runtime.drafter()  # the old one has caches of its own
+        self._preempted.append(sequence)
+
+    def _resume_preempted(self) -> None:
+        while self._preempted:
+            sequence = self._preempted[0]
+            reply = min(sequence.request.max_tokens - sequence.num_emitted, RESERVED_REPLY_TOKENS)
+            tokens = len(sequence.tokens) + reply
+            is_alone = len(self._preempted) == len(self.sequences)
+            if not (is_alone or self._cache_budget.fits(tokens, sequence.adapter)):
+                return
+            self._enqueue(self._preempted.popleft(), tokens)
+
+
+def _forget(
+    sequences: dict[int, DecodingSequence], cache_budget: KVCacheBudget, sequence: DecodingSequence
+) -> None:
+    sequences.pop(sequence.key, None)
+    cache_budget.release(sequence.key)
+
+
+def _expected_tokens(request: GenerationRequest) -> int:
+    """Return how many tokens to reserve memory for."""
+    reply = request.max_tokens
+    if request.expected_tokens is not None:
+        reply = min(reply, max(request.expected_tokens, 1))
+    return len(request.prompt) + reply

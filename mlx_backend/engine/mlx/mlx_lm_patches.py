@@ -1,0 +1,245 @@
+"""Everything this engine replaces in mlx-lm, or takes from under its public surface, with the reason for each.
+
+Tried with mlx-lm 0.32.2 on mlx 0.32.4. A test compares the digests in `KNOWN_SOURCES` with the installed source,
+so that an upgrade is a decision and not an accident.
+
+1. Packed attention (`patch_for_packing`; `--no-packing` leaves it out). mlx-lm can batch sequences only as equally long
+   rows. To run prompt chunks and replies as one row without padding (packed_forward.py says what that gains), attention
+   and rotary embeddings must know which token belongs to which sequence. mlx-lm has no hook for it. So the attention
+   function, where a model's module imported it by name, and the classes of its rotary embeddings are replaced by ones
+   that act on this module's `PackedLayer` and `TokenPositions` and pass every other call on unchanged. A model that
+   does not fit is run without packing: `packed_forward.can_pack` tries each one when it is loaded.
+
+2. Rewinding a sliding window (`RewindableRotatingKVCache`). Speculative decoding and checkpoints inside a chunk take
+   back the last tokens of a step. mlx-lm's `RotatingKVCache` refuses that once the window is full, although it still
+   holds them; to do it, its private write index `_idx` must be set.
+
+3. Shrinking a sliding window (`is_in_order`, `set_write_index`). After a chunk of S tokens a rotating cache holds
+   window - 1 + S of them; a stored prefix needs only the window. `_idx` says whether they are in order.
+
+The rest of this package also relies on how mlx-lm's cache classes behave (they keep all their state in instance
+attributes; `merge`, `extract`, `filter` and `extend` make and take apart batches; files are laid out as
+`save_prompt_cache` does it), so their sources are in `KNOWN_SOURCES` too.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import base, rope_utils
+from mlx_lm.models.cache import RotatingKVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+KNOWN_SOURCES: dict[str, str] = {
+    "mlx.nn.RoPE": "627d3750e5aab4b7",
+    "mlx_lm.models.base.create_attention_mask": "a8ebacf963b3f96e",
+    "mlx_lm.models.base.scaled_dot_product_attention": "8deba4a8a8fb4e29",
+    "mlx_lm.models.cache.ArraysCache": "57f70ab445ac06a4",
+    "mlx_lm.models.cache.BatchKVCache": "474e6fe46261a118",
+    "mlx_lm.models.cache.BatchRotatingKVCache": "ce5df245ade3e814",
+    "mlx_lm.models.cache.CacheList": "ccf928f229ddf1df",
+    "mlx_lm.models.cache.KVCache": "9e33b1620e278398",
+    "mlx_lm.models.cache.QuantizedKVCache": "d24f51c8c3ec664c",
+    "mlx_lm.models.cache.RotatingKVCache": "0ccede170f3532a2",
+    "mlx_lm.models.cache.load_prompt_cache": "1a64604fd5bd03f4",
+    "mlx_lm.models.cache.make_prompt_cache": "ae8ee8ce5ac69f2a",
+    "mlx_lm.models.cache.save_prompt_cache": "30590484ea78ffe4",
+    "mlx_lm.models.rope_utils.Llama3RoPE": "0308fc565df55065",
+    "mlx_lm.models.rope_utils.ProportionalRoPE": "98abc69972f2c90a",
+    "mlx_lm.models.rope_utils.SuScaledRoPE": "9b6b1c87968a0be7",
+    "mlx_lm.models.rope_utils.YarnRoPE": "0d55b251820dfcf6",
+}
+
+
+def changed_sources() -> dict[str, str]:
+    """Return what of `KNOWN_SOURCES` is different in the installed packages: its name and its digest there."""
+    return {name: found for name, known in KNOWN_SOURCES.items() if (found := _source_digest(name)) != known}
+
+
+def _source_digest(name: str) -> str:
+    """Return the digest of a function's or class's source, "missing" if there is none of this name."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        source = inspect.getsource(getattr(importlib.import_module(module), attribute))
+    except (ImportError, AttributeError):
+        return "missing"
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+# -- 1. packed attention ----------------------------------------------------------------------------------------
+
+_ATTENTION = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPositions:
+    """The position of each token in its own sequence ([tokens]); stands for the `offset` of a cache."""
+
+    of_tokens: mx.array
+
+
+class PackedLayer:
+    """One layer's caches of all segments of a packed run, in the order of their tokens.
+
+    Stands for one cache where a network expects it. `shapes` are the segments' rows, and tokens in each row.
+    """
+
+    def __init__(
+        self, caches: Sequence[Any], shapes: Sequence[tuple[int, int]], positions: TokenPositions
+    ) -> None:
+        self.offset = positions
+        self.shapes = shapes
+        self._caches = caches
+
+    def make_mask(self, _: int, **named: Any) -> list[Any]:
+        """Return each segment's own mask. The network only passes the list on."""
+        return [
+            cache.make_mask(length, **named)
+            for cache, (_, length) in zip(self._caches, self.shapes, strict=True)
+        ]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[list[mx.array], list[mx.array]]:
+        """Append to every segment's cache its own keys and values, and return all that each cache holds."""
+        fetched = [
+            cache.update_and_fetch(*pair)
+            for cache, pair in zip(
+                self._caches, zip(self._split(keys), self._split(values), strict=True), strict=True
+            )
+        ]
+        return [pair[0] for pair in fetched], [pair[1] for pair in fetched]
+
+    def attend(
+        self,
+        attention: Callable[..., mx.array],
+        queries: mx.array,
+        keys: list[mx.array],
+        values: list[mx.array],
+        scale: float,
+        mask: list[Any],
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Compute attention for every segment by itself, just as it would be computed alone."""
+        segments = zip(self._split(queries), keys, values, self._caches, mask, strict=True)
+        outputs = [attention(q, k, v, cache, scale, own, sinks) for q, k, v, cache, own in segments]
+        return mx.concatenate([_flatten(each) for each in outputs], axis=2)
+
+    def _split(self, heads: mx.array) -> list[mx.array]:
+        """Split [1, heads, tokens, size] into [rows, heads, length, size] for every segment."""
+        segments, start = [], 0
+        for rows, length in self.shapes:
+            segment = heads[:, :, start : start + rows * length]
+            segments.append(segment.swapaxes(0, 2) if rows > 1 else segment)
+            start += rows * length
+        return segments
+
+
+def _flatten(heads: mx.array) -> mx.array:
+    """Turn a segment's [rows, heads, 1, size] into [1, heads, rows, size]; only rows of one token are batched."""
+    return heads.swapaxes(0, 2) if heads.shape[0] > 1 else heads
+
+
+def patch_for_packing(network: Any) -> None:
+    """Make a network's rotary embeddings and attention accept `PackedLayer`; other calls work as before."""
+    modules = network.modules()
+    for module in modules:
+        if type(module) in _PACKABLE:
+            module.__class__ = _PACKABLE[type(module)]
+    for name in {type(module).__module__ for module in modules}:
+        module = sys.modules[name]
+        if getattr(module, _ATTENTION, None) is base.scaled_dot_product_attention:
+            setattr(module, _ATTENTION, _attention)
+
+
+def _packable(rotation: type[Any]) -> type[Any]:
+    def call(self: Any, heads: mx.array, offset: Any = 0, **named: Any) -> Any:
+        if isinstance(offset, TokenPositions):
+            heads = heads.swapaxes(0, 2)
+            return rotation.__call__(self, heads, offset=offset.of_tokens, **named).swapaxes(0, 2)
+        return rotation.__call__(self, heads, offset=offset, **named)
+
+    return type(rotation.__name__, (rotation,), {"__call__": call, "__module__": rotation.__module__})
+
+
+_PACKABLE = {
+    rotation: _packable(rotation)
+    for rotation in (
+        nn.RoPE,
+        rope_utils.Llama3RoPE,
+        rope_utils.ProportionalRoPE,
+        rope_utils.SuScaledRoPE,
+        rope_utils.YarnRoPE,
+    )
+}
+
+
+@functools.wraps(base.scaled_dot_product_attention)
+def _attention(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    attend = base.scaled_dot_product_attention
+    if isinstance(cache, PackedLayer):
+        return cache.attend(attend, queries, keys, values, scale, mask, sinks)
+    attended: mx.array = attend(queries, keys, values, cache, scale, mask, sinks)
+    return attended
+
+
+# -- 2. rewinding a sliding window ------------------------------------------------------------------------------
+
+
+class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-lm has no types
+    """A sliding window from which the tokens of the last step can be taken back, all but one.
+
+    After a step of S > 1 tokens mlx-lm's rotating cache holds the last `window - 1 + S` in order. Taking back S - 1 of
+    them leaves the whole window of the token before.
+    """
+
+    @classmethod
+    def of(cls, layer: Any) -> Any:
+        """Return a rewindable cache with the same contents, or the layer itself if it is no rotating cache."""
+        if type(layer) is not RotatingKVCache:
+            return layer
+        ours = cls(layer.max_size, layer.keep)
+        ours.__dict__.update(layer.__dict__)
+        return ours
+
+    def is_trimmable(self) -> bool:
+        """Return True, which holds directly after a step of several tokens."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Take back the last n tokens of the last step."""
+        if n:
+            self.keys: mx.array = self.keys[..., :-n, :]
+            self.values: mx.array = self.values[..., :-n, :]
+            self.offset -= n
+            self._idx = self.keys.shape[2]
+        return n
+
+
+# -- 3. shrinking a sliding window ------------------------------------------------------------------------------
+
+
+def is_in_order(layer: RotatingKVCache) -> bool:
+    """Whether a cache that is not empty holds its tokens in order, as a prefill chunk leaves them."""
+    return bool(layer._idx == layer.keys.shape[2])
+
+
+def set_write_index(layer: RotatingKVCache, index: int) -> None:
+    """Say where the next token goes, after the keys and values were replaced."""
+    layer._idx = index
