@@ -29,16 +29,16 @@ def load_engine(
     *,
     device: Device | None = None,
     model_id: str | None = None,
-    report: Callable[[float], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
     **changes: Any,
 ) -> ThreadedEngine:
     """Load a model folder or Hugging Face repository and start its engine thread.
 
     `device` is shared with the other models of the process; without one the engine has a device of its own.
-    `model_id` is the name clients use (else the repository's or the folder's name). `changes` are single
-    fields of `EngineOptions`. `report` hears on the engine's thread how far loading has come, from 0 to 1.
-    Raises EngineError with a text for people. Where several processes were launched to share the model, this is
-    for rank 0; the others `follow_engine`.
+    `model_id` is the name clients use (by default the repository's or the folder's name). `changes` replace single
+    fields of `options`. `on_progress` is called on the engine's thread with the share that is loaded, from 0 to 1.
+    Raises EngineError with a text for people. Where several processes share the model, this is for rank 0; the others
+    call `follow_engine`.
     """
     from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.engine.mlx.batch import MLXBatch
@@ -54,7 +54,7 @@ def load_engine(
         leader or batch,
         max_concurrent=chosen.max_concurrent,
         max_waiting=chosen.max_waiting,
-        report=report,
+        report=on_progress,
     )
     if leader is not None:
         leader.on_lost(partial(_end, engine))
@@ -63,14 +63,14 @@ def load_engine(
 
 def _end(engine: ThreadedEngine, ending: EngineStopped) -> None:
     if not engine.end(ending, within=COLLECTIVE_GRACE):
-        # Its thread waits in MLX for a rank that is gone, and would abort the process in the end.
+        # Its thread waits in MLX for a rank that is gone, and would abort the process when the interpreter exits.
         atexit.register(os._exit, 1)
 
 
 def rank() -> int:
-    """Return this process's place among those that share the model; 0 if it was started alone.
+    """Return this process's rank among those that share the model; 0 if it was started alone.
 
-    Connects to the others first. Raises EngineError if they are not to be found.
+    Connects to the others first. Raises EngineError if they cannot be found.
     """
     if distributed_backend() is None:
         return 0
@@ -81,7 +81,7 @@ def rank() -> int:
 
 
 def follow_engine(model: str | Path, options: EngineOptions | None = None, **changes: Any) -> int:
-    """Run this rank's part of the engine that rank 0 loads, until that ends; return the exit status.
+    """Run this rank's part of the engine that rank 0 loads, until rank 0 ends; return the exit status.
 
     For ranks above 0, on the main thread, with the model and options of rank 0.
     """

@@ -13,48 +13,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-GROWTH_TOKENS = 256  # mlx-lm's caches grow by so many tokens
+GROWTH_TOKENS = 256  # by which mlx-lm's caches grow
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerCost:
-    per_token: int
-    most_tokens: int | None
-    constant: int
+    per_token: int  # bytes
+    max_tokens: int | None  # of a sliding window
+    constant: int  # bytes
 
 
 class CacheCost:
-    """What the caches of one row take, from caches that have read some tokens."""
+    """What the caches of one sequence cost, measured on caches that hold `tokens` tokens."""
 
     def __init__(self, layers: Sequence[Any], tokens: int) -> None:
-        self._layers = [each for layer in layers for each in _measured(layer, tokens)]
+        self._layers = [each for layer in layers for each in _measure(layer, tokens)]
 
     @classmethod
-    def of(cls, plain: Iterable[Sequence[Any]]) -> CacheCost:
-        """Read what another process measured."""
+    def from_plain(cls, plain: Iterable[Sequence[Any]]) -> CacheCost:
+        """Return what another process measured, from its `as_plain`."""
         cost = cls([], 0)
         cost._layers = [_LayerCost(*layer) for layer in plain]
         return cost
 
     def as_plain(self) -> list[list[Any]]:
-        """Write it for another process."""
-        return [[layer.per_token, layer.most_tokens, layer.constant] for layer in self._layers]
+        """Return it as plain lists, to send to another process."""
+        return [[layer.per_token, layer.max_tokens, layer.constant] for layer in self._layers]
 
     def __call__(self, tokens: int) -> int:
         """Return the bytes for so many tokens."""
         rounded = -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
         return sum(
             layer.constant
-            + layer.per_token * (rounded if layer.most_tokens is None else min(rounded, layer.most_tokens))
+            + layer.per_token * (rounded if layer.max_tokens is None else min(rounded, layer.max_tokens))
             for layer in self._layers
         )
 
 
-def _measured(layer: Any, tokens: int) -> list[_LayerCost]:
+def _measure(layer: Any, tokens: int) -> list[_LayerCost]:
     if isinstance(layer, CacheList):
-        return [each for part in layer.caches for each in _measured(part, tokens)]
+        return [each for part in layer.caches for each in _measure(part, tokens)]
     arrays = [value for _, value in tree_flatten(layer.state) if isinstance(value, mx.array)]
-    if not hasattr(layer, "keys"):  # a state of one size, or something that is not known here
+    if not hasattr(layer, "keys"):  # a state of constant size, or an unknown kind
         return [_LayerCost(0, None, sum(value.nbytes for value in arrays))]
     per_token = sum(
         value.nbytes // value.shape[2] for value in arrays if value.ndim == 4 and value.shape[2] >= tokens

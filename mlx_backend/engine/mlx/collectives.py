@@ -1,8 +1,8 @@
-"""The processes that share a model, as MLX sees them: finding each other, sums, and what they must have in common.
+"""The processes that share a model, as MLX sees them: how they find each other, sum, and agree.
 
-What a step does depends on its requests and on lengths alone (distributed/batch.py brings those to every rank). The
-exceptions are settled here: how much memory a machine has (the least of all counts), and the last bits of a
-logit, which differ between chips: the token that rank 0 chose is summed with everybody's zeros.
+What a step does depends on its requests and on lengths alone, and distributed/batch.py brings the same requests to
+every rank. The exceptions are settled here: the memory budget (the rank with the least memory decides), and the last
+bits of logits, which differ between chips (every rank uses the tokens that rank 0 sampled).
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENDPOINT_BYTES = 4096
-MIN_SUM = 64  # elements; of fewer than there are ranks the ring makes slow work, and of the next sum too
-_ALIKE = (
+MIN_SUM = 64  # elements; a sum of fewer than there are ranks is slow on the ring, and slows down the next sum
+_SHARED_OPTIONS = (
     "context_length",
     "chat_template",
     "prefill_chunk",
+    "packing",
     "cache_bytes",
     "kv_bits",
     "kv_group_size",
@@ -49,7 +50,7 @@ _ALIKE = (
 
 @cache
 def group() -> mx.distributed.Group | None:
-    """Connect to the other ranks, once; None if there are none. EngineError if there should be and are not."""
+    """Connect to the other ranks, once; None if there are none. Raises EngineError if they cannot be found."""
     backend = distributed_backend()
     if backend is None:
         return None
@@ -67,19 +68,19 @@ _has_joined = False
 
 
 def join() -> Ranks | None:
-    """Take this process's place among those that share a model, which can be one; None if there are none."""
+    """Join the processes that share a model, which can be done once; None if there are none."""
     global _has_joined
     found = group()
     if found is None:
         return None
     if _has_joined:
-        raise EngineError("Processes that share a model can have only one.")
+        raise EngineError("Processes that share a model can load only that one.")
     _has_joined = True
     return Ranks(found)
 
 
 class Ranks:
-    """This process's place among those that share the model. The lines are there once they are open."""
+    """This process's rank among those that share the model. The connection to the others exists once it is open."""
 
     def __init__(self, group: mx.distributed.Group) -> None:
         self.group = group
@@ -88,14 +89,14 @@ class Ranks:
         self.follower: Follower | None = None  # at the others
 
     def open(self) -> None:
-        """Open the line. All ranks do this at the same time; they must share MLX's connections already."""
+        """Open the connection. All ranks do this at the same time; MLX must have connected them already."""
         try:
             if self.rank == 0:
                 self.leader = Leader(self.size, _addresses())
-                self._shared(self.leader.endpoint.to_json())
+                self._broadcast_bytes(self.leader.endpoint.to_json())
                 self.leader.accept_followers()
             else:
-                endpoint = Endpoint.from_json(self._shared(b""))
+                endpoint = Endpoint.from_json(self._broadcast_bytes(b""))
                 self.follower = Follower(self.rank, self.size, endpoint)
         except RuntimeError as error:
             raise EngineStopped(f"The other ranks were lost: {error}.") from error
@@ -106,8 +107,8 @@ class Ranks:
         assert transport is not None
         return transport.all_gather(value)
 
-    def refuse(self, options: EngineOptions) -> None:
-        """Refuse what is not the same on several ranks yet."""
+    def refuse_unsupported(self, options: EngineOptions) -> None:
+        """Raise EngineError for options that several ranks do not support yet."""
         for name, chosen in (
             ("LoRA adapters", options.adapters),
             ("A draft model", options.draft_model),
@@ -117,15 +118,15 @@ class Ranks:
                 raise EngineError(f"{name}: not possible yet while {self.size} processes share the model.")
 
     def check_alike(self, folder: Path, options: EngineOptions) -> None:
-        """Wait until all have their weights; refuse ranks that were started for something else."""
+        """Wait until all ranks have their weights. Raises EngineError if their models, options or versions differ."""
         mine = {
             "version": f"{__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}",
             "config.json": sha256((folder / "config.json").read_bytes()).hexdigest()[:16],
-            **{name: getattr(options, name) for name in _ALIKE},
+            **{name: getattr(options, name) for name in _SHARED_OPTIONS},
         }
-        everybody = self.all_gather(mine)
-        for rank, theirs in enumerate(everybody):
-            for what, value in everybody[0].items():
+        everyone = self.all_gather(mine)
+        for rank, theirs in enumerate(everyone):
+            for what, value in everyone[0].items():
                 if theirs.get(what) != value:
                     raise EngineError(
                         f"Rank {rank} has another {what} than rank 0 ({str(theirs.get(what))[:60]}, not "
@@ -133,24 +134,26 @@ class Ranks:
                     )
 
     def agree_on_memory(
-        self, memory: int, weights: int, cost: CacheCost, *, can_batch: bool
+        self, limit: int, weights: int, cost: CacheCost, *, can_batch: bool
     ) -> tuple[int, int, CacheCost, bool, bool]:
-        """Count with the least memory and the dearest caches of all ranks, or requests would differ in their room.
+        """Agree on the least memory and the most expensive caches, so that all ranks admit the same requests.
 
-        The last of what is returned says whether the caches are alike; if not, prefixes would not be given up
-        alike, and none are kept.
+        Returns the limit, the weights' bytes, the caches' cost, whether all ranks can batch, and whether all have the
+        same caches. If they have not, they would evict different prefixes, and must cache none.
         """
-        everybody = self.all_gather([memory, weights, cost.as_plain(), can_batch])
-        least = min(everybody, key=lambda each: each[0] * (1 - STEP_MARGIN) - each[1])
-        dearest = max((CacheCost.of(each[2]) for each in everybody), key=lambda each: each(1 << 16))
-        alike = all(each[2] == everybody[0][2] for each in everybody)
-        if not alike:
-            log.warning("The ranks have different layers; prompts are read from their beginning every time.")
-        return least[0], least[1], dearest, all(each[3] for each in everybody), alike
+        everyone = self.all_gather([limit, weights, cost.as_plain(), can_batch])
+        least = min(everyone, key=lambda each: each[0] * (1 - STEP_MARGIN) - each[1])
+        highest_cost = max(
+            (CacheCost.from_plain(each[2]) for each in everyone), key=lambda each: each(1 << 16)
+        )
+        are_alike = all(each[2] == everyone[0][2] for each in everyone)
+        if not are_alike:
+            log.warning("The ranks have different layers, so no prefixes are cached.")
+        return least[0], least[1], highest_cost, all(each[3] for each in everyone), are_alike
 
-    def agree(self, tokens: mx.array) -> mx.array:
-        """Return rank 0's tokens, everywhere."""
-        # Zeros made of the tokens: they must not be summed before the sums of which the tokens are made.
+    def broadcast(self, tokens: mx.array) -> mx.array:
+        """Return rank 0's tokens on every rank ([tokens])."""
+        # Zeros made from the tokens: this sum must not run before the sums that the tokens are computed from.
         mine = tokens if self.rank == 0 else tokens * 0
         count = tokens.shape[0]
         if count < MIN_SUM:
@@ -158,13 +161,13 @@ class Ranks:
         return mx.distributed.all_sum(mine, group=self.group)[:count]
 
     def close(self) -> None:
-        """Leave the others."""
+        """Close the connection."""
         transport = self.leader or self.follower
         if transport is not None:
             transport.close()
 
-    def _shared(self, text: bytes) -> bytes:
-        """Return what rank 0 gave."""
+    def _broadcast_bytes(self, text: bytes) -> bytes:
+        """Return rank 0's text, on every rank."""
         padded = mx.array(list(text.ljust(ENDPOINT_BYTES)), dtype=mx.int32)
         mine = padded if self.rank == 0 else mx.zeros_like(padded)
         given: list[int] = mx.distributed.all_sum(mine, group=self.group).tolist()  # type: ignore[assignment]
@@ -172,7 +175,7 @@ class Ranks:
 
 
 def _addresses() -> list[str]:
-    """Under which names other machines may reach this one: those MLX itself was given, and its own."""
+    """Return the names under which other machines may reach this one: those that MLX was given, and its own."""
     found: list[str] = []
     with suppress(OSError, ValueError, LookupError, TypeError):
         hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text())
@@ -191,5 +194,5 @@ def _host_names() -> list[str]:
     name = socket.gethostname()
     names = [name]
     with suppress(OSError):
-        names += [str(place[4][0]) for place in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        names += [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     return [each for each in names if each not in ("localhost", "::1") and not each.startswith("127.")]

@@ -1,15 +1,15 @@
-"""Prompt checkpoints in a folder, kept across restarts within a number of bytes.
+"""The disk cache: prompt checkpoints in a folder, kept across restarts, within a number of bytes.
 
-Knows files and their names; what is in them is `checkpoint_file`'s. Which prefixes are worth keeping is for
-whoever calls.
+Knows files and their names; disk_format.py knows what is in them. Which prefixes are worth storing is the caller's
+decision.
 
-The theory: a file appears whole, by being renamed, and is never changed after that; its time of modification
-is the time of its last use. So several servers may share a folder without a lock. A file that has vanished is
-simply not there, and whichever server writes next removes what was used longest ago.
+A file appears whole, by being renamed, and is never changed after that; its modification time is the time of its last
+use. So several servers may share a folder without a lock. A file that has vanished is simply not there, and whichever
+server writes next removes the least recently used files.
 
-Threads: the engine's calls everything here. What is to be written it hands to another one, which never touches
-MLX. A thread that has run MLX aborts the process if it is alive when the interpreter exits; this one may
-simply be left behind.
+Threads: the engine's thread calls everything here. It hands what is to be written to a writer thread, which never
+touches MLX: a thread that has run MLX aborts the process if it is alive when the interpreter exits, while the writer
+can be left behind.
 
 A folder may hold other people's files. Only names of our own two patterns are ever counted or removed.
 """
@@ -29,14 +29,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.mlx.disk_format import (
-    TOKEN_BYTES,
     UNREADABLE,
     model_fingerprint,
     read_layers,
     read_tokens,
     serialise,
 )
-from mlx_backend.engine.mlx.kv_cache import as_bytes
+from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
@@ -49,10 +48,10 @@ __all__ = ["DiskCheckpoints", "StoredCheckpoint", "model_fingerprint"]
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 4  # checkpoints that wait to be written; each holds on to its arrays
-MAX_WAITING_BYTES = 1 << 30  # of those, if there are several
-MAX_CLOSE_SECONDS = 10.0  # seconds to finish writing in when we are closed
-LEFTOVER_AGE = 600.0  # seconds after which nobody is still writing a partial file
+MAX_WAITING = 4  # checkpoints in the write queue; each holds on to its arrays
+MAX_WAITING_BYTES = 1 << 30  # of the queue, if it has more than one
+MAX_CLOSE_SECONDS = 10.0  # to finish writing in when the cache is closed
+LEFTOVER_SECONDS = 600.0  # after which no server can still be writing a partial file
 
 _NAME = re.compile(r"prompt-([0-9a-f]{16})-[0-9a-f]{40}\.safetensors")
 _PARTIAL = re.compile(r"prompt-[0-9a-f]{32}\.partial")
@@ -72,11 +71,11 @@ class StoredCheckpoint:
 
 
 class _AbandonedError(Exception):
-    """There is no time left to finish writing."""
+    """The cache was closed and has no time left to finish writing."""
 
 
 class DiskCheckpoints:
-    """The checkpoints of one model, in a folder that may hold those of others too."""
+    """One model's checkpoints, in a folder that may hold those of other models too."""
 
     def __init__(self, folder: Path, *, max_bytes: int, fingerprint: str) -> None:
         self.folder = folder
@@ -84,9 +83,9 @@ class DiskCheckpoints:
         self._fingerprint = fingerprint
         self._model = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
         self._thread: threading.Thread | None = None
-        self._complained = False
+        self._has_warned = False
         self._abandoned = False
-        self._lock = threading.Condition()  # for all that follows
+        self._lock = threading.Condition()  # guards everything below
         self._stored: dict[bytes, StoredCheckpoint] = {}
         self._waiting: dict[bytes, Checkpoint] = {}  # oldest first
         self._writing: bytes | None = None
@@ -96,7 +95,7 @@ class DiskCheckpoints:
         return len(self._stored)
 
     def open(self) -> None:
-        """Make the folder, see what is in it, and be ready to write. EngineRefused if it cannot be used."""
+        """Make the folder, list what is in it, and start the writer. Raises EngineRefused if it cannot be used."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
@@ -108,28 +107,28 @@ class DiskCheckpoints:
                 "Name a folder that can be written to, or none."
             ) from error
         self._closing = self._abandoned = False
-        self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
+        self._thread = threading.Thread(target=self._write_queued, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
     def find_longest(self, tokens: Sequence[int], *, beyond: int = 0) -> StoredCheckpoint | None:
         """Find the longest stored prefix of the tokens that is longer than `beyond`."""
-        wanted = as_bytes(tokens)
+        key = as_bytes(tokens)
         with self._lock:
-            fitting = (
+            prefixes = (
                 stored
                 for stored in self._stored.values()
-                if stored.length > beyond and wanted.startswith(stored.tokens)
+                if stored.length > beyond and key.startswith(stored.tokens)
             )
-            return max(fitting, key=lambda stored: stored.length, default=None)
+            return max(prefixes, key=lambda stored: stored.length, default=None)
 
     def has(self, tokens: Sequence[int]) -> bool:
-        """Whether exactly this prefix is stored, or about to be."""
+        """Whether exactly this prefix is stored or queued to be written."""
         key = as_bytes(tokens)
         with self._lock:
             return key in self._stored or key in self._waiting or key == self._writing
 
     def read(self, stored: StoredCheckpoint) -> list[Any] | None:
-        """Return the layers, evaluated. None if the file has vanished, or is spoiled: then it is removed."""
+        """Return the layers, evaluated; None if the file has vanished or is damaged. A damaged file is removed."""
         try:
             os.utime(stored.path)
             return read_layers(stored.path, stored.tokens, self._fingerprint)
@@ -138,19 +137,19 @@ class DiskCheckpoints:
         except OSError as error:
             log.warning("The prompt checkpoint %s cannot be read: %s.", stored.path, _reason(error))
         except UNREADABLE as error:
-            _remove_spoiled(stored.path, error)
+            _remove_damaged(stored.path, error)
         with self._lock:
             self._stored.pop(stored.tokens, None)
         return None
 
     def write(self, tokens: Sequence[int], layers: list[Any]) -> None:
-        """Have a checkpoint written soon. Its arrays must never be changed afterwards."""
+        """Queue a checkpoint to be written. Its arrays must never be changed afterwards."""
         if self._thread is None or self._closing or self.max_bytes <= 0 or self.has(tokens):
             return
         key = as_bytes(tokens)
         try:
             checkpoint = serialise(key, layers, self._fingerprint)
-        except Exception as error:  # a checkpoint is never worth an answer
+        except Exception as error:  # a reply must not fail because a checkpoint does
             self._warn_once(error)
             return
         if checkpoint.size > self.max_bytes:
@@ -165,40 +164,40 @@ class DiskCheckpoints:
             self._lock.notify_all()
 
     def flush(self) -> None:
-        """Wait until nothing waits to be written any more."""
+        """Wait until the write queue is empty."""
         with self._lock:
-            self._lock.wait_for(self._idle)
+            self._lock.wait_for(self._is_idle)
 
     def close(self) -> None:
-        """Finish what is to be written if that is soon done, leave no partial file, and end the thread."""
+        """Finish writing if there is time, leave no partial file, and stop the writer."""
         if self._thread is None:
             return
         with self._lock:
             self._closing = True
             self._lock.notify_all()
-            if not self._lock.wait_for(self._idle, timeout=MAX_CLOSE_SECONDS):
+            if not self._lock.wait_for(self._is_idle, timeout=MAX_CLOSE_SECONDS):
                 self._waiting.clear()
                 self._abandoned = True
         self._thread.join(MAX_CLOSE_SECONDS)
         self._thread = None
 
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         return not self._waiting and self._writing is None
 
     def _warn_once(self, error: Exception) -> None:
-        """Warn once; again only after something could be written in between."""
-        if not self._complained:
-            self._complained = True
+        """Warn once, and again only after something was written in between."""
+        if not self._has_warned:
+            self._has_warned = True
             log.warning(
-                "Prompt checkpoints cannot be written to %s: %s. Answers do not suffer; after a restart "
-                "their prompts are read anew.",
+                "Prompt checkpoints cannot be written to %s: %s. Replies are not affected; after a restart "
+                "their prompts are prefilled again.",
                 self.folder,
                 _reason(error),
             )
 
-    # -- the writer's thread, and `open` --------------------------------------------------------------------
+    # -- the writer thread, and `open` -----------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _write_queued(self) -> None:
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._waiting or self._closing)
@@ -210,12 +209,12 @@ class DiskCheckpoints:
             try:
                 self._save(key, checkpoint)
                 self._rescan()
-                self._complained = False
+                self._has_warned = False
             except _AbandonedError:
                 pass
-            except Exception as error:  # whatever it is, the next one may succeed
+            except Exception as error:  # whatever it was, the next one may succeed
                 self._warn_once(error)
-            del checkpoint  # and what it holds on to
+            del checkpoint  # and its arrays
             with self._lock:
                 self._writing = None
                 self._lock.notify_all()
@@ -228,7 +227,7 @@ class DiskCheckpoints:
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "wb") as file:
-                checkpoint.fill(file, self._go_on)
+                checkpoint.write_to(file, self._check_abandoned)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
@@ -236,20 +235,20 @@ class DiskCheckpoints:
             _remove(partial)
             raise
 
-    def _go_on(self) -> None:
+    def _check_abandoned(self) -> None:
         if self._abandoned:
             raise _AbandonedError
 
     def _rescan(self) -> None:
-        """Learn what the folder holds by now, drop what is of no use, and keep to the limit."""
+        """List what the folder holds now, and remove leftovers and whatever is over the limit."""
         with self._lock:
             known = {stored.path.name: stored for stored in self._stored.values()}
         found: dict[str, StoredCheckpoint] = {}
-        held: list[tuple[int, str, int]] = []  # last use, name and size
+        sizes: list[tuple[int, str, int]] = []  # last use, name and size
         for name, status in _files(self.folder):
             ours = _NAME.fullmatch(name)
             if ours is None:
-                if _PARTIAL.fullmatch(name) and status.st_mtime < time.time() - LEFTOVER_AGE:
+                if _PARTIAL.fullmatch(name) and status.st_mtime < time.time() - LEFTOVER_SECONDS:
                     _remove(self.folder / name)
                 continue
             if ours[1] == self._model:
@@ -257,9 +256,9 @@ class DiskCheckpoints:
                 if stored is None:
                     continue
                 found[name] = stored
-            held.append((status.st_mtime_ns, name, status.st_size))
-        total = sum(size for _, _, size in held)
-        for _, name, size in sorted(held):
+            sizes.append((status.st_mtime_ns, name, status.st_size))
+        total = sum(size for _, _, size in sizes)
+        for _, name, size in sorted(sizes):
             if total <= self.max_bytes:
                 break
             _remove(self.folder / name)
@@ -274,7 +273,7 @@ class DiskCheckpoints:
         except OSError:
             return None
         except UNREADABLE as error:
-            _remove_spoiled(path, error)
+            _remove_damaged(path, error)
             return None
 
 
@@ -284,7 +283,7 @@ def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
             try:
                 if entry.is_file(follow_symlinks=False):
                     yield entry.name, entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # another server was quicker
+            except FileNotFoundError:  # another server has just removed it
                 continue
 
 
@@ -295,8 +294,8 @@ def _remove(path: Path) -> None:
         log.warning("%s cannot be removed: %s.", path, _reason(error))
 
 
-def _remove_spoiled(path: Path, error: Exception) -> None:
-    log.warning("The prompt checkpoint %s is spoiled and removed: %s.", path, error)
+def _remove_damaged(path: Path, error: Exception) -> None:
+    log.warning("The prompt checkpoint %s is damaged and was removed: %s.", path, error)
     _remove(path)
 
 

@@ -1,10 +1,10 @@
-"""One prompt checkpoint as a file: a token prefix and the KV caches behind it, in safetensors.
+"""The file format of a prompt checkpoint: a token prefix and its KV caches, in safetensors.
 
-Knows bytes and mlx-lm's cache layers; nothing of folders, limits or threads. The arrays lie as mlx-lm's
-`save_prompt_cache` lays them out, so that its `load_prompt_cache` reads them. The metadata says which model
-they are of, which tokens they hold, and a checksum of all the rest, data and header.
+Knows bytes and mlx-lm's cache layers; nothing of folders, limits or threads. The arrays are laid out as by mlx-lm's
+`save_prompt_cache`, so that its `load_prompt_cache` reads them. The metadata holds the model's fingerprint, the
+tokens, and a checksum of everything else, data and header.
 
-`lay_out` is for the thread that owns MLX. What it returns is plain memory, which any thread may write.
+`serialise` is for the thread that owns MLX. It returns plain memory, which any thread may write.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from mlx.utils import tree_flatten
 from mlx_lm import __version__ as mlx_lm_version
 from mlx_lm.models import cache as mlx_lm_caches
 
+from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 FORMAT = "1"
-MAX_HEADER = 100 << 20  # bytes; as safetensors itself has it
-CHUNK = 8 << 20
-TOKEN_BYTES = 4
-
-# What reading a file can raise that is not what we wrote.
+MAX_HEADER_BYTES = 100 << 20  # the limit of safetensors itself
+CHUNK_BYTES = 8 << 20
+# What reading a file that we did not write can raise.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 _NO_CHECKSUM = b"0" * 8
@@ -56,10 +56,10 @@ _DTYPES = {
 
 
 def model_fingerprint(folder: Path, extra: str = "") -> str:
-    """Say which model a folder holds, without reading its weights: two that differ never look alike.
+    """Return a digest that differs between any two models, without reading the weights of the model in the folder.
 
-    Of weight files the header, the size and the time of modification count. The tokenizer does not: a cache
-    depends on token ids alone. `extra` is for what else changes a cache, say an adapter's fingerprint.
+    Of weight files the header, size and modification time count. The tokenizer does not: a cache depends on token ids
+    alone. `extra` is whatever else changes a cache, for example an adapter's fingerprint.
     """
     digest = hashlib.sha256(f"{FORMAT}\n{mlx_lm_version}\n{len(extra)}\n{extra}\n".encode())
     for path in sorted(folder.iterdir()):
@@ -67,7 +67,7 @@ def model_fingerprint(folder: Path, extra: str = "") -> str:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 length = int.from_bytes(file.read(8), "little")
-                content = file.read(min(length, MAX_HEADER))
+                content = file.read(min(length, MAX_HEADER_BYTES))
             about = f"{path.name} {status.st_size} {status.st_mtime_ns}"
         elif path.suffix == ".py" or path.name in {"config.json", "adapter_config.json"}:
             content = path.read_bytes()
@@ -80,25 +80,25 @@ def model_fingerprint(folder: Path, extra: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A file's contents before it is written: the header with no checksum in it yet, and the arrays."""
+    """A file's contents before it is written: the header, still without a checksum, and the arrays."""
 
     header: bytes
-    arrays: list[np.ndarray[Any, Any]]  # the memory of evaluated arrays, not copies
+    arrays: list[np.ndarray[Any, Any]]  # views of evaluated MLX arrays, not copies
 
     @property
     def size(self) -> int:
-        """The bytes of the file."""
+        """The size of the file in bytes."""
         return 8 + len(self.header) + sum(each.nbytes for each in self.arrays)
 
-    def fill(self, file: BinaryIO, going_on: Callable[[], object]) -> None:
-        """Write it all; `going_on` is called in between, and what it raises ends that."""
+    def write_to(self, file: BinaryIO, before_chunk: Callable[[], object]) -> None:
+        """Write the file; `before_chunk` is called before each chunk, and may raise to abandon it."""
         file.write(len(self.header).to_bytes(8, "little") + self.header)
         checksum = zlib.crc32(self.header)
         for each in self.arrays:
             plain = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
-            for at in range(0, plain.size, CHUNK):
-                going_on()
-                chunk = plain[at : at + CHUNK].data
+            for at in range(0, plain.size, CHUNK_BYTES):
+                before_chunk()
+                chunk = plain[at : at + CHUNK_BYTES].data
                 file.write(chunk)
                 checksum = zlib.crc32(chunk, checksum)
         file.seek(8 + self.header.index(_NO_CHECKSUM))
@@ -106,7 +106,7 @@ class Checkpoint:
 
 
 def serialise(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
-    """Lay a checkpoint out: arrays by their places in the layers' states, and scalars as arrays among them."""
+    """Serialise a checkpoint: arrays by their paths in the layers' states, and scalars as arrays among them."""
     arrays: dict[str, mx.array] = {}
     scalars: list[Any] = [""]  # mlx-lm's own first entry: an empty list would be dropped
     for name, value in tree_flatten([layer.state for layer in layers]):
@@ -137,8 +137,8 @@ def serialise(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
         header[name] = {"dtype": _DTYPES[value.dtype], "shape": value.shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Arrays of our own over the same memory: writing to a layer then copies, and what we hold stays as it is.
-    # NumPy knows no bfloat16; and what is not evaluated here could not be on another thread.
+    # Arrays of our own over the same memory: writing to a layer then copies, and these stay as they are. NumPy has no
+    # bfloat16. And what is not evaluated here could not be evaluated on another thread.
     plain = [
         value.view(mx.uint16) if value.dtype == mx.bfloat16 else copy.copy(value) for value in arrays.values()
     ]
@@ -147,26 +147,26 @@ def serialise(tokens: bytes, layers: list[Any], fingerprint: str) -> Checkpoint:
 
 
 def read_tokens(path: Path, fingerprint: str) -> bytes:
-    """Read only the header: which tokens the file holds. Raises one of UNREADABLE if it is none of ours."""
+    """Read only the header and return the file's tokens. Raises one of UNREADABLE unless it is this model's."""
     with path.open("rb") as file:
         return _read_header(file, fingerprint)[1]
 
 
 def read_layers(path: Path, tokens: bytes, fingerprint: str) -> list[Any]:
-    """Read the layers and evaluate them. Raises one of UNREADABLE unless the file is whole and holds the tokens."""
+    """Read the layers and evaluate them. Raises one of UNREADABLE unless the file is intact and holds the tokens."""
     with path.open("rb") as file:
         header, held, expected = _read_header(file, fingerprint)
         if held != tokens:
             raise ValueError("it holds other tokens")
         checksum = zlib.crc32(header.replace(expected, _NO_CHECKSUM, 1))
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             checksum = zlib.crc32(chunk, checksum)
         if b"%08x" % checksum != expected:
             raise ValueError("its checksum is wrong")
     try:
         layers: list[Any] = mlx_lm_caches.load_prompt_cache(str(path))
         mx.eval([layer.state for layer in layers])
-    except RuntimeError as error:  # what MLX raises, whatever it was
+    except RuntimeError as error:  # MLX raises it for every failure
         if not path.exists():
             raise FileNotFoundError(path) from error
         raise ValueError(str(error)) from error
@@ -177,20 +177,20 @@ def read_layers(path: Path, tokens: bytes, fingerprint: str) -> list[Any]:
 
 
 def _class_name(layer: Any) -> str:
-    """Return the name of the layer's class, or of the nearest one above it that mlx-lm can load."""
+    """Return the name of the layer's class, or of its nearest base class that mlx-lm can load."""
     for each in type(layer).__mro__:
         name: str = each.__name__
         if getattr(mlx_lm_caches, name, None) is each:
             return name
-    raise ValueError(f"{type(layer).__name__} is no cache layer of mlx-lm's")
+    raise ValueError(f"{type(layer).__name__} is no cache layer of mlx-lm")
 
 
 def _read_header(file: BinaryIO, fingerprint: str) -> tuple[bytes, bytes, bytes]:
-    """Return the header as it stands, the tokens, and the checksum."""
+    """Return the header's bytes, the tokens, and the checksum."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
-    if not 2 <= length <= min(size - 8, MAX_HEADER):
-        raise ValueError("it is cut short, or no safetensors file")
+    if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+        raise ValueError("it is truncated, or no safetensors file")
     header = file.read(length)
     entries = json.loads(header)
     about = entries.pop("__metadata__")
@@ -203,5 +203,5 @@ def _read_header(file: BinaryIO, fingerprint: str) -> tuple[bytes, bytes, bytes]
         raise ValueError("it is of another model")
     tokens = base64.b64decode(about["0.tokens"], validate=True)
     if not tokens or len(tokens) % TOKEN_BYTES:
-        raise ValueError("its tokens are no tokens")
+        raise ValueError("its tokens are not readable")
     return header, tokens, about["0.checksum"].encode()

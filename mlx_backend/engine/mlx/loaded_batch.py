@@ -193,7 +193,7 @@ class LoadedBatch:
             self.runtime.networks[sequence.adapter],
             can_pack=self.runtime.can_pack,
             max_drafts=self._options.draft_tokens if sequence.drafter is not None else 0,
-            agree=self._ranks.agree if self._ranks is not None else None,
+            agree=self._ranks.broadcast if self._ranks is not None else None,
         )
 
     def _admit(

@@ -63,7 +63,7 @@ class Runtime:
         on_progress: Callable[[float], None],
     ) -> None:
         if ranks is not None:
-            ranks.refuse(options)
+            ranks.refuse_unsupported(options)
         self.options = options
         model = self.model = load_model(source, options, on_progress, ranks.group if ranks else None)
         _check_context_length(options, model)

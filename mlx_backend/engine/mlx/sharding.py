@@ -1,7 +1,7 @@
-"""One network over several processes: which counts of them are possible, and each one's part of the weights.
+"""Sharding: one network over several processes, and how many processes can share it.
 
-Tensor parallel where mlx-lm knows how for the architecture (every rank has a part of every layer), else pipeline
-parallel (every rank has some of the layers). Knows nothing of requests, nor of how the ranks talk.
+Tensor parallel where mlx-lm supports it for the architecture (every rank has a part of every layer), else pipeline
+parallel (every rank has some of the layers). Knows nothing of requests, or of how the ranks communicate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How configurations call what is dealt out whole, and what it is.
+# What can only be divided whole, by its name in config.json, and in words.
 _HEADS = {
     "num_attention_heads": "attention heads",
     "linear_num_key_heads": "linear key heads",
@@ -30,22 +30,20 @@ _COUNTS = ("num_attention_heads", "n_heads", "num_heads", "num_key_value_heads",
 
 
 def shard(network: Any, config: Mapping[str, Any], group: mx.distributed.Group, name: str) -> None:
-    """Leave of a network whose weights have not been read what this rank computes. EngineError if it cannot be."""
+    """Reduce a network whose weights are not read yet to this rank's part. Raises EngineError if that is impossible."""
     size = group.size()
     inner: Any = getattr(network, "model", None)
     if hasattr(network, "shard"):
         heads = _heads(config)
         if not all(_divides(size, count, shared=kind in _SHARED_HEADS) for kind, count in heads.items()):
-            raise EngineError(_impossible(name, size, heads))
+            raise EngineError(_refusal(name, size, heads))
         try:
             network.shard(group)
         except Exception as error:
-            raise EngineError(
-                f"{_impossible(name, size, heads)} ({type(error).__name__}: {error})"
-            ) from error
+            raise EngineError(f"{_refusal(name, size, heads)} ({type(error).__name__}: {error})") from error
         if any(getattr(module, count, None) == 0 for module in network.modules() for count in _COUNTS):
-            raise EngineError(_impossible(name, size, heads))
-        log.info("Each of %d ranks has a part of every layer.", size)
+            raise EngineError(_refusal(name, size, heads))
+        log.info("Each of the %d ranks has a part of every layer.", size)
     elif hasattr(inner, "pipeline"):
         layers = len(inner.layers)
         try:
@@ -73,13 +71,13 @@ def _heads(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _divides(size: int, count: int, *, shared: bool) -> bool:
-    # Several ranks may have the same key-value head, if the architecture's sharding provides for that.
+    # Several ranks may have the same key-value head, where the architecture's sharding provides for it.
     return count % size == 0 or (shared and size % count == 0)
 
 
-def _impossible(name: str, size: int, heads: Mapping[str, int]) -> str:
-    most = gcd(*heads.values())
-    counts = [str(count) for count in range(1, most + 1) if most % count == 0]
+def _refusal(name: str, size: int, heads: Mapping[str, int]) -> str:
+    divisor = gcd(*heads.values())
+    counts = [str(count) for count in range(1, divisor + 1) if divisor % count == 0]
     kinds = _HEADS | _SHARED_HEADS
     listed = " and ".join(f"{count} {kinds[kind]}" for kind, count in heads.items()) or "its layers"
     possible = f" Possible are {_or(counts)} processes." if heads else ""

@@ -1,8 +1,8 @@
 """The model's tokenizer, safe to use from any thread.
 
-Knows how text becomes tokens and back; nothing of the model or of any dialect. The tokenizers underneath keep
-settings on themselves (whether markers in the text are read as control tokens is one), so two of them are
-made, set up once, and never changed again.
+Knows how text becomes tokens and back; nothing of the model or of any dialect. The tokenizers underneath hold
+settings, one of which is whether markers in the text become control tokens. So two of them are made, set up once and
+never changed again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.detokenizer import Detokenizer
 
 
-# What steers the renderer and not the template; `chat_template` would even replace it.
-_NOT_FOR_TEMPLATES = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+# Arguments of the renderer, not of the template; one of them would even replace the template.
+_RENDERER_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
     "documents"
 }
 
@@ -55,11 +55,11 @@ class MLXTokenizer:
         self._chat_template: str | None = template
         self._vocabulary_size = vocabulary_size
         self._special = _control_tokens(backend, wrapper, template or "")
-        self._with_control, self._without_control = _two_of(backend, self._special)
-        self._bytes_of, self._stream = self._bytes_and_streams()
+        self._with_control, self._without_control = _make_pair(backend, self._special)
+        self._bytes_of, self._detokenizer = self._byte_lookup_and_detokenizer()
         bos = wrapper.bos_token_id
-        opening = self._with_control.encode("", add_special_tokens=True).ids
-        self._opening = (bos,) if bos is not None and opening[:1] == [bos] else ()
+        added = self._with_control.encode("", add_special_tokens=True).ids
+        self._bos_tokens = (bos,) if bos is not None and added[:1] == [bos] else ()
 
     @property
     def chat_template(self) -> str | None:
@@ -79,7 +79,7 @@ class MLXTokenizer:
     @property
     def bos_tokens(self) -> Sequence[int]:
         """What a prompt begins with that no chat template writes: the BOS token of a model that wants one."""
-        return self._opening
+        return self._bos_tokens
 
     def render(
         self,
@@ -94,7 +94,7 @@ class MLXTokenizer:
             raise EngineRefused(
                 "This model has no chat template; it can only continue text (POST /v1/completions)."
             )
-        if taken := sorted(_NOT_FOR_TEMPLATES & template_kwargs.keys()):
+        if taken := sorted(_RENDERER_ARGUMENTS & template_kwargs.keys()):
             raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
         try:
             text: str = self._wrapper.apply_chat_template(
@@ -104,49 +104,49 @@ class MLXTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **template_kwargs,
             )
-        except Exception as error:  # a template is somebody else's program
+        except Exception as error:  # a template is a program from the model's makers
             words = str(error) or type(error).__name__
             raise EngineRefused(f"The model's chat template refused the conversation: {words}") from error
         return text
 
     def encode(self, text: str, *, control_tokens: bool) -> list[int]:
-        """Tokenise. With control_tokens False a marker spelt in the text becomes ordinary text tokens."""
+        """Tokenise. Without `control_tokens`, a marker spelt in the text becomes ordinary text tokens."""
         text = text.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair
         if control_tokens:
             return self._ids(self._with_control, text)
         tokens = self._ids(self._without_control, text)
         if self._special.keys().isdisjoint(tokens):
             return tokens
-        return [plain for token in tokens for plain in self._spelt_out(token)]
+        return [plain for token in tokens for plain in self._spell_out(token)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special tokens included."""
+        """Return the text of tokens, special tokens included."""
         text: str = self._with_control.decode(list(tokens), skip_special_tokens=False)
         return text
 
     def bytes_of(self, token: int) -> bytes:
-        """What one token stands for; it need not be whole characters."""
+        """Return the bytes that a token stands for; they need not be whole characters."""
         marker = self._special.get(token)
         return marker.encode() if marker is not None else self._bytes_of(token)
 
     def detokenizer(self) -> Detokenizer:
-        """Begin the text of one generation."""
-        return self._stream()
+        """Return a detokenizer for one generation."""
+        return self._detokenizer()
 
     def _ids(self, backend: Backend, text: str) -> list[int]:
-        # The batch call lets other threads run while a long text is read; the single one does not.
+        # The batch call releases the interpreter lock during a long text; the single one does not.
         ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
-    def _spelt_out(self, token: int) -> list[int]:
-        """Write a control token as text, for vocabularies that also have its spelling among their words."""
+    def _spell_out(self, token: int) -> list[int]:
+        """Tokenise a control token's marker as text, for vocabularies that list the marker among their words too."""
         if token not in self._special:
             return [token]
         return [
             plain for letter in self._special[token] for plain in self._ids(self._without_control, letter)
         ]
 
-    def _bytes_and_streams(self) -> tuple[Callable[[int], bytes], Callable[[], Detokenizer]]:
+    def _byte_lookup_and_detokenizer(self) -> tuple[Callable[[int], bytes], Callable[[], Detokenizer]]:
         match self._wrapper.detokenizer:
             case BPEStreamingDetokenizer():
                 bytes_of = TokenBytes(self._with_control, decode_byte_level)
@@ -160,11 +160,11 @@ class MLXTokenizer:
 
 
 def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str) -> dict[int, str]:
-    """Find every token that steers the model rather than speaks.
+    """Return every control token, by id.
 
-    Those are the ones marked special and the end tokens, but also added tokens that the chat template writes
-    or that open and close reasoning and tool calls: many models leave `<think>` unmarked. Other added tokens
-    (runs of blanks, HTML tags) are text.
+    Those are the tokens marked special and the end tokens, but also added tokens that the chat template writes or that
+    open and close reasoning and tool calls: many models do not mark `<think>`. Other added tokens (runs of blanks,
+    HTML tags) are text.
     """
     markers = {wrapper.think_start, wrapper.think_end, wrapper.tool_call_start, wrapper.tool_call_end}
     return {
@@ -177,8 +177,8 @@ def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str) 
     }
 
 
-def _two_of(backend: Backend, special: Mapping[int, str]) -> tuple[Backend, Backend]:
-    """Make one tokenizer that reads markers as control tokens and one to which they are text."""
+def _make_pair(backend: Backend, special: Mapping[int, str]) -> tuple[Backend, Backend]:
+    """Return a tokenizer that turns markers into control tokens, and one that treats them as text."""
     form = json.loads(backend.to_str())
     form["truncation"] = form["padding"] = None
     for added in form["added_tokens"]:

@@ -303,7 +303,7 @@ def test_what_schemas_need_is_made_after_loading_and_not_by_the_first_reply() ->
     spec = ModelSpec(name="demo", source=str(MODEL_PATH), pinned=True)
 
     def load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
-        return load_engine(spec.source, options, model_id=spec.name, report=report)
+        return load_engine(spec.source, options, model_id=spec.name, on_progress=report)
 
     models = MultiModelRegistry(Catalogue([spec]), load, EngineOptions(), Settings(), default_name="demo")
     try:

@@ -77,10 +77,10 @@ class Gated(DiskCheckpoints):
         self.gate = threading.Event()
         self.begun = threading.Event()
 
-    def _go_on(self) -> None:
+    def _check_abandoned(self) -> None:
         self.begun.set()
         assert self.gate.wait(SOON)
-        super()._go_on()
+        super()._check_abandoned()
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_a_file_that_is_spoiled_when_it_is_needed_is_as_if_it_had_never_been(
     assert here.find_longest(PROMPT) is None
     assert not here.has(PROMPT)
     assert len(warnings(caplog)) == 1
-    assert "spoiled" in warnings(caplog)[0]
+    assert "damaged" in warnings(caplog)[0]
     put(here, PROMPT)
     assert here.read(stored_in(here, PROMPT)) is not None, "it can be written again"
 
@@ -677,7 +677,7 @@ def test_what_a_crash_leaves_is_cleaned_up_when_nobody_can_still_be_writing_it(
     done = program(
         tmp_path / "kept",
         """
-store._go_on = lambda: os._exit(9)
+store._check_abandoned = lambda: os._exit(9)
 store.write([1] * 1024, large(1))
 store.flush()
 """,
@@ -686,7 +686,7 @@ store.flush()
     [left] = (tmp_path / "kept").iterdir()
     assert left.suffix == ".partial"
     assert files(store()) == [left], "it might be another server's that is being written"
-    used(left, int(left.stat().st_mtime - disk_cache.LEFTOVER_AGE - 1))
+    used(left, int(left.stat().st_mtime - disk_cache.LEFTOVER_SECONDS - 1))
     assert files(store()) == []
 
 
@@ -696,7 +696,7 @@ ENDINGS = {
     "busy": "for first in range(4): store.write([first] * 1024, large(64))",
     "in the middle of a file": """
 begun = threading.Event()
-store._go_on = lambda: (begun.set(), threading.Event().wait())
+store._check_abandoned = lambda: (begun.set(), threading.Event().wait())
 store.write([1] * 1024, large(1))
 begun.wait()
 """,
@@ -719,10 +719,10 @@ def test_a_program_can_end_whatever_the_writer_does(tmp_path: Path, ending: str)
 class Slow(DiskCheckpoints):
     """Its writer does not get anywhere until it is told to give up."""
 
-    def _go_on(self) -> None:
+    def _check_abandoned(self) -> None:
         while not self._abandoned:
             pass
-        super()._go_on()
+        super()._check_abandoned()
 
 
 def test_closing_does_not_wait_for_ever_and_leaves_no_partial_file(
