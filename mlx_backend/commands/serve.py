@@ -214,7 +214,9 @@ def _load(device: Device, spec: ModelSpec, options: EngineOptions, report: Calla
     """Load a language model and show on a terminal how far it is."""
     from mlx_backend.engine.mlx import load_engine
 
-    return load_engine(spec.source, options, device=device, model_id=spec.name, on_progress=_shown(spec, report))
+    return load_engine(
+        spec.source, options, device=device, model_id=spec.name, on_progress=_shown(spec, report)
+    )
 
 
 def _load_reader(
