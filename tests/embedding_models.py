@@ -1,4 +1,4 @@
-"""Embedding and rerank models made for tests: random weights in the file formats of the real ones."""
+"""Embedding and rerank models for tests: random weights in the file formats of the real ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MODERN: dict[str, Any] = {
 
 
 def unigram() -> Tokenizer:
-    """Unigram pieces in <s> … </s>, as of XLM-R: its vocabulary lists its special tokens among its words."""
+    """Unigram pieces in <s> … </s>, like XLM-R's: its vocabulary lists special tokens among the ordinary ones."""
     pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces += [(piece, -2.0) for piece in dict.fromkeys(PIECES)] + [("▁the", -1.0), ("▁tokyo", -1.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3))
@@ -73,13 +73,13 @@ def unigram() -> Tokenizer:
         pair="<s> $A </s> </s> $B </s>",
         special_tokens=[("<s>", 0), ("</s>", 2)],
     )
-    tokenizer.enable_truncation(16)  # as some come: it must not cut what we send
+    tokenizer.enable_truncation(16)  # as some tokenizers come: it must not truncate our texts
     tokenizer.enable_padding(length=8)
     return tokenizer
 
 
 def wordpiece() -> Tokenizer:
-    """WordPiece in [CLS] … [SEP], as of BERT: the second of a pair has types of 1."""
+    """WordPiece in [CLS] … [SEP], like BERT's: the second of a pair has type ids of 1."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -96,7 +96,7 @@ def wordpiece() -> Tokenizer:
     return tokenizer
 
 
-def shapes_of_bert(config: dict[str, Any]) -> Shapes:
+def bert_shapes(config: dict[str, Any]) -> Shapes:
     size, inner = config["hidden_size"], config["intermediate_size"]
     shapes: Shapes = {
         "embeddings.word_embeddings.weight": (config["vocab_size"], size),
@@ -121,7 +121,7 @@ def shapes_of_bert(config: dict[str, Any]) -> Shapes:
     return shapes
 
 
-def shapes_of_modernbert(config: dict[str, Any]) -> Shapes:
+def modernbert_shapes(config: dict[str, Any]) -> Shapes:
     size, inner = config["hidden_size"], config["intermediate_size"]
     shapes: Shapes = {
         "embeddings.tok_embeddings.weight": (config["vocab_size"], size),
@@ -155,11 +155,11 @@ def write_weights(folder: Path, shapes: Shapes, *, seed: int = 1, prefix: str = 
 
 
 def write_bert(folder: Path, *, pooling: str | None = "mean", seed: int = 1, **changes: Any) -> Path:
-    """Write a BERT that makes vectors, with the files of sentence-transformers."""
+    """Write a BERT embedding model, with the files of sentence-transformers."""
     config = BERT | changes
     write_tokenizer(folder, wordpiece())
     (folder / "config.json").write_text(json.dumps(config))
-    shapes = shapes_of_bert(config) | {"pooler.dense.weight": (32, 32), "pooler.dense.bias": (32,)}
+    shapes = bert_shapes(config) | {"pooler.dense.weight": (32, 32), "pooler.dense.bias": (32,)}
     write_weights(folder, shapes, seed=seed)
     if pooling is not None:
         write_modules(folder, pooling)
@@ -167,34 +167,34 @@ def write_bert(folder: Path, *, pooling: str | None = "mean", seed: int = 1, **c
 
 
 def write_roberta(folder: Path, *, pooling: str | None = "cls", seed: int = 2, **changes: Any) -> Path:
-    """Write an XLM-RoBERTa that makes vectors, as of bge-m3 and multilingual-e5."""
+    """Write an XLM-RoBERTa embedding model, like bge-m3 and multilingual-e5."""
     config = ROBERTA | changes
     write_tokenizer(folder, unigram())
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder, shapes_of_bert(config), seed=seed)
+    write_weights(folder, bert_shapes(config), seed=seed)
     if pooling is not None:
         write_modules(folder, pooling)
     return folder
 
 
 def write_modernbert(folder: Path, *, pooling: str | None = "mean", seed: int = 3, **changes: Any) -> Path:
-    """Write a ModernBERT that makes vectors, as of ruri-v3."""
+    """Write a ModernBERT embedding model, like ruri-v3."""
     config = MODERN | changes
     write_tokenizer(folder, unigram())
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder, shapes_of_modernbert(config), seed=seed, prefix="model.")
+    write_weights(folder, modernbert_shapes(config), seed=seed, prefix="model.")
     if pooling is not None:
         write_modules(folder, pooling)
     return folder
 
 
 def write_ranking_roberta(folder: Path, *, seed: int = 4, **changes: Any) -> Path:
-    """Write a cross-encoder on XLM-RoBERTa, as of bge-reranker-v2-m3."""
+    """Write a cross-encoder on XLM-RoBERTa, like bge-reranker-v2-m3."""
     config = ROBERTA | {"architectures": ["XLMRobertaForSequenceClassification"]} | changes
     write_tokenizer(folder, unigram())
     (folder / "config.json").write_text(json.dumps(config))
     size: int = config["hidden_size"]
-    shapes: Shapes = {f"roberta.{name}": shape for name, shape in shapes_of_bert(config).items()} | {
+    shapes: Shapes = {f"roberta.{name}": shape for name, shape in bert_shapes(config).items()} | {
         "classifier.dense.weight": (size, size),
         "classifier.dense.bias": (size,),
         "classifier.out_proj.weight": (1, size),
@@ -205,12 +205,12 @@ def write_ranking_roberta(folder: Path, *, seed: int = 4, **changes: Any) -> Pat
 
 
 def write_ranking_bert(folder: Path, *, seed: int = 5, **changes: Any) -> Path:
-    """Write a cross-encoder on BERT, as of the MiniLM ones for MS MARCO."""
+    """Write a cross-encoder on BERT, like those of MiniLM for MS MARCO."""
     config = BERT | {"architectures": ["BertForSequenceClassification"]} | changes
     write_tokenizer(folder, wordpiece())
     (folder / "config.json").write_text(json.dumps(config))
     size: int = config["hidden_size"]
-    shapes: Shapes = {f"bert.{name}": shape for name, shape in shapes_of_bert(config).items()} | {
+    shapes: Shapes = {f"bert.{name}": shape for name, shape in bert_shapes(config).items()} | {
         "bert.pooler.dense.weight": (size, size),
         "bert.pooler.dense.bias": (size,),
         "classifier.weight": (1, size),
@@ -221,12 +221,12 @@ def write_ranking_bert(folder: Path, *, seed: int = 5, **changes: Any) -> Path:
 
 
 def write_ranking_modernbert(folder: Path, *, seed: int = 6, **changes: Any) -> Path:
-    """Write a cross-encoder on ModernBERT, as of ruri-v3-reranker."""
+    """Write a cross-encoder on ModernBERT, like ruri-v3-reranker."""
     config = MODERN | {"architectures": ["ModernBertForSequenceClassification"]} | changes
     write_tokenizer(folder, unigram())
     (folder / "config.json").write_text(json.dumps(config))
     size: int = config["hidden_size"]
-    shapes: Shapes = {f"model.{name}": shape for name, shape in shapes_of_modernbert(config).items()} | {
+    shapes: Shapes = {f"model.{name}": shape for name, shape in modernbert_shapes(config).items()} | {
         "head.dense.weight": (size, size),
         "head.norm.weight": (size,),
         "classifier.weight": (1, size),
@@ -237,7 +237,7 @@ def write_ranking_modernbert(folder: Path, *, seed: int = 6, **changes: Any) -> 
 
 
 def write_qwen_embedding(folder: Path, *, bare: bool = False) -> Path:
-    """Write a causal model that makes vectors, as of Qwen3-Embedding; `bare` as it was saved: without its prefix."""
+    """Write a causal embedding model like Qwen3-Embedding; with `bare`, its weights without prefix, as published."""
     write_qwen(folder, tie_word_embeddings=not bare)
     write_modules(folder, "lasttoken")
     prompts = {"query": "Instruct: find it\nQuery:", "document": ""}
@@ -255,8 +255,8 @@ def write_qwen_embedding(folder: Path, *, bare: bool = False) -> Path:
     return folder
 
 
-def as_pytorch_had_it(folder: Path, dtype: str = "float32") -> Path:
-    """Put a model's weights into a pytorch_model.bin instead, as PyTorch would write it."""
+def convert_to_pickled(folder: Path, dtype: str = "float32") -> Path:
+    """Replace a model's safetensors by a pytorch_model.bin, as PyTorch writes it."""
     import mlx.core as mx
 
     loaded: Any = mx.load(str(folder / "model.safetensors"))
@@ -266,31 +266,31 @@ def as_pytorch_had_it(folder: Path, dtype: str = "float32") -> Path:
     return folder
 
 
-class _Named:
-    """Something a pickle names: PyTorch's own, which need not be there."""
+class _Reference:
+    """A reference to one of PyTorch's classes, which need not be installed."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
 
 
 class _Tensor:
-    def __init__(self, key: str, kind: str, count: int, place: tuple[Any, ...]) -> None:
-        self.key, self.kind, self.count, self.place = key, kind, count, place
+    def __init__(self, key: str, storage: str, count: int, view: tuple[Any, ...]) -> None:
+        self.key, self.storage, self.count, self.view = key, storage, count, view
 
 
 _Pickler: Any = vars(pickle)["_Pickler"]
 
 
-class _Writer(_Pickler):  # type: ignore[misc]  # the one written in Python: it can be told how to write what is not there
+class _TorchPickler(_Pickler):  # type: ignore[misc]  # untyped; the pure Python pickler can be extended
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
-        if isinstance(obj, _Named):
+        if isinstance(obj, _Reference):
             self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
         elif isinstance(obj, _Tensor):
-            self.save(_Named("torch._utils", "_rebuild_tensor_v2"))
+            self.save(_Reference("torch._utils", "_rebuild_tensor_v2"))
             self.write(pickle.MARK)
-            self.save(("storage", _Named("torch", obj.kind), obj.key, "cpu", obj.count))
+            self.save(("storage", _Reference("torch", obj.storage), obj.key, "cpu", obj.count))
             self.write(pickle.BINPERSID)
-            for part in (*obj.place, False, OrderedDict()):
+            for part in (*obj.view, False, OrderedDict()):
                 self.save(part)
             self.write(pickle.TUPLE + pickle.REDUCE)
         else:
@@ -303,7 +303,7 @@ _STORAGES = {"float32": "FloatStorage", "float16": "HalfStorage", "bfloat16": "B
 
 
 def write_pickled(file: Path, tensors: dict[str, Any], *, order: bytes = b"little", **changes: Any) -> Path:
-    """Write tensors as torch.save does; `changes` replace a tensor's offset, shape, strides or count."""
+    """Write tensors as torch.save does; `changes` override each tensor's offset, shape, strides or count."""
     import mlx.core as mx
 
     with zipfile.ZipFile(file, "w") as archive:
@@ -313,25 +313,25 @@ def write_pickled(file: Path, tensors: dict[str, Any], *, order: bytes = b"littl
                 named[name] = value
                 continue
             strides = tuple(prod(value.shape[dim + 1 :]) for dim in range(value.ndim))
-            said: dict[str, Any] = {
+            layout: dict[str, Any] = {
                 "offset": 0,
                 "shape": tuple(value.shape),
                 "strides": strides,
                 "count": value.size,
             } | changes
-            kind = _STORAGES[str(value.dtype).removeprefix("mlx.core.")]
-            place = (said["offset"], said["shape"], said["strides"])
-            named[name] = _Tensor(str(at), kind, said["count"], place)
+            storage = _STORAGES[str(value.dtype).removeprefix("mlx.core.")]
+            view = (layout["offset"], layout["shape"], layout["strides"])
+            named[name] = _Tensor(str(at), storage, layout["count"], view)
             archive.writestr(f"m/data/{at}", bytes(memoryview(value.reshape(-1).view(mx.uint8))))
         written = io.BytesIO()
-        _Writer(written, 2).dump(named)
+        _TorchPickler(written, 2).dump(named)
         archive.writestr("m/data.pkl", written.getvalue())
         archive.writestr("m/byteorder", order)
     return file
 
 
 def write_modules(folder: Path, pooling: str) -> None:
-    """Write what sentence-transformers says of a model."""
+    """Write the files that sentence-transformers adds to a model."""
     steps = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
     listed = [
         {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -341,12 +341,12 @@ def write_modules(folder: Path, pooling: str) -> None:
     (folder / "1_Pooling").mkdir(exist_ok=True)
     names = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
     modes = {f"pooling_mode_{name}": name.startswith(pooling) for name in names}
-    said = {"word_embedding_dimension": 32, **modes, "include_prompt": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    config = {"word_embedding_dimension": 32, **modes, "include_prompt": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
 
 
 def write_gemma(folder: Path, *, pooling: str = "mean", **changes: Any) -> Path:
-    """Write a Gemma 3 that looks in both directions, as of EmbeddingGemma."""
+    """Write a Gemma 3 with bidirectional attention, like EmbeddingGemma."""
     config = {
         "model_type": "gemma3_text",
         "num_hidden_layers": 3,

@@ -1,4 +1,4 @@
-"""The networks that read, written down once more in plain numpy: one row, no padding, no stages, nothing clever."""
+"""The embedding networks again in plain numpy: one text, no padding, no stages, nothing clever."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def rotated(x: Array, base: float) -> Array:
     return np.concatenate(turned, -1)
 
 
-def attended(queries: Array, keys: Array, values: Array, scale: float, seen: Any = None) -> Array:
-    """Attend with (heads, tokens, size); `seen` says which keys each query sees. Gives (tokens, all sizes)."""
+def attended(queries: Array, keys: Array, values: Array, scale: float, mask: Any = None) -> Array:
+    """Attend with (heads, tokens, size); `mask` says which keys each query sees. Returns (tokens, heads * size)."""
     keys, values = (np.repeat(each, len(queries) // len(each), 0) for each in (keys, values))
     scores = queries @ keys.transpose(0, 2, 1) * scale
-    if seen is not None:
-        scores = np.where(seen, scores, -np.inf)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
     share = np.exp(scores - scores.max(-1, keepdims=True))
     found = share / share.sum(-1, keepdims=True) @ values
     merged: Array = found.transpose(1, 0, 2).reshape(found.shape[1], -1)
@@ -76,12 +76,12 @@ def heads(x: Array, count: int) -> Array:
 
 
 def near(count: int, window: int) -> Any:
-    places = np.arange(count)
-    return np.abs(places[:, None] - places[None]) <= window
+    positions = np.arange(count)
+    return np.abs(positions[:, None] - positions[None]) <= window
 
 
 def bert(model: Reference, tokens: list[int], types: list[int] | None = None, prefix: str = "") -> Array:
-    """Every token's last state; of a RoBERTa too, whose positions begin after its padding's."""
+    """Every token's last state; also of a RoBERTa, whose positions start after the padding token's id."""
     config, eps = model.config, model.config["layer_norm_eps"]
     first = 0 if config["model_type"] == "bert" else config["pad_token_id"] + 1
     at = f"{prefix}embeddings."
@@ -119,7 +119,7 @@ def bert_score(model: Reference, tokens: list[int], types: list[int]) -> float:
 
 
 def modernbert(model: Reference, tokens: list[int]) -> Array:
-    """Every token's last state: rotary positions, windows in all layers but each third."""
+    """Every token's last state: rotary positions, sliding windows in all layers but every third."""
     config, eps = model.config, model.config["norm_eps"]
     count, half = config["num_attention_heads"], config["local_attention"] // 2
     hidden = model.weights["model.embeddings.tok_embeddings.weight"][tokens]
@@ -130,20 +130,20 @@ def modernbert(model: Reference, tokens: list[int]) -> Array:
         queries, keys, values = (
             heads(part, count) for part in np.split(model.linear(f"{at}attn.Wqkv", normed), 3, -1)
         )
-        whole = number % config["global_attn_every_n_layers"] == 0
-        base = config["global_rope_theta" if whole else "local_rope_theta"]
+        is_global = number % config["global_attn_every_n_layers"] == 0
+        base = config["global_rope_theta" if is_global else "local_rope_theta"]
         found = attended(
             rotated(queries, base),
             rotated(keys, base),
             values,
             queries.shape[-1] ** -0.5,
-            None if whole else near(len(tokens), half),
+            None if is_global else near(len(tokens), half),
         )
         hidden = hidden + model.linear(f"{at}attn.Wo", found)
-        taken, gate = np.split(
+        value, gate = np.split(
             model.linear(f"{at}mlp.Wi", model.layer_norm(f"{at}mlp_norm", hidden, eps)), 2, -1
         )
-        hidden = hidden + model.linear(f"{at}mlp.Wo", gelu(taken) * gate)
+        hidden = hidden + model.linear(f"{at}mlp.Wo", gelu(value) * gate)
     return model.layer_norm("model.final_norm", hidden, eps)
 
 
@@ -154,20 +154,20 @@ def modernbert_score(model: Reference, tokens: list[int]) -> float:
 
 
 def qwen(model: Reference, tokens: list[int]) -> Array:
-    """Every token's last state: each sees itself and what came before."""
+    """Every token's last state, with causal attention."""
     config, eps = model.config, model.config["rms_norm_eps"]
-    count, few = config["num_attention_heads"], config["num_key_value_heads"]
-    base, before = config["rope_theta"], np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
+    count, kv_count = config["num_attention_heads"], config["num_key_value_heads"]
+    base, causal = config["rope_theta"], np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
     hidden = model.weights["model.embed_tokens.weight"][tokens]
     for number in range(config["num_hidden_layers"]):
         at = f"model.layers.{number}."
         normed = model.rms_norm(f"{at}input_layernorm", hidden, eps)
         queries = heads(model.linear(f"{at}self_attn.q_proj", normed), count)
-        keys = heads(model.linear(f"{at}self_attn.k_proj", normed), few)
-        values = heads(model.linear(f"{at}self_attn.v_proj", normed), few)
+        keys = heads(model.linear(f"{at}self_attn.k_proj", normed), kv_count)
+        values = heads(model.linear(f"{at}self_attn.v_proj", normed), kv_count)
         queries = rotated(model.rms_norm(f"{at}self_attn.q_norm", queries, eps), base)
         keys = rotated(model.rms_norm(f"{at}self_attn.k_norm", keys, eps), base)
-        found = attended(queries, keys, values, config["head_dim"] ** -0.5, before)
+        found = attended(queries, keys, values, config["head_dim"] ** -0.5, causal)
         hidden = hidden + model.linear(f"{at}self_attn.o_proj", found)
         normed = model.rms_norm(f"{at}post_attention_layernorm", hidden, eps)
         gate = model.linear(f"{at}mlp.gate_proj", normed)
@@ -177,9 +177,9 @@ def qwen(model: Reference, tokens: list[int]) -> Array:
 
 
 def gemma(model: Reference, tokens: list[int]) -> Array:
-    """Every token's last state of a Gemma 3 that looks in both directions, in most layers only near by."""
+    """Every token's last state of a Gemma 3 with bidirectional attention, in most layers within a window."""
     config, eps = model.config, model.config["rms_norm_eps"]
-    count, few = config["num_attention_heads"], config["num_key_value_heads"]
+    count, kv_count = config["num_attention_heads"], config["num_key_value_heads"]
 
     def norm(name: str, hidden: Array) -> Array:
         return model.rms_norm(name, hidden, eps, plus=1.0)
@@ -187,18 +187,18 @@ def gemma(model: Reference, tokens: list[int]) -> Array:
     hidden = model.weights["model.embed_tokens.weight"][tokens] * math.sqrt(config["hidden_size"])
     for number in range(config["num_hidden_layers"]):
         at = f"model.layers.{number}."
-        whole = (number + 1) % config["sliding_window_pattern"] == 0
-        base = config["rope_theta"] if whole else config["rope_local_base_freq"]
+        is_global = (number + 1) % config["sliding_window_pattern"] == 0
+        base = config["rope_theta"] if is_global else config["rope_local_base_freq"]
         normed = norm(f"{at}input_layernorm", hidden)
         queries = norm(f"{at}self_attn.q_norm", heads(model.linear(f"{at}self_attn.q_proj", normed), count))
-        keys = norm(f"{at}self_attn.k_norm", heads(model.linear(f"{at}self_attn.k_proj", normed), few))
-        values = heads(model.linear(f"{at}self_attn.v_proj", normed), few)
+        keys = norm(f"{at}self_attn.k_norm", heads(model.linear(f"{at}self_attn.k_proj", normed), kv_count))
+        values = heads(model.linear(f"{at}self_attn.v_proj", normed), kv_count)
         found = attended(
             rotated(queries, base),
             rotated(keys, base),
             values,
             config["query_pre_attn_scalar"] ** -0.5,
-            None if whole else near(len(tokens), config["sliding_window"] // 2),
+            None if is_global else near(len(tokens), config["sliding_window"] // 2),
         )
         found = model.linear(f"{at}self_attn.o_proj", found)
         hidden = hidden + norm(f"{at}post_attention_layernorm", found)
@@ -212,7 +212,7 @@ def gemma(model: Reference, tokens: list[int]) -> Array:
 
 
 def pooled(hidden: Array, pooling: str) -> Array:
-    """The vector of length one."""
+    """The pooled vector, normalised."""
     vector = {"cls": hidden[0], "mean": hidden.mean(0), "last": hidden[-1]}[pooling]
     found: Array = vector / np.linalg.norm(vector)
     return found

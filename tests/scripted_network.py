@@ -1,4 +1,4 @@
-"""A network that reads as a script says: how far it may go, and when it breaks."""
+"""A scripted embedding network: how far it may run, and when it fails, is up to the test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.embedding.base import NetworkFacts, Row
-from mlx_backend.embedding.recipe import Recipe
+from mlx_backend.embedding.base import EncodedText, NetworkInfo
+from mlx_backend.embedding.embedding_config import EmbeddingConfig
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
@@ -16,47 +16,52 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.base import Encoder
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
+STAGE_TOKENS = 100
 
 
-class Scripted:
-    """A network whose vectors are the length and the first token of a row; a stage a hundred tokens.
+class ScriptedNetwork:
+    """A network whose vectors are a text's length and first token, and whose stages are `STAGE_TOKENS` tokens.
 
-    With `gated`, each stage waits to be let go. `stages` holds the first tokens of what each one worked on.
+    With `gated`, each stage waits for the gate. `stages` holds the first tokens of the texts that each one ran.
     """
 
     def __init__(self, *, gated: bool = False, fails: str = "", encoder: Encoder | None = None) -> None:
-        self.encoder: Any = encoder  # none where rows come ready
+        self.encoder: Any = encoder  # None where texts are submitted encoded
         self.stages: list[set[int]] = []
-        self.pieces: list[tuple[int, int]] = []
-        self.began = threading.Semaphore(0)
+        self.batches: list[tuple[int, int]] = []  # number of texts, length of the longest
+        self.stage_started = threading.Semaphore(0)
         self.gate = threading.Semaphore(0) if gated else None
         self.fails = fails
         self.unloaded = False
 
-    def load(self, report: Callable[[float], None]) -> NetworkFacts:
+    def load(self, report: Callable[[float], None]) -> NetworkInfo:
         if self.fails == "load":
             raise EngineError("There is no such model.")
         report(1.0)
-        return NetworkFacts(
-            model_id="m", type="embedding", context_length=8192, encoder=self.encoder, recipe=Recipe()
+        return NetworkInfo(
+            model_id="m",
+            model_type="embedding",
+            context_length=8192,
+            encoder=self.encoder,
+            config=EmbeddingConfig(),
         )
 
     def run(
-        self, rows: Sequence[Row], dimensions: int | None, most: int
+        self, texts: Sequence[EncodedText], dimensions: int | None, stage_tokens: int
     ) -> Generator[None, None, list[array[float]]]:
-        count = max(len(row.tokens) for row in rows)
-        self.pieces.append((len(rows), count))
-        left = len(rows) * count
+        longest = max(len(text.tokens) for text in texts)
+        self.batches.append((len(texts), longest))
+        remaining = len(texts) * longest
         while True:
-            self.stages.append({row.tokens[0] for row in rows})
-            self.began.release()
+            self.stages.append({text.tokens[0] for text in texts})
+            self.stage_started.release()
             if self.gate is not None:
                 assert self.gate.acquire(timeout=SOON)
-            if self.fails and rows[0].tokens[0] == 13:
+            if self.fails and texts[0].tokens[0] == 13:
                 raise RuntimeError(f"{self.fails}\nat line 7")
-            left -= 100
-            if left <= 0:
-                return [array("f", (len(row.tokens), row.tokens[0])) for row in rows]
+            remaining -= STAGE_TOKENS
+            if remaining <= 0:
+                return [array("f", (len(text.tokens), text.tokens[0])) for text in texts]
             yield
 
     def unload(self) -> None:
@@ -65,9 +70,9 @@ class Scripted:
     def close(self) -> None:
         pass
 
-    def goes_on(self, stages: int = 1) -> None:
-        """Let stages pass, each once it has begun."""
+    def let_pass(self, stages: int = 1) -> None:
+        """Let stages pass the gate, each after it has started."""
         assert self.gate is not None
         for _ in range(stages):
-            assert self.began.acquire(timeout=SOON)
+            assert self.stage_started.acquire(timeout=SOON)
             self.gate.release()

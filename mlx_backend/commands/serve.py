@@ -33,7 +33,7 @@ from mlx_backend.registry.errors import ConfigurationError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.embedding.recipe import EmbeddingOptions
+    from mlx_backend.embedding.embedding_config import EmbeddingOptions
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
     from mlx_backend.models.engine_options import EngineOptions

@@ -1,44 +1,48 @@
-"""What the worker drives and the service reads: protocols and plain data, without MLX.
+"""What the worker drives and the service uses: protocols and plain data, without MLX.
 
-A network runs rows of tokens and gives a vector for each. It does so in stages, and between two stages others may
-use the device: that is all it knows of them.
+A network runs encoded texts and returns a vector for each. It does so in stages; between two stages others may use the
+device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Generator, Sequence
 
-    from mlx_backend.embedding.recipe import Recipe
+    from mlx_backend.embedding.embedding_config import EmbeddingConfig
     from mlx_backend.models.model_type import ModelType
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One text, or a pair of them, as tokens. `types` tells the second of a pair from the first."""
+class EncodedText:
+    """One text, or a query and a document, as tokens. `type_ids` are 1 for the second of a pair, None for all 0."""
 
     tokens: Sequence[int]
-    types: Sequence[int] | None = None
+    type_ids: Sequence[int] | None = None
 
 
 class Encoder(Protocol):
-    """Text to tokens, with the special tokens around it that the network was trained with."""
+    """Text to tokens, with the special tokens that the network was trained with."""
 
     @property
     def vocabulary_size(self) -> int:
         """Valid token ids are 0 … vocabulary_size - 1."""
         ...
 
-    def text(self, text: str, most: int | None = None, *, around: bool = True) -> Row:
-        """Tokenise one text; with `most`, its beginning only. `around`: with what stands around every text."""
+    def encode(
+        self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True
+    ) -> EncodedText:
+        """Tokenise one text, truncated to `max_tokens` if given."""
         ...
 
-    def pair(self, query: str, document: str, instruction: str | None, most: int) -> tuple[Row, bool]:
-        """Tokenise what is ranked together, the document cut to fit; say whether it was cut.
+    def encode_pair(
+        self, query: str, document: str, instruction: str | None, max_tokens: int
+    ) -> tuple[EncodedText, bool]:
+        """Tokenise a query and a document to be ranked; return whether the document was truncated to fit.
 
         Raises EngineRefused if the query leaves no room for a document.
         """
@@ -46,35 +50,35 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkFacts:
-    """What the world may know of a loaded network. `dimensions` is 0 for one that ranks."""
+class NetworkInfo:
+    """What is known of a loaded network. `dimensions` is 0 for a reranker."""
 
     model_id: str
-    type: ModelType
+    model_type: ModelType
     context_length: int
     encoder: Encoder
-    recipe: Recipe
+    config: EmbeddingConfig
     dimensions: int = 0
-    instructions: bool = field(default=False)  # whether a ranking may be told what is looked for
+    accepts_instructions: bool = False  # a rerank request may say what to look for
 
 
 class Network(Protocol):
-    """A model that reads and does not write. Every method is called on the worker's thread."""
+    """An embedding or rerank model. Every method is called on the worker's thread."""
 
-    def load(self, report: Callable[[float], None]) -> NetworkFacts:
-        """Load it, reporting from 0 to 1; raise EngineError with a text for people if that fails."""
+    def load(self, report: Callable[[float], None]) -> NetworkInfo:
+        """Load it, reporting progress from 0 to 1. Raises EngineError with a message for users."""
         ...
 
     def run(
-        self, rows: Sequence[Row], dimensions: int | None, most: int
+        self, texts: Sequence[EncodedText], dimensions: int | None, stage_tokens: int
     ) -> Generator[None, None, list[array[float]]]:
-        """Give a vector for each row. After each `next` about `most` tokens' worth of work has been done."""
+        """Return a vector for each text. Each `next` runs one stage: about `stage_tokens` tokens' worth of work."""
         ...
 
     def unload(self) -> None:
-        """Give everything back, also after a failed load."""
+        """Free its memory, also after a failed load."""
         ...
 
     def close(self) -> None:
-        """The last act of the thread."""
+        """Clean up; the last call on the thread."""
         ...

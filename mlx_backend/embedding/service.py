@@ -1,9 +1,9 @@
-"""What a request for vectors means: from texts to rows, and from rows to vectors or to an order.
+"""What an embedding or rerank request means: from texts to tokens, and from the network's output to vectors or scores.
 
-    texts ─prefix─▶ ─tokens─▶ rows ─worker─▶ vectors
-    query, documents ─pairs─▶ rows ─worker─▶ logits ─▶ scores from 0 to 1, best first
+    texts ─prefix─▶ ─encode─▶ tokens ─worker─▶ vectors
+    query, documents ─encode pairs─▶ tokens ─worker─▶ logits ─▶ scores from 0 to 1
 
-Knows no HTTP and no MLX. Safe to use from several threads.
+Knows no HTTP and no MLX. Thread-safe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlx_backend.embedding.base import Row
+from mlx_backend.embedding.base import EncodedText
 from mlx_backend.errors import EngineRefused, RequestError
 from mlx_backend.models.description import ModelDescription
 
@@ -20,25 +20,28 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
-    from mlx_backend.embedding.recipe import Role
-    from mlx_backend.embedding.worker import Job, Worker
+    from mlx_backend.embedding.embedding_config import Role
+    from mlx_backend.embedding.worker import EmbeddingJob, Worker
 
-MAX_TEXTS = 2048  # in a request, as OpenAI has it
+MAX_TEXTS = 2048  # in a request; OpenAI's limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VectorsRequest:
-    """Texts, or rows of token ids, to make vectors of. `most` cuts longer ones; None refuses those."""
+class EmbeddingRequest:
+    """Texts or lists of token ids to embed.
+
+    Longer texts are truncated to `truncate_to` tokens (0: to the model's context length); None refuses them.
+    """
 
     texts: Sequence[str | Sequence[int]]
     role: Role | None = None
     dimensions: int | None = None
-    most: int | None = None
+    truncate_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankingRequest:
-    """Documents to put in the order of their worth for a query."""
+class RerankRequest:
+    """Documents to score for their relevance to a query."""
 
     query: str
     documents: Sequence[str]
@@ -46,23 +49,23 @@ class RankingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What is being computed. `wait` in one thread; `close` from any. `tokens` are those of its rows."""
+class PendingResult:
+    """A result that is being computed. Wait in one thread; `close` from any."""
 
-    job: Job
-    tokens: int
-    cut: int = 0  # documents of which only the beginning was read
+    job: EmbeddingJob
+    tokens: int  # of all texts
+    truncated: int = 0  # documents
 
     def vectors(self) -> list[array[float]] | None:
-        """Wait for the vectors, in order; None if it was closed. Raises EngineError."""
+        """Wait for the vectors, in the texts' order; None if it was closed. Raises EngineError."""
         return self.job.wait()
 
     def scores(self, *, raw: bool = False) -> list[float] | None:
-        """Wait for the scores, in the documents' order: from 0 to 1, or the logits as they are."""
-        found = self.job.wait()
-        if found is None:
+        """Wait for the scores, in the documents' order, from 0 to 1; `raw`: the logits. None if it was closed."""
+        vectors = self.job.wait()
+        if vectors is None:
             return None
-        logits = [vector[0] for vector in found]
+        logits = [vector[0] for vector in vectors]
         return logits if raw else [_sigmoid(logit) for logit in logits]
 
     def close(self) -> None:
@@ -71,96 +74,103 @@ class Running:
 
 
 class Embedder:
-    """One model that makes vectors, or one that ranks: which of them, its facts say."""
+    """One embedding or rerank model, as its `info` says."""
 
     def __init__(self, engine: Worker) -> None:
         self.engine = engine
 
     def description(self) -> ModelDescription:
-        """What it can do."""
-        facts = self.engine.facts
+        """Return what it can do."""
+        info = self.engine.info
         return ModelDescription(
-            kind=facts.type, context_length=facts.context_length, capabilities=(facts.type,)
+            kind=info.model_type, context_length=info.context_length, capabilities=(info.model_type,)
         )
 
-    def embed(self, request: VectorsRequest) -> Running:
-        """Begin to make vectors. Raises RequestError for what cannot be done, EngineBusy or EngineStopped."""
+    def embed(self, request: EmbeddingRequest) -> PendingResult:
+        """Start to embed texts. Raises RequestError for what is not possible, EngineBusy or EngineStopped."""
         dimensions = self._dimensions(request.dimensions)
-        rows = [self._row(at, text, request) for at, text in enumerate(request.texts)]
-        return Running(self.engine.submit(rows, dimensions), sum(len(row.tokens) for row in rows))
+        texts = [self._encode(index, text, request) for index, text in enumerate(request.texts)]
+        return PendingResult(self.engine.submit(texts, dimensions), _count_tokens(texts))
 
-    def rank(self, request: RankingRequest) -> Running:
-        """Begin to score documents. Raises RequestError for what cannot be done, EngineBusy or EngineStopped."""
-        facts = self.engine.facts
-        if request.instruction is not None and not facts.instructions:
+    def rerank(self, request: RerankRequest) -> PendingResult:
+        """Start to score documents. Raises RequestError for what is not possible, EngineBusy or EngineStopped."""
+        info = self.engine.info
+        if request.instruction is not None and not info.accepts_instructions:
             raise RequestError(
-                f"instruction: {facts.model_id!r} takes none; it was trained for one kind of question.",
+                f"instruction: {info.model_id!r} takes none; it was trained for one kind of question.",
                 "instruction",
             )
-        rows, cut = [], 0
+        pairs, truncated = [], 0
         for document in request.documents:
             try:
-                row, shortened = facts.encoder.pair(
-                    request.query, document, request.instruction, facts.context_length
+                pair, was_truncated = info.encoder.encode_pair(
+                    request.query, document, request.instruction, info.context_length
                 )
             except EngineRefused as error:
                 raise RequestError(str(error), "query", "context_length_exceeded") from None
-            rows.append(row)
-            cut += shortened
-        return Running(self.engine.submit(rows), sum(len(row.tokens) for row in rows), cut)
+            pairs.append(pair)
+            truncated += was_truncated
+        return PendingResult(self.engine.submit(pairs), _count_tokens(pairs), truncated)
 
-    def tokens(self, text: str, *, around: bool = True) -> list[int]:
-        """Return a text's tokens; those that stand around every text only if `around`."""
-        return list(self.engine.facts.encoder.text(text, around=around).tokens)
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return a text's tokens."""
+        return list(self.engine.info.encoder.encode(text, add_special_tokens=add_special_tokens).tokens)
 
-    def _row(self, at: int, text: str | Sequence[int], request: VectorsRequest) -> Row:
-        facts = self.engine.facts
-        most = (
-            None if request.most is None else min(request.most or facts.context_length, facts.context_length)
-        )
+    def _encode(self, index: int, text: str | Sequence[int], request: EmbeddingRequest) -> EncodedText:
+        info = self.engine.info
+        limit = request.truncate_to
+        if limit is not None:
+            limit = min(limit or info.context_length, info.context_length)
         if isinstance(text, str):
-            prefix = facts.recipe.prefix(request.role)
-            row = facts.encoder.text(text if text.startswith(prefix) else prefix + text, most)
+            prefix = info.config.prefix(request.role)
+            encoded = info.encoder.encode(text if text.startswith(prefix) else prefix + text, limit)
         else:
-            size = facts.encoder.vocabulary_size
-            if bad := [token for token in text if not 0 <= token < size]:
+            size = info.encoder.vocabulary_size
+            if invalid := [token for token in text if not 0 <= token < size]:
                 raise RequestError(
-                    f"input[{at}] holds token id {bad[0]}; the model's ids are 0 to {size - 1}.", "input"
+                    f"input[{index}] holds token id {invalid[0]}; the model's ids are 0 to {size - 1}.",
+                    "input",
                 )
-            row = Row(text[:most])
-        length = len(row.tokens)
-        if length > facts.context_length:
+            encoded = EncodedText(text[:limit])
+        length = len(encoded.tokens)
+        if length > info.context_length:
             raise RequestError(
-                f"input[{at}] has {length} tokens; {facts.model_id!r} reads {facts.context_length}. Send shorter "
-                "texts, or truncate = true to have only their beginnings read.",
+                f"input[{index}] has {length} tokens; the limit of {info.model_id!r} is {info.context_length}. "
+                "Send shorter texts, or truncate = true to use only the beginning of each.",
                 "input",
                 "context_length_exceeded",
-                numbers={"prompt_tokens": length, "max_model_len": facts.context_length},
+                numbers={"prompt_tokens": length, "max_model_len": info.context_length},
             )
         if not length:
-            raise RequestError(f"input[{at}] is empty.", "input")
-        return row
+            raise RequestError(f"input[{index}] is empty.", "input")
+        return encoded
 
     def _dimensions(self, wanted: int | None) -> int | None:
-        facts = self.engine.facts
-        own = facts.dimensions
-        if wanted is None or wanted == own:
+        """Return how many dimensions to keep, None for all. Raises RequestError."""
+        info = self.engine.info
+        if wanted is None or wanted == info.dimensions:
             return None
-        if wanted > own:
+        if wanted > info.dimensions:
             raise RequestError(
-                f"dimensions = {wanted}: the vectors of {facts.model_id!r} have {own}.", "dimensions"
+                f"dimensions = {wanted}: the vectors of {info.model_id!r} have {info.dimensions}.",
+                "dimensions",
             )
-        if not facts.recipe.matryoshka:
+        if not info.config.matryoshka:
             raise RequestError(
-                f"dimensions = {wanted}: {facts.model_id!r} makes vectors of {own} and was not trained to have them "
-                "shortened, as far as its files say. Leave the field out, or set matryoshka = true for the model.",
+                f"dimensions = {wanted}: the vectors of {info.model_id!r} have {info.dimensions}, and its files do "
+                "not say that it was trained to have them shortened. Leave the field out, or set matryoshka = true "
+                "for the model.",
                 "dimensions",
             )
         return wanted
 
 
+def _count_tokens(texts: Sequence[EncodedText]) -> int:
+    return sum(len(text.tokens) for text in texts)
+
+
 def _sigmoid(logit: float) -> float:
     if logit >= 0:
         return 1 / (1 + math.exp(-logit))
-    grown = math.exp(logit)
-    return grown / (1 + grown)
+    exp = math.exp(logit)  # exp(-logit) could overflow
+    return exp / (1 + exp)

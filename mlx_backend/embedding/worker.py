@@ -1,13 +1,13 @@
-"""The thread of one embedding model: jobs in, vectors out, piece by piece.
+"""The thread of one embedding or rerank model: jobs in, vectors out, batch by batch.
 
-Knows rows, jobs and time; no text, no MLX. What it drives is a `Network`, on this thread and on no other.
+Knows encoded texts, jobs and time; no strings, no MLX. It drives a `Network`, which is only ever used on this thread.
 
-    submit() ── a job ──▶ line ──▶ one piece of the first job, then of the next, then … ──▶ Job.wait()
+    submit() ── a job ──▶ queue ──▶ one batch of the first job, then of the next, then … ──▶ EmbeddingJob.wait()
 
-A job's rows are sorted by length and cut into pieces, so that little is padding. Jobs take turns piece by piece: a
-question is not kept waiting by a whole library that is being read. Within a piece the device is held for one stage
-at a time; a chat that runs beside it waits for no more than that. How much a stage does adapts to the machine, and to
-whether somebody else uses the device: beside a chat, whose every token waits for a stage, stages are short.
+A job's texts are sorted by length and cut into batches, so that little is padding. Jobs alternate batch by batch: a
+query does not wait for a whole library that is being indexed. Within a batch the device is locked for one stage at a
+time, so a chat model beside it waits for one stage at most. The size of a stage adapts to the machine's speed and to
+whether anything else uses the device: beside a chat model, whose every token waits for a stage, stages are short.
 A job that is closed is dropped at its next stage.
 """
 
@@ -25,68 +25,70 @@ from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
-    from mlx_backend.embedding.base import Network, NetworkFacts, Row
+    from mlx_backend.embedding.base import EncodedText, Network, NetworkInfo
 
 log = logging.getLogger(__name__)
 
-STAGE_SECONDS = 0.1  # that others who may come wait for the device
-SHORT_STAGE_SECONDS = 0.04  # that others who are there do
-COMPANY_SECONDS = 0.001  # of waiting for the device tell that somebody is there
-MIN_TOKENS, MAX_TOKENS = 64, 16_384  # of a stage
-PIECE_TOKENS = 512  # that are worth running together however slow the machine is
-MAX_ROWS = 256  # in a piece
-MAX_PADDED = 1.5  # times what its rows hold
+STAGE_SECONDS = 0.1  # target duration of a stage
+CONTENDED_STAGE_SECONDS = 0.04  # the same while something else uses the device
+CONTENTION_SECONDS = 0.001  # a longer wait for the device means that something else uses it
+MIN_STAGE_TOKENS, MAX_STAGE_TOKENS = 64, 16_384
+MIN_BATCH_TOKENS = 512  # running these together pays off on any machine
+MAX_BATCH_TEXTS = 256
+MAX_PADDED_RATIO = 1.5  # a batch's tokens with padding, relative to those without
+_SPEED_SMOOTHING = 0.3  # weight of the latest batch in the average speed
 
 
-class Job:
-    """Rows on their way. `wait` for their vectors; `close` may be called from any thread, more than once."""
+class EmbeddingJob:
+    """Texts to be run. `wait` for their vectors; `close` may be called from any thread, more than once."""
 
-    def __init__(self, rows: Sequence[Row], dimensions: int | None) -> None:
-        self.rows = rows
+    def __init__(self, texts: Sequence[EncodedText], dimensions: int | None) -> None:
+        self.texts = texts
         self.dimensions = dimensions
         self.closed = False
-        self.vectors: list[array[float] | None] = [None] * len(rows)
+        self.vectors: list[array[float] | None] = [None] * len(texts)
         self.error: EngineError | None = None
-        self._order = deque(sorted(range(len(rows)), key=lambda at: len(rows[at].tokens)))
-        self._over = threading.Event()
+        self._remaining = deque(sorted(range(len(texts)), key=lambda index: len(texts[index].tokens)))
+        self._finished = threading.Event()
 
     def wait(self) -> list[array[float]] | None:
-        """Return the vectors in their rows' order; None if the job was closed. Raises EngineError."""
-        self._over.wait()
+        """Return the vectors in the texts' order; None if the job was closed. Raises EngineError."""
+        self._finished.wait()
         if self.error is not None:
             raise self.error
         return None if self.closed else [vector for vector in self.vectors if vector is not None]
 
     def close(self) -> None:
-        """Nobody wants the vectors any more."""
+        """Drop the job: its vectors are no longer wanted."""
         self.closed = True
-        self._over.set()
+        self._finished.set()
 
-    def end(self, error: EngineError | None = None) -> None:
-        """Tell whoever waits; for the worker."""
+    def finish(self, error: EngineError | None = None) -> None:
+        """Wake the waiting thread; only the worker calls this."""
         self.error = error
-        self._over.set()
+        self._finished.set()
 
-    def next_piece(self, most: int) -> list[int]:
-        """Take rows of like length that come to `most` tokens, padding included; one row in any case."""
-        piece: list[int] = []
+    def next_batch(self, max_tokens: int) -> list[int]:
+        """Take the next texts of similar length: up to `max_tokens` with padding, but at least one. Return indices."""
+        batch: list[int] = []
         tokens = 0
-        while self._order and len(piece) < MAX_ROWS:
-            length = len(self.rows[self._order[0]].tokens)
+        while self._remaining and len(batch) < MAX_BATCH_TEXTS:
+            length = len(self.texts[self._remaining[0]].tokens)
             tokens += length
-            padded = length * (len(piece) + 1)
-            if piece and (padded > most or padded > max(PIECE_TOKENS, MAX_PADDED * tokens)):
+            padded = length * (len(batch) + 1)
+            too_padded = padded > max(MIN_BATCH_TOKENS, MAX_PADDED_RATIO * tokens)
+            if batch and (padded > max_tokens or too_padded):
                 break
-            piece.append(self._order.popleft())
-        return piece
+            batch.append(self._remaining.popleft())
+        return batch
 
     @property
-    def done(self) -> bool:
-        """Whether every row has been taken."""
-        return not self._order
+    def is_exhausted(self) -> bool:
+        """Whether every text has been taken."""
+        return not self._remaining
 
 
 class Worker:
@@ -102,73 +104,72 @@ class Worker:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._clock = clock
-        self._company = False
+        self._contended = False
         self._network = network
         self._device = device
         self._max_waiting = max_waiting
-        self._report = report or (lambda _part: None)
+        self._report = report or (lambda _fraction: None)
         self._changed = threading.Condition()
-        self._line: deque[Job] = deque()
-        self._current: Job | None = None
+        self._queue: deque[EmbeddingJob] = deque()
+        self._current: EmbeddingJob | None = None
         self._stopping = False
-        self._state: str = "loading"
-        self._facts: NetworkFacts | None = None
-        self._failure: EngineError | None = None
-        self._started = threading.Event()
+        self._info: NetworkInfo | None = None
+        self._load_error: EngineError | None = None
+        self._load_finished = threading.Event()
         self._speed = 0.0  # tokens a second
         self._thread = threading.Thread(target=self._run, name="embedding", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
-        self._started.wait()
-        if self._failure is not None:
+        self._load_finished.wait()
+        if self._load_error is not None:
             self.stop()
-            raise self._failure
+            raise self._load_error
 
     @property
-    def facts(self) -> NetworkFacts:
+    def info(self) -> NetworkInfo:
         """What was loaded."""
-        assert self._facts is not None  # the constructor has waited for it
-        return self._facts
+        assert self._info is not None  # the constructor has waited for it
+        return self._info
 
     @property
     def model_id(self) -> str:
         """The name clients use for the model."""
-        return self.facts.model_id
+        return self.info.model_id
 
     @property
     def context_length(self) -> int:
-        """A row holds at most this many tokens."""
-        return self.facts.context_length
+        """The maximum length of a text, in tokens."""
+        return self.info.context_length
 
-    def submit(self, rows: Sequence[Row], dimensions: int | None = None) -> Job:
-        """Queue rows and return at once. Raises EngineBusy or EngineStopped."""
-        job = Job(rows, dimensions)
-        if not rows:
-            job.end()
+    def submit(self, texts: Sequence[EncodedText], dimensions: int | None = None) -> EmbeddingJob:
+        """Queue texts and return at once. Raises EngineBusy or EngineStopped."""
+        job = EmbeddingJob(texts, dimensions)
+        if not texts:
+            job.finish()
             return job
         with self._changed:
             if self._stopping:
                 raise EngineStopped("The model is being unloaded.")
-            if len(self._line) >= self._max_waiting:
-                raise EngineBusy(f"The server is busy: {len(self._line)} requests for vectors are waiting.")
-            self._line.append(job)
+            if len(self._queue) >= self._max_waiting:
+                raise EngineBusy(f"The server is busy: {len(self._queue)} embedding requests are waiting.")
+            self._queue.append(job)
             self._changed.notify_all()
         return job
 
     def status(self) -> EngineStatus:
-        """What it is doing."""
+        """Return what it is doing."""
         with self._changed:
+            if self._stopping:
+                return EngineStatus(state="stopped")
             running = int(self._current is not None)
-            waiting = len(self._line)
-            state: EngineStatus = EngineStatus(state="ready", running=running, waiting=waiting)
-            return EngineStatus(state="stopped") if self._stopping else state
+            return EngineStatus(state="ready", running=running, waiting=len(self._queue))
 
     def is_healthy(self) -> bool:
         """Whether jobs are being run."""
         return not self._stopping and self._thread.is_alive()
 
     def stop(self) -> None:
-        """End every job with an error, stop the thread and join it. Idempotent."""
+        """Fail every job, stop the thread and join it. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -180,83 +181,103 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            try:
-                self._facts = self._network.load(self._report)
-            except EngineError as error:
-                self._failure = error
-            except Exception as error:
-                log.exception("An embedding model could not be loaded.")
-                self._failure = EngineError(f"The model could not be loaded: {error}.")
-            self._started.set()
-            while self._failure is None and (job := self._next()) is not None:
+            self._load()
+            while self._load_error is None and (job := self._next_job()) is not None:
                 self._advance(job)
         finally:
             self._network.unload()
             self._network.close()
 
-    def _next(self) -> Job | None:
+    def _load(self) -> None:
+        try:
+            self._info = self._network.load(self._report)
+        except EngineError as error:
+            self._load_error = error
+        except Exception as error:
+            log.exception("An embedding model could not be loaded.")
+            self._load_error = EngineError(f"The model could not be loaded: {error}.")
+        self._load_finished.set()
+
+    def _next_job(self) -> EmbeddingJob | None:
+        """Wait for a job; None when the worker stops."""
         with self._changed:
             self._current = None
-            while not self._line and not self._stopping:
+            while not self._queue and not self._stopping:
                 self._changed.wait()
             if self._stopping:
-                for job in self._line:
-                    job.end(EngineStopped("The server is stopping."))
-                self._line.clear()
+                for job in self._queue:
+                    job.finish(EngineStopped("The server is stopping."))
+                self._queue.clear()
                 return None
-            self._current = self._line.popleft()
+            self._current = self._queue.popleft()
             return self._current
 
-    def _advance(self, job: Job) -> None:
-        """Run one piece of a job; put it at the line's end if there is more of it."""
+    def _advance(self, job: EmbeddingJob) -> None:
+        """Run one batch of a job; queue the job again if it has more."""
         if job.closed:
             return
-        seconds = SHORT_STAGE_SECONDS if self._company else STAGE_SECONDS
-        stage = int(min(MAX_TOKENS, max(MIN_TOKENS, self._speed * seconds)))
-        piece = job.next_piece(max(stage, PIECE_TOKENS))
+        seconds = CONTENDED_STAGE_SECONDS if self._contended else STAGE_SECONDS
+        stage_tokens = int(min(MAX_STAGE_TOKENS, max(MIN_STAGE_TOKENS, self._speed * seconds)))
+        batch = job.next_batch(max(stage_tokens, MIN_BATCH_TOKENS))
         try:
-            done = self._run_piece(job, piece, stage)
+            completed = self._run_batch(job, batch, stage_tokens)
         except Exception as error:
-            log.exception("A piece of %d texts could not be run.", len(piece))
-            text = str(error).strip().splitlines()
-            reason = text[0] if text else type(error).__name__
-            job.end(error if isinstance(error, EngineError) else EngineError(f"The model failed: {reason}."))
+            log.exception("A batch of %d texts could not be run.", len(batch))
+            job.finish(error if isinstance(error, EngineError) else EngineError(_message(error)))
             return
-        if not done:
+        if not completed:
             if self._stopping:
-                job.end(EngineStopped("The server is stopping."))
+                job.finish(EngineStopped("The server is stopping."))
             return
-        if job.done:
-            job.end()
+        if job.is_exhausted:
+            job.finish()
             return
         with self._changed:
-            self._line.append(job)
+            self._queue.append(job)
 
-    def _run_piece(self, job: Job, piece: list[int], stage: int) -> bool:
-        """Fill in a piece's vectors; False if nobody wants them any more."""
-        rows = [job.rows[at] for at in piece]
-        running = self._network.run(rows, job.dimensions, stage)
-        spent = waited = 0.0
-        while True:
+    def _run_batch(self, job: EmbeddingJob, batch: list[int], stage_tokens: int) -> bool:
+        """Compute a batch's vectors; False if it was dropped because the job was closed or the worker is stopping."""
+        texts = [job.texts[index] for index in batch]
+        stages = self._network.run(texts, job.dimensions, stage_tokens)
+        busy = max_wait = 0.0
+        vectors: list[array[float]] | None = None
+        while vectors is None:
             if job.closed or self._stopping:
-                running.close()
+                stages.close()
                 return False
-            asked = self._clock()
-            with self._device:
-                begun = self._clock()
-                waited = max(waited, begun - asked)
-                try:
-                    next(running)
-                except StopIteration as end:
-                    vectors = end.value
-                    break
-                finally:
-                    spent += self._clock() - begun
-        self._company = waited > COMPANY_SECONDS
-        tokens = len(rows) * max(len(row.tokens) for row in rows)
-        if tokens >= MIN_TOKENS and spent > 0:
-            now = tokens / spent
-            self._speed = now if not self._speed else 0.7 * self._speed + 0.3 * now
-        for at, vector in zip(piece, vectors, strict=True):
-            job.vectors[at] = vector
+            wait, duration, vectors = self._run_stage(stages)
+            max_wait, busy = max(max_wait, wait), busy + duration
+        self._contended = max_wait > CONTENTION_SECONDS
+        self._measure_speed(len(texts) * max(len(text.tokens) for text in texts), busy)
+        for index, vector in zip(batch, vectors, strict=True):
+            job.vectors[index] = vector
         return True
+
+    def _run_stage(
+        self, stages: Generator[None, None, list[array[float]]]
+    ) -> tuple[float, float, list[array[float]] | None]:
+        """Run one stage with the device locked.
+
+        Return the seconds it waited for the device, the seconds it took, and the vectors if it was the last.
+        """
+        requested = self._clock()
+        with self._device:
+            started = self._clock()
+            try:
+                next(stages)
+                vectors = None
+            except StopIteration as end:
+                vectors = end.value
+            return started - requested, self._clock() - started, vectors
+
+    def _measure_speed(self, tokens: int, seconds: float) -> None:
+        if tokens >= MIN_STAGE_TOKENS and seconds > 0:
+            speed = tokens / seconds
+            old = self._speed or speed
+            self._speed = (1 - _SPEED_SMOOTHING) * old + _SPEED_SMOOTHING * speed
+
+
+def _message(error: Exception) -> str:
+    """Return an unexpected error's first line, as a sentence."""
+    lines = str(error).strip().splitlines()
+    return f"The model failed: {lines[0] if lines else type(error).__name__}."

@@ -25,7 +25,7 @@ from typing import Any
 
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.json_values import shown
-from mlx_backend.embedding.recipe import POOLINGS
+from mlx_backend.embedding.embedding_config import POOLINGS
 from mlx_backend.models.model_type import TYPES
 from mlx_backend.models.spec import RESERVED_KWARGS, SAMPLING, ModelDefaults, ModelSpec
 from mlx_backend.registry.errors import ConfigurationError

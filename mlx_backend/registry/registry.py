@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from mlx_backend.chat.capabilities import Folders
 from mlx_backend.chat.service import Service
-from mlx_backend.embedding.recipe import EmbeddingOptions, tokens_read
+from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
 from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
@@ -153,7 +153,7 @@ class MultiModelRegistry:
         folder = self._catalogue.folder(spec)
         length = None
         if folder is not None:
-            length = tokens_read(folder, spec.source, self._embedding_options(spec))
+            length = folder_context_length(folder, spec.source, self._embedding_options(spec))
         return ModelDescription(kind=model_type, context_length=length, capabilities=(model_type,))
 
     def model_type(self, name: str) -> ModelType:

@@ -7,8 +7,8 @@ from embedding_models import write_bert
 from engine_models import write_model
 
 from mlx_backend.device import Device
+from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
-from mlx_backend.embedding.recipe import EmbeddingOptions
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.errors import EngineBusy

@@ -1,4 +1,4 @@
-"""The networks that read, held to the same written down in numpy. Neither company nor stages change a vector."""
+"""The networks, compared with plain numpy implementations: neither batching nor stages change a vector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import embedding_reference as reference
 import numpy as np
 import pytest
 from embedding_models import (
-    as_pytorch_had_it,
+    convert_to_pickled,
     write_bert,
     write_gemma,
     write_modernbert,
@@ -24,9 +24,9 @@ from embedding_reference import Reference, pooled
 from engine_models import write_qwen
 
 from mlx_backend.device import Device
-from mlx_backend.embedding.base import Row
+from mlx_backend.embedding.base import EncodedText
+from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx.network import MLXNetwork
-from mlx_backend.embedding.recipe import EmbeddingOptions
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -34,34 +34,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mlx_backend.embedding.base import NetworkFacts
+    from mlx_backend.embedding.base import NetworkInfo
     from mlx_backend.models.model_type import ModelType
 
 ALL = 1 << 30
 LENGTHS = (1, 2, 7, 30, 60)
 
 
-class Loaded:
+class LoadedNetwork:
     """A network on this thread, without its worker."""
 
     def __init__(
-        self, folder: Path, *, ranks: bool = False, device: Device | None = None, **options: Any
+        self, folder: Path, *, rerank: bool = False, device: Device | None = None, **options: Any
     ) -> None:
         memory = (device or Device(8 << 30)).memory
-        kind: ModelType = "rerank" if ranks else "embedding"
-        self.network = MLXNetwork(str(folder), kind, EmbeddingOptions(**options), memory=memory)
-        self.facts: NetworkFacts = self.network.load(lambda _: None)
+        model_type: ModelType = "rerank" if rerank else "embedding"
+        self.network = MLXNetwork(str(folder), model_type, EmbeddingOptions(**options), memory=memory)
+        self.info: NetworkInfo = self.network.load(lambda _: None)
 
-    def run(self, rows: list[Row], most: int = ALL, dimensions: int | None = None) -> list[array[float]]:
-        return self.stages(rows, most, dimensions)[1]
+    def run(
+        self, texts: list[EncodedText], stage_tokens: int = ALL, dimensions: int | None = None
+    ) -> list[array[float]]:
+        return self.stages(texts, stage_tokens, dimensions)[1]
 
     def stages(
-        self, rows: list[Row], most: int, dimensions: int | None = None
+        self, texts: list[EncodedText], stage_tokens: int, dimensions: int | None = None
     ) -> tuple[int, list[array[float]]]:
-        running, count = self.network.run(rows, dimensions, most), 1
+        stages, count = self.network.run(texts, dimensions, stage_tokens), 1
         while True:
             try:
-                next(running)
+                next(stages)
                 count += 1
             except StopIteration as end:
                 vectors: list[array[float]] = end.value
@@ -69,11 +71,11 @@ class Loaded:
 
 
 def tokens(length: int, *, size: int = 100) -> list[int]:
-    return [4 + (7 * at * at + 3 * at + length) % (size - 4) for at in range(length)]
+    return [4 + (7 * i * i + 3 * i + length) % (size - 4) for i in range(length)]
 
 
-def rows(*lengths: int) -> list[Row]:
-    return [Row(tokens(length)) for length in lengths]
+def texts(*lengths: int) -> list[EncodedText]:
+    return [EncodedText(tokens(length)) for length in lengths]
 
 
 type Write = Callable[..., Path]
@@ -90,29 +92,29 @@ EMBEDDERS: dict[str, tuple[Write, Callable[[Reference, list[int]], reference.Arr
 def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     write, states, pooling = EMBEDDERS[request.param]
     folder = write(tmp_path_factory.mktemp(request.param))
-    loaded = Loaded(folder)
+    loaded = LoadedNetwork(folder)
     known = Reference(folder)
-    return loaded, lambda row: pooled(states(known, row), pooling)
+    return loaded, lambda text: pooled(states(known, text), pooling)
 
 
-def test_vectors_are_those_of_the_network_written_down_in_numpy(embedder: Any) -> None:
+def test_vectors_equal_those_of_the_numpy_implementation(embedder: Any) -> None:
     loaded, expected = embedder
     for length in LENGTHS:
-        [vector] = loaded.run(rows(length))
+        [vector] = loaded.run(texts(length))
         np.testing.assert_allclose(vector, expected(tokens(length)), atol=2e-5)
 
 
-def test_a_vector_does_not_depend_on_who_is_in_the_piece(embedder: Any) -> None:
+def test_a_vector_does_not_depend_on_its_batch(embedder: Any) -> None:
     loaded, expected = embedder
-    for vector, length in zip(loaded.run(rows(*LENGTHS)), LENGTHS, strict=True):
+    for vector, length in zip(loaded.run(texts(*LENGTHS)), LENGTHS, strict=True):
         np.testing.assert_allclose(vector, expected(tokens(length)), atol=2e-5)
 
 
 def test_a_vector_does_not_depend_on_the_stages(embedder: Any) -> None:
     loaded, expected = embedder
     counts = []
-    for most in (1, 10, 100, ALL):
-        count, vectors = loaded.stages(rows(60, 7), most)
+    for stage_tokens in (1, 10, 100, ALL):
+        count, vectors = loaded.stages(texts(60, 7), stage_tokens)
         counts.append(count)
         np.testing.assert_allclose(vectors[0], expected(tokens(60)), atol=2e-5)
         np.testing.assert_allclose(vectors[1], expected(tokens(7)), atol=2e-5)
@@ -121,47 +123,45 @@ def test_a_vector_does_not_depend_on_the_stages(embedder: Any) -> None:
     assert counts[-1] == 1
 
 
-def test_a_long_text_is_read_in_blocks_and_windows(tmp_path: Path) -> None:
-    """More than one block of queries, and windows that leave most keys out."""
+def test_a_long_text_is_attended_in_blocks_and_windows(tmp_path: Path) -> None:
+    """More than one block of queries, and windows that leave stage_tokens keys out."""
     folder = write_modernbert(tmp_path, max_position_embeddings=2048)
-    loaded, known = Loaded(folder), Reference(folder)
-    for vector, length in zip(loaded.run(rows(1200, 520)), (1200, 520), strict=True):
+    loaded, known = LoadedNetwork(folder), Reference(folder)
+    for vector, length in zip(loaded.run(texts(1200, 520)), (1200, 520), strict=True):
         expected = pooled(reference.modernbert(known, tokens(length)), "mean")
         np.testing.assert_allclose(vector, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 @pytest.mark.parametrize("name", ["bert", "qwen3"])
-def test_each_pooling_takes_what_it_says(name: str, pooling: str, tmp_path: Path) -> None:
+def test_each_pooling_pools_the_states_it_names(name: str, pooling: str, tmp_path: Path) -> None:
     write, states, _ = EMBEDDERS[name]
     folder = write(tmp_path)
-    loaded, known = Loaded(folder, pooling=pooling), Reference(folder)
-    for most in (8, ALL):
-        for vector, length in zip(loaded.run(rows(30, 7), most), (30, 7), strict=True):
+    loaded, known = LoadedNetwork(folder, pooling=pooling), Reference(folder)
+    for stage_tokens in (8, ALL):
+        for vector, length in zip(loaded.run(texts(30, 7), stage_tokens), (30, 7), strict=True):
             np.testing.assert_allclose(vector, pooled(states(known, tokens(length)), pooling), atol=2e-5)
 
 
-def test_a_shorter_vector_is_the_beginning_of_the_whole_one_made_long_again(tmp_path: Path) -> None:
-    loaded = Loaded(write_bert(tmp_path))
-    [whole], [short] = loaded.run(rows(9)), loaded.run(rows(9), dimensions=8)
+def test_a_shortened_vector_is_the_beginning_of_the_whole_one_normalised(tmp_path: Path) -> None:
+    loaded = LoadedNetwork(write_bert(tmp_path))
+    [whole], [short] = loaded.run(texts(9)), loaded.run(texts(9), dimensions=8)
     beginning = np.array(whole[:8])
     np.testing.assert_allclose(short, beginning / np.linalg.norm(beginning), atol=1e-6)
 
 
-def test_layers_after_pooling_are_applied(tmp_path: Path) -> None:
+def test_dense_layers_after_pooling_are_applied(tmp_path: Path) -> None:
     folder = write_bert(tmp_path)
     matrix, bias = add_dense(folder, "2_Dense", 12, "torch.nn.modules.activation.Tanh")
     vector = reference.bert(Reference(folder), tokens(9)).mean(0)
     expected = np.tanh(matrix @ vector + bias)
-    [found] = Loaded(folder).run(rows(9))
+    [found] = LoadedNetwork(folder).run(texts(9))
     np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=2e-5)
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_layers_after_pooling_are_found_where_a_conversion_has_put_them(
-    bits: int | None, tmp_path: Path
-) -> None:
-    """Among the weights, as dense.0 and dense.1, quantised perhaps; the list of modules may be lost."""
+def test_dense_layers_are_found_where_a_conversion_has_moved_them(bits: int | None, tmp_path: Path) -> None:
+    """To the model's weights, as dense.0 and dense.1, possibly quantised; modules.json may be lost."""
     import mlx.core as mx
 
     folder = write_gemma(tmp_path)
@@ -186,7 +186,7 @@ def test_layers_after_pooling_are_found_where_a_conversion_has_put_them(
     (folder / "config.json").write_text(json.dumps(config))
     vector = reference.gemma(Reference(folder), tokens(9)).mean(0)
     expected = matrices[1] @ (matrices[0] @ vector)
-    [found] = Loaded(folder, pooling="mean").run(rows(9))
+    [found] = LoadedNetwork(folder, pooling="mean").run(texts(9))
     np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=2e-5)
 
 
@@ -206,14 +206,14 @@ def add_dense(folder: Path, name: str, out: int, activation: str) -> tuple[Any, 
     return np.array(matrix, dtype=np.float64), np.array(bias, dtype=np.float64)
 
 
-def test_weights_saved_without_their_prefix_are_found(tmp_path: Path) -> None:
-    """As Qwen3-Embedding was published."""
-    bare = Loaded(write_qwen_embedding(tmp_path / "bare", bare=True))
-    whole = Loaded(write_qwen(tmp_path / "whole"), pooling="last")
-    assert bare.run(rows(9)) == whole.run(rows(9))
+def test_weights_saved_without_their_prefix_are_loaded(tmp_path: Path) -> None:
+    """Qwen3-Embedding was published like this."""
+    bare = LoadedNetwork(write_qwen_embedding(tmp_path / "bare", bare=True))
+    whole = LoadedNetwork(write_qwen(tmp_path / "whole"), pooling="last")
+    assert bare.run(texts(9)) == whole.run(texts(9))
 
 
-def test_quantised_weights_are_read(tmp_path: Path) -> None:
+def test_quantised_weights_are_loaded(tmp_path: Path) -> None:
     import mlx.core as mx
 
     plain = write_bert(tmp_path / "plain", hidden_size=64, intermediate_size=64)
@@ -230,7 +230,7 @@ def test_quantised_weights_are_read(tmp_path: Path) -> None:
         else:
             weights[name] = value
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    [one], [other] = Loaded(plain).run(rows(9)), Loaded(folder).run(rows(9))
+    [one], [other] = LoadedNetwork(plain).run(texts(9)), LoadedNetwork(folder).run(texts(9))
     assert one != other
     assert np.dot(one, other) > 0.999
 
@@ -238,34 +238,36 @@ def test_quantised_weights_are_read(tmp_path: Path) -> None:
 # -- ranking ------------------------------------------------------------------------------------------------
 
 
-def test_cross_encoders_score_as_written_down_in_numpy(tmp_path: Path) -> None:
+def test_cross_encoders_score_as_the_numpy_implementation(tmp_path: Path) -> None:
     roberta, bert, modern = tmp_path / "roberta", tmp_path / "bert", tmp_path / "modern"
     write_ranking_roberta(roberta), write_ranking_bert(bert), write_ranking_modernbert(modern)
     types = [0] * 4 + [1] * 5
-    for folder, row, expected in [
-        (roberta, Row(tokens(9)), reference.roberta_score(Reference(roberta), tokens(9))),
-        (bert, Row(tokens(9), types), reference.bert_score(Reference(bert), tokens(9), types)),
-        (modern, Row(tokens(9)), reference.modernbert_score(Reference(modern), tokens(9))),
+    for folder, text, expected in [
+        (roberta, EncodedText(tokens(9)), reference.roberta_score(Reference(roberta), tokens(9))),
+        (bert, EncodedText(tokens(9), types), reference.bert_score(Reference(bert), tokens(9), types)),
+        (modern, EncodedText(tokens(9)), reference.modernbert_score(Reference(modern), tokens(9))),
     ]:
-        loaded = Loaded(folder, ranks=True)
-        for company in ([], rows(30, 2)):
-            assert math.isclose(loaded.run([row, *company])[0][0], expected, abs_tol=5e-5)
+        loaded = LoadedNetwork(folder, rerank=True)
+        for others in ([], texts(30, 2)):
+            assert math.isclose(loaded.run([text, *others])[0][0], expected, abs_tol=5e-5)
 
 
-def test_a_causal_model_ranks_by_how_much_rather_it_says_yes_than_no(tmp_path: Path) -> None:
+def test_a_causal_reranker_scores_by_the_difference_of_the_logits_of_yes_and_no(tmp_path: Path) -> None:
     folder = write_ranking_qwen(tmp_path / "Qwen3-Reranker")
-    loaded, known = Loaded(folder, ranks=True), Reference(folder)
-    yes, no = loaded.facts.encoder.answers()  # type: ignore[attr-defined]
-    row, cut = loaded.facts.encoder.pair("fox", "the quick brown fox", None, 1024)
-    assert not cut
-    state = reference.qwen(known, list(row.tokens))[-1]
+    loaded, known = LoadedNetwork(folder, rerank=True), Reference(folder)
+    yes, no = loaded.info.encoder.yes_no_tokens()  # type: ignore[attr-defined]
+    text, truncated = loaded.info.encoder.encode_pair("fox", "the quick brown fox", None, 1024)
+    assert not truncated
+    state = reference.qwen(known, list(text.tokens))[-1]
     logits = known.weights["lm_head.weight"] @ state
-    for most in (16, ALL):
-        assert math.isclose(loaded.run([row, *rows(3)], most)[0][0], logits[yes] - logits[no], abs_tol=1e-4)
+    for stage_tokens in (16, ALL):
+        assert math.isclose(
+            loaded.run([text, *texts(3)], stage_tokens)[0][0], logits[yes] - logits[no], abs_tol=1e-4
+        )
 
 
 def write_ranking_qwen(folder: Path) -> Path:
-    """Write a Qwen3 whose vocabulary has a token for yes, and one for no."""
+    """Write a Qwen3 whose vocabulary has one token each for "yes" and "no"."""
     from tokenizers import Tokenizer
 
     write_qwen(folder, architectures=["Qwen3ForCausalLM"])
@@ -277,83 +279,89 @@ def write_ranking_qwen(folder: Path) -> Path:
     return folder
 
 
-# -- what is refused ----------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("write", "changes", "ranks", "words"),
+    ("write", "changes", "rerank", "words"),
     [
-        (write_bert, {"model_type": "mpnet"}, False, "'mpnet', which is not known here"),
-        (write_bert, {}, True, "no head that scores"),
+        (write_bert, {"model_type": "mpnet"}, False, "'mpnet', which is not supported"),
+        (write_bert, {}, True, "no rerank head"),
         (write_ranking_roberta, {"id2label": {"0": "bad", "1": "good"}}, True, "2 classes"),
-        (write_bert, {"hidden_act": "snake"}, False, "'snake' is not known"),
+        (write_bert, {"hidden_act": "snake"}, False, "'snake' is not supported"),
         (write_bert, {"position_embedding_type": "relative_key"}, False, "'relative_key'"),
         (write_bert, {"num_hidden_layers": 4, "layers_written": 3}, False, "lack 16 weights"),
-        (write_qwen, {"model_type": "qwen2"}, True, "How it was taught to rank"),
-        (write_qwen, {"architectures": ["Qwen3ForSequenceClassification"]}, True, "a head of its own"),
-        (write_qwen, {"is_causal": False}, False, "looks in both directions"),
+        (write_qwen, {"model_type": "qwen2"}, True, "whose rerank prompt is not known"),
+        (
+            write_qwen,
+            {"architectures": ["Qwen3ForSequenceClassification"]},
+            True,
+            "with a classification head",
+        ),
+        (write_qwen, {"is_causal": False}, False, "with bidirectional attention"),
     ],
 )
-def test_what_cannot_be_run_rightly_is_a_sentence(
-    write: Write, changes: dict[str, Any], ranks: bool, words: str, tmp_path: Path
+def test_what_cannot_be_run_correctly_is_an_error(
+    write: Write, changes: dict[str, Any], rerank: bool, words: str, tmp_path: Path
 ) -> None:
     folder = write(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(EngineError, match=words):
-        Loaded(folder, ranks=ranks)
+        LoadedNetwork(folder, rerank=rerank)
 
 
-def test_pytorchs_own_files_are_read_where_there_are_no_others(tmp_path: Path) -> None:
-    """As bge-m3 was published."""
-    plain = Loaded(write_roberta(tmp_path / "plain"))
-    pickled = Loaded(as_pytorch_had_it(write_roberta(tmp_path / "pickled")))
-    assert pickled.run(rows(9, 30)) == plain.run(rows(9, 30))
+def test_pytorchs_own_files_are_loaded_if_there_are_no_others(tmp_path: Path) -> None:
+    """bge-m3 was published like this."""
+    plain = LoadedNetwork(write_roberta(tmp_path / "plain"))
+    pickled = LoadedNetwork(convert_to_pickled(write_roberta(tmp_path / "pickled")))
+    assert pickled.run(texts(9, 30)) == plain.run(texts(9, 30))
 
 
-def test_what_is_no_file_of_weights_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_weights_is_an_error(tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "broken")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(EngineError, match=r"pytorch_model\.bin is not a file of tensors"):
-        Loaded(folder)
-    causal = as_pytorch_had_it(write_qwen_embedding(tmp_path / "causal"))
+        LoadedNetwork(folder)
+    causal = convert_to_pickled(write_qwen_embedding(tmp_path / "causal"))
     with pytest.raises(EngineError, match="no weights in safetensors"):
-        Loaded(causal)
+        LoadedNetwork(causal)
 
 
-def test_numbers_that_are_none_are_an_error_and_no_vector(tmp_path: Path) -> None:
+def test_infinite_output_is_an_error_and_no_vector(tmp_path: Path) -> None:
     import mlx.core as mx
 
     folder = write_bert(tmp_path)
     loaded: Any = mx.load(str(folder / "model.safetensors"))
     loaded["embeddings.LayerNorm.bias"] = mx.full((32,), float("inf"))
     mx.save_safetensors(str(folder / "model.safetensors"), loaded)
-    with pytest.raises(EngineError, match="something that is no number"):
-        Loaded(folder)
+    with pytest.raises(EngineError, match="contains infinity or NaN"):
+        LoadedNetwork(folder)
 
 
-def test_memory_is_held_while_it_works_and_given_back(tmp_path: Path) -> None:
+def test_memory_is_reserved_while_it_runs_and_released_afterwards(tmp_path: Path) -> None:
     device = Device(8 << 30)
-    loaded = Loaded(write_bert(tmp_path), device=device, memory_bytes=1 << 20)
+    loaded = LoadedNetwork(write_bert(tmp_path), device=device, memory_bytes=1 << 20)
     weights = device.memory.reserved
     assert weights > 0
-    running = loaded.network.run(rows(60, 60), None, 1)
-    next(running)
+    stages = loaded.network.run(texts(60, 60), None, 1)
+    next(stages)
     assert device.memory.reserved > weights
-    running.close()
+    stages.close()
     assert device.memory.reserved == weights
     with pytest.raises(EngineRefused, match="Send shorter texts"):
-        loaded.run(rows(*[60] * 100))
-    late = loaded.network.run(rows(60, 60), None, 1)
+        loaded.run(texts(*[60] * 100))
+    late = loaded.network.run(texts(60, 60), None, 1)
     next(late)
     loaded.network.unload()
     late.close()
     assert device.memory.reserved == 0
 
 
-def test_a_causal_model_needs_memory_for_a_chunk_and_for_what_it_keeps(tmp_path: Path) -> None:
-    loaded = Loaded(write_qwen_embedding(tmp_path))
-    chunked = loaded.network._bytes(1, 1000, 64)
-    whole = loaded.network._bytes(1, 1000, 1000)
+def test_a_causal_model_needs_memory_for_a_chunk_and_for_its_cache(tmp_path: Path) -> None:
+    network = LoadedNetwork(write_qwen_embedding(tmp_path)).network
+    assert network._model is not None
+    chunked = network._working_bytes(1, 1000, 64)
+    whole = network._working_bytes(1, 1000, 1000)
     assert chunked < whole
-    assert loaded.network._bytes(2, 1000, 64) - chunked == 1000 * loaded.network._model.kept_per_token  # type: ignore[union-attr]
+    assert network._working_bytes(2, 1000, 64) - chunked == 1000 * network._model.cache_bytes_per_token

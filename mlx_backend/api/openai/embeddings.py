@@ -16,14 +16,14 @@ from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
 from mlx_backend.conversation.json_values import shown
-from mlx_backend.embedding.service import MAX_TEXTS, VectorsRequest
+from mlx_backend.embedding.service import MAX_TEXTS, EmbeddingRequest
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
     from mlx_backend.api.base import OnDisconnect
-    from mlx_backend.embedding.recipe import Role
+    from mlx_backend.embedding.embedding_config import Role
     from mlx_backend.embedding.service import Embedder
     from mlx_backend.registry.base import Lease, ModelRegistry
 
@@ -69,17 +69,17 @@ class EmbeddingsBody(Body):
     truncate: Annotated[bool | None, BeforeValidator(_truncate)] = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
 
-    def request(self) -> VectorsRequest:
+    def request(self) -> EmbeddingRequest:
         """Return the request for the embedding service."""
         words = [word for name in _ROLE_FIELDS if (word := getattr(self, name)) is not None]
         roles = {_ROLES[word] for word in words}
         if len(roles) > 1:
             raise refuse(f"{' and '.join(map(repr, words))}: a text is for one of them.", "input_type")
-        return VectorsRequest(
+        return EmbeddingRequest(
             texts=_texts(self.input),
             role=next(iter(roles), None),
             dimensions=self.dimensions,
-            most=self._token_limit(),
+            truncate_to=self._token_limit(),
         )
 
     def _token_limit(self) -> int | None:
@@ -117,7 +117,7 @@ class Embeddings(OpenAIProtocol):
 class EmbeddingsCall(BodyCall[EmbeddingsBody]):
     """Implements `JsonCall`."""
 
-    request: VectorsRequest
+    request: EmbeddingRequest
 
     def acquire(self, models: ModelRegistry, wait: float) -> Lease[Embedder]:
         """Lease the embedding model."""
@@ -125,14 +125,14 @@ class EmbeddingsCall(BodyCall[EmbeddingsBody]):
 
     def answer(self, service: Embedder, on_disconnect: OnDisconnect) -> JsonAnswer:
         """Compute the vectors."""
-        running = service.embed(self.request)
-        with on_disconnect(running.close):
-            vectors = running.vectors()
+        pending = service.embed(self.request)
+        with on_disconnect(pending.close):
+            vectors = pending.vectors()
         model = service.engine.model_id
-        cost = Cost(model=model, texts=len(running.job.rows), tokens=running.tokens)
+        cost = Cost(model=model, texts=len(pending.job.texts), tokens=pending.tokens)
         if vectors is None:
             return JsonAnswer(None, cost)
-        return JsonAnswer(self.body.answer(model, vectors, running.tokens), cost)
+        return JsonAnswer(self.body.answer(model, vectors, pending.tokens), cost)
 
 
 def _texts(value: Any) -> list[str | list[int]]:

@@ -14,7 +14,7 @@ from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
 from mlx_backend.conversation.json_values import shown
-from mlx_backend.embedding.service import MAX_TEXTS, RankingRequest
+from mlx_backend.embedding.service import MAX_TEXTS, RerankRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,9 +35,9 @@ class RerankBody(Body):
     raw_scores: bool | None = None
     user: str | None = None
 
-    def request(self) -> RankingRequest:
+    def request(self) -> RerankRequest:
         """Return the request for the embedding service."""
-        return RankingRequest(query=self.query, documents=self.texts, instruction=self.instruction)
+        return RerankRequest(query=self.query, documents=self.texts, instruction=self.instruction)
 
     @property
     def texts(self) -> list[str]:
@@ -76,7 +76,7 @@ class Rerank(OpenAIProtocol):
 class RerankCall(BodyCall[RerankBody]):
     """Implements `JsonCall`."""
 
-    request: RankingRequest
+    request: RerankRequest
 
     def acquire(self, models: ModelRegistry, wait: float) -> Lease[Embedder]:
         """Lease the rerank model."""
@@ -84,14 +84,16 @@ class RerankCall(BodyCall[RerankBody]):
 
     def answer(self, service: Embedder, on_disconnect: OnDisconnect) -> JsonAnswer:
         """Compute the scores."""
-        running = service.rank(self.request)
-        with on_disconnect(running.close):
-            scores = running.scores(raw=self.body.raw_scores is True)
+        pending = service.rerank(self.request)
+        with on_disconnect(pending.close):
+            scores = pending.scores(raw=self.body.raw_scores is True)
         model = service.engine.model_id
-        cost = Cost(model=model, texts=len(running.job.rows), tokens=running.tokens, truncated=running.cut)
+        cost = Cost(
+            model=model, texts=len(pending.job.texts), tokens=pending.tokens, truncated=pending.truncated
+        )
         if scores is None:
             return JsonAnswer(None, cost)
-        return JsonAnswer(self.body.answer(model, scores, running.tokens), cost)
+        return JsonAnswer(self.body.answer(model, scores, pending.tokens), cost)
 
 
 def _document_text(index: int, document: Any) -> str:

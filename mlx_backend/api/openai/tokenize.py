@@ -157,7 +157,7 @@ def _answer_for_embedder(embedder: Embedder, body: TokenizedText | TokenizedChat
             "return_token_strs",
             "unsupported_value",
         )
-    tokens = embedder.tokens(body.prompt, around=body.add_special_tokens is not False)
+    tokens = embedder.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     return {"count": len(tokens), "max_model_len": embedder.engine.context_length, "tokens": tokens}
 
 

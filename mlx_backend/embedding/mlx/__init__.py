@@ -1,11 +1,11 @@
-"""Embedding models on MLX: the only part of this room that imports mlx and mlx_lm, and only once one is loaded."""
+"""Embedding and rerank models on MLX. Importing this is free: mlx and mlx_lm are imported when a model is loaded."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mlx_backend.device import Device
-from mlx_backend.embedding.recipe import EmbeddingOptions
+from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.worker import Worker
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def load_worker(
     model: str,
-    kind: ModelType,
+    model_type: ModelType,
     options: EmbeddingOptions | None = None,
     *,
     device: Device | None = None,
@@ -26,12 +26,12 @@ def load_worker(
     """Load a model folder or Hugging Face repository and start its thread.
 
     `device` is shared with the other models of the process; without one the model has a device of its own.
-    `report` hears on that thread how far loading has come, from 0 to 1. Raises EngineError with a text for people.
+    `report` is called on that thread with the progress, from 0 to 1. Raises EngineError with a message for users.
     """
     from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.embedding.mlx.network import MLXNetwork
 
     chosen = options or EmbeddingOptions()
     device = device or Device(recommended_memory)
-    network = MLXNetwork(model, kind, chosen, memory=device.memory, model_id=model_id)
+    network = MLXNetwork(model, model_type, chosen, memory=device.memory, model_id=model_id)
     return Worker(network, device.lock, max_waiting=chosen.max_waiting, report=report)

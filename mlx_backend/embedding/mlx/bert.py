@@ -1,6 +1,6 @@
-"""BERT and RoBERTa (bge-m3, multilingual-e5, bge-reranker, MiniLM): layers under the names of their files' weights.
+"""BERT and RoBERTa (bge-m3, multilingual-e5, bge-reranker, MiniLM), with the weight names of their files.
 
-The two differ in where positions begin and in the head that ranks.
+The two differ in the first position and in the rerank head.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class _Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.get("type_vocab_size", 2), size)
         self.LayerNorm = nn.LayerNorm(size, eps=config.get("layer_norm_eps", 1e-12))
         self._first_position = first_position
-        self._types = config.get("type_vocab_size", 2)
+        self._type_count = config.get("type_vocab_size", 2)
 
-    def __call__(self, tokens: mx.array, types: mx.array) -> mx.array:
+    def __call__(self, tokens: mx.array, type_ids: mx.array) -> mx.array:
         positions = mx.arange(self._first_position, self._first_position + tokens.shape[1])
-        types = mx.minimum(types, self._types - 1)
-        hidden = self.word_embeddings(tokens) + self.token_type_embeddings(types)
+        type_ids = mx.minimum(type_ids, self._type_count - 1)
+        hidden = self.word_embeddings(tokens) + self.token_type_embeddings(type_ids)
         return self.LayerNorm(hidden + self.position_embeddings(positions)[None])
 
 
@@ -54,31 +54,31 @@ class _SelfAttention(nn.Module):
         self._heads = heads
 
     def __call__(self, hidden: mx.array, lengths: mx.array | None) -> mx.array:
-        rows, count, size = hidden.shape
+        batch, count, size = hidden.shape
 
         def split(part: mx.array) -> mx.array:
-            return part.reshape(rows, count, self._heads, -1).transpose(0, 2, 1, 3)
+            return part.reshape(batch, count, self._heads, -1).transpose(0, 2, 1, 3)
 
-        found = attend(
+        attended = attend(
             split(self.query(hidden)),
             split(self.key(hidden)),
             split(self.value(hidden)),
             lengths,
             scale=(size // self._heads) ** -0.5,
         )
-        return found.transpose(0, 2, 1, 3).reshape(rows, count, size)
+        return attended.transpose(0, 2, 1, 3).reshape(batch, count, size)
 
 
 class _Output(nn.Module):
-    """A dense layer whose result is added to what came in, and normalised."""
+    """A dense layer with a residual connection and layer norm."""
 
     def __init__(self, inner: int, size: int, eps: float) -> None:
         super().__init__()
         self.dense = nn.Linear(inner, size)
         self.LayerNorm = nn.LayerNorm(size, eps=eps)
 
-    def __call__(self, found: mx.array, hidden: mx.array) -> mx.array:
-        return self.LayerNorm(self.dense(found) + hidden)
+    def __call__(self, inner: mx.array, hidden: mx.array) -> mx.array:
+        return self.LayerNorm(self.dense(inner) + hidden)
 
 
 class _Attention(nn.Module):
@@ -106,8 +106,8 @@ class _Layer(nn.Module):
         self._activation = ACTIVATIONS[config.get("hidden_act", "gelu")]
 
     def __call__(self, hidden: mx.array, lengths: mx.array | None) -> mx.array:
-        found = self.attention.self(hidden, lengths)
-        hidden = self.attention.output(found, hidden)
+        attended = self.attention.self(hidden, lengths)
+        hidden = self.attention.output(attended, hidden)
         inner = self._activation(self.intermediate.dense(hidden))
         return self.output(inner, hidden)
 
@@ -129,41 +129,41 @@ class _RobertaHead(nn.Module):
 
 
 class Bert(nn.Module):
-    """Reads rows layer by layer; with `ranks`, it has a head that scores their first tokens."""
+    """An encoder that is run layer by layer; with `rerank`, it has a head that scores the first token's state."""
 
     prefixes = ("bert.", "roberta.", "model.")
 
-    def __init__(self, config: Mapping[str, Any], *, ranks: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], *, rerank: bool) -> None:
         super().__init__()
         roberta = config["model_type"] != "bert"
-        kind = config.get("position_embedding_type", "absolute")
-        if kind != "absolute":
-            raise ValueError(f"positions of the kind {kind!r} are not known here")
+        positions = config.get("position_embedding_type", "absolute")
+        if positions != "absolute":
+            raise ValueError(f"position embeddings of type {positions!r} are not supported")
         padding = config.get("pad_token_id")
         first = ((1 if padding is None else padding) + 1) if roberta else 0
         self.embeddings = _Embeddings(config, first)
         self.encoder = _Stack(config)
-        if ranks and roberta:
+        if rerank and roberta:
             self.classifier = _RobertaHead(config["hidden_size"])
-        elif ranks:
+        elif rerank:
             self.pooler = _Dense(config["hidden_size"], config["hidden_size"])
             self.classifier = nn.Linear(config["hidden_size"], 1)
 
     @property
     def layers(self) -> list[Any]:
-        """The layers, in order: hidden states and lengths in, hidden states out."""
+        """The layers, in order: functions of hidden states and lengths to hidden states."""
         return list(self.encoder.layer)
 
-    def begin(self, tokens: mx.array, types: mx.array) -> mx.array:
-        """Return the hidden states that the first layer reads."""
-        return self.embeddings(tokens, types)
+    def embed(self, tokens: mx.array, type_ids: mx.array) -> mx.array:
+        """Return the input of the first layer."""
+        return self.embeddings(tokens, type_ids)
 
-    def finish(self, hidden: mx.array) -> mx.array:
-        """Return what comes out of the last layer, as it is pooled."""
+    def normalise(self, hidden: mx.array) -> mx.array:
+        """Return the output of the last layer as it is: each layer ends in a norm."""
         return hidden
 
     def score(self, hidden: mx.array, _lengths: mx.array) -> mx.array:
-        """Return the logit of each row."""
+        """Return the relevance logit of each text."""
         first = hidden[:, 0]
         if "pooler" in self:
             first = mx.tanh(self.pooler.dense(first))

@@ -1,7 +1,7 @@
-"""Models that mlx-lm knows, read instead of continued: Qwen3-Embedding, EmbeddingGemma, Qwen3-Reranker.
+"""Models that mlx-lm implements, used to encode and not to generate: Qwen3-Embedding, EmbeddingGemma, Qwen3-Reranker.
 
-A causal model reads rows in chunks over a cache, so that a long text holds the device for no longer than a short
-one. EmbeddingGemma is a Gemma 3 that looks in both directions: its layers are run with masks that let it.
+A causal model runs a batch in chunks over a KV cache, so that a long text occupies the device for no longer at a time
+than a short one. EmbeddingGemma is a Gemma 3 with bidirectional attention: its layers run with masks that allow that.
 """
 
 from __future__ import annotations
@@ -19,55 +19,59 @@ if TYPE_CHECKING:
 _PREFIX = "model."
 
 
-def load_causal(folder: Path, *, ranks: bool) -> tuple[Any, dict[str, Any]]:
-    """Load with mlx-lm, lazily; also weights that were saved without their head and its prefix."""
-    tied = {} if ranks else {"tie_word_embeddings": True}  # a network that makes vectors needs no head
+def load_causal(folder: Path, *, rerank: bool) -> tuple[Any, dict[str, Any]]:
+    """Load with mlx-lm, lazily; also weights that were saved without the output head and without their prefix."""
+    overrides = {} if rerank else {"tie_word_embeddings": True}  # an embedding model needs no output head
     network, config = mlx_lm.utils.load_model(
-        folder, lazy=True, model_config=tied, get_model_classes=lambda config: _classes(config, ranks=ranks)
+        folder,
+        lazy=True,
+        model_config=overrides,
+        get_model_classes=lambda config: _classes(config, rerank=rerank),
     )
     return network, config
 
 
-def _classes(config: dict[str, Any], *, ranks: bool) -> tuple[type[Any], type[Any]]:
-    found = mlx_lm.utils._get_classes(config)
-    model: Any = found[0]
+def _classes(config: dict[str, Any], *, rerank: bool) -> tuple[type[Any], type[Any]]:
+    """Return mlx-lm's classes for a model, the network's with weight names made complete."""
+    model_class, args_class = mlx_lm.utils._get_classes(config)
+    base: Any = model_class
 
-    class Readable(model):
+    class WithPrefixedWeights(base):
         def sanitize(self, weights: Mapping[str, mx.array]) -> Any:
             if not any(name.startswith(_PREFIX) for name in weights):
                 weights = {_PREFIX + name: value for name, value in weights.items()}
-            if not ranks:
-                weights = {name: value for name, value in weights.items() if name.startswith(f"{_PREFIX}")}
-            return super().sanitize(weights) if hasattr(model, "sanitize") else weights
+            if not rerank:
+                weights = {name: value for name, value in weights.items() if name.startswith(_PREFIX)}
+            return super().sanitize(weights) if hasattr(base, "sanitize") else weights
 
-    return Readable, found[1]
+    return WithPrefixedWeights, args_class
 
 
 class Causal:
-    """Reads padded rows from left to right: what a token becomes does not depend on what comes after it."""
+    """A causal model over padded batches: a token's state does not depend on what comes after it, so not on padding."""
 
     def __init__(self, network: Any) -> None:
         self.network = network
 
-    def read(self, tokens: mx.array, most: int) -> Iterator[tuple[int, mx.array]]:
-        """Give hidden states chunk by chunk, each with its first position, `most` tokens at a time."""
-        rows, count = tokens.shape
-        chunk = max(1, most // rows)
+    def hidden_states(self, tokens: mx.array, stage_tokens: int) -> Iterator[tuple[int, mx.array]]:
+        """Yield each chunk's first position and hidden states; a chunk has about `stage_tokens` tokens."""
+        batch, count = tokens.shape
+        chunk = max(1, stage_tokens // batch)
         cache = make_prompt_cache(self.network) if chunk < count else None
-        for begin in range(0, count, chunk):
-            hidden = self.network.model(tokens[:, begin : begin + chunk], cache)
+        for start in range(0, count, chunk):
+            hidden = self.network.model(tokens[:, start : start + chunk], cache)
             if cache is not None:
                 mx.eval([layer.state for layer in cache], hidden)
-            yield begin, hidden
+            yield start, hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return how likely each token is to come after these states."""
+        """Return the logits of the token that follows each state."""
         head = getattr(self.network, "lm_head", None)
         return head(hidden) if head is not None else self.network.model.embed_tokens.as_linear(hidden)
 
 
 class Bidirectional:
-    """A Gemma 3 that looks in both directions, layer by layer as the encoders are."""
+    """A Gemma 3 with bidirectional attention, run layer by layer as the encoders are."""
 
     def __init__(self, network: Any, config: Mapping[str, Any]) -> None:
         self._model = network.model
@@ -76,31 +80,31 @@ class Bidirectional:
 
     @property
     def layers(self) -> list[Any]:
-        """The layers, in order: hidden states and lengths in, hidden states out."""
-        return [self._layer(at, layer) for at, layer in enumerate(self._model.layers)]
+        """The layers, in order: functions of hidden states and lengths to hidden states."""
+        return [self._layer(index, layer) for index, layer in enumerate(self._model.layers)]
 
-    def begin(self, tokens: mx.array, _types: mx.array) -> mx.array:
-        """Return the hidden states that the first layer reads."""
+    def embed(self, tokens: mx.array, _type_ids: mx.array) -> mx.array:
+        """Return the input of the first layer."""
         hidden = self._model.embed_tokens(tokens)
-        # In the weights' own precision, as the model's makers have it; mlx-lm always rounds it to bfloat16.
+        # In the weights' own precision, as in the original implementation; mlx-lm always rounds it to bfloat16.
         return hidden * mx.array(self._model.args.hidden_size**0.5, hidden.dtype)
 
-    def finish(self, hidden: mx.array) -> mx.array:
-        """Return what comes out of the last layer, as it is pooled."""
+    def normalise(self, hidden: mx.array) -> mx.array:
+        """Apply the final norm to the output of the last layer."""
         return self._model.norm(hidden)
 
-    def _layer(self, at: int, layer: Any) -> Any:
-        slides = (at + 1) % self._pattern != 0
+    def _layer(self, index: int, layer: Any) -> Any:
+        is_sliding = (index + 1) % self._pattern != 0
 
         def run(hidden: mx.array, lengths: mx.array | None) -> mx.array:
-            return layer(hidden, self._mask(hidden.shape[1], lengths, slides=slides), None)
+            return layer(hidden, self._mask(hidden.shape[1], lengths, is_sliding=is_sliding), None)
 
         return run
 
-    def _mask(self, count: int, lengths: mx.array | None, *, slides: bool) -> mx.array | None:
-        column = mx.arange(count)
-        mask = None if lengths is None else (column[None] < lengths[:, None])[:, None, None]
-        if slides and count > self._window + 1:
-            near = mx.abs(column[:, None] - column[None]) <= self._window
-            mask = near if mask is None else (mask & near) | mx.eye(count, dtype=mx.bool_)
+    def _mask(self, count: int, lengths: mx.array | None, *, is_sliding: bool) -> mx.array | None:
+        positions = mx.arange(count)
+        mask = None if lengths is None else (positions[None] < lengths[:, None])[:, None, None]
+        if is_sliding and count > self._window + 1:
+            nearby = mx.abs(positions[:, None] - positions[None]) <= self._window
+            mask = nearby if mask is None else (mask & nearby) | mx.eye(count, dtype=mx.bool_)
         return mask

@@ -1,9 +1,9 @@
-"""The tensors of a file that PyTorch wrote, read without running what it says.
+"""Loads the tensors of a file that PyTorch wrote, without PyTorch and without running the pickle's code.
 
-Such a file is a zip archive: one pickle that names tensors and where their numbers are, and a file for each block of
-numbers. A pickle is a program; this reader lets it build dictionaries and tensors, and call nothing else.
+Such a file is a zip archive: one pickle that describes the tensors, and a file for each storage, a block of numbers. A
+pickle is a program; this unpickler lets it build dictionaries and tensors, and call nothing else.
 
-Some of the models people use most (bge-m3) were only ever published like this.
+Some very popular models (bge-m3) were only ever published like this.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ _DTYPES = {
 }
 
 
-def tensors(file: Path) -> dict[str, mx.array]:
-    """Return a file's tensors by name. Raises ValueError for what is not a file of plain tensors."""
+def load_tensors(file: Path) -> dict[str, mx.array]:
+    """Return a file's tensors by name. Raises ValueError for anything but a file of plain tensors."""
     try:
         with zipfile.ZipFile(file) as archive:
             [index] = [name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"]
             folder = index.removesuffix("data.pkl")
             if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
-                raise ValueError("its numbers are written in another order of bytes")
+                raise ValueError("its byte order is not little-endian")
             with archive.open(index) as stream:
-                found = _Reader(stream, archive, folder).load()
-    except Exception as error:  # a pickle that was tampered with fails in any way it likes
-        raise ValueError(f"{file.name} is not a file of tensors that can be read here: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file.name} holds a {type(found).__name__}, and no tensors by name")
-    return {str(name): value for name, value in found.items() if isinstance(value, mx.array)}
+                loaded = _Unpickler(stream, archive, folder).load()
+    except Exception as error:  # a manipulated pickle may fail in any way
+        raise ValueError(f"{file.name} is not a file of tensors that can be loaded: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{file.name} holds a {type(loaded).__name__} instead of tensors by name")
+    return {str(name): value for name, value in loaded.items() if isinstance(value, mx.array)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Type:
-    """Stands for a class of PyTorch's, which is only ever named."""
+class _StorageType:
+    """Stands for one of PyTorch's storage classes, which a pickle only refers to."""
 
     dtype: mx.Dtype
 
 
-class _Reader(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     def __init__(self, stream: Any, archive: zipfile.ZipFile, folder: str) -> None:
         super().__init__(stream)
         self._archive, self._folder = archive, folder
-        self._blocks: dict[str, mx.array] = {}
+        self._storages: dict[str, mx.array] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the few things that such a file may name."""
+        """Return one of the few names that such a file may refer to."""
         if module == "torch" and name in _DTYPES:
-            return _Type(_DTYPES[name])
+            return _StorageType(_DTYPES[name])
         known: dict[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): _tensor,
@@ -78,33 +78,35 @@ class _Reader(pickle.Unpickler):
         return known[module, name]
 
     def persistent_load(self, pid: Any) -> mx.array:
-        """Return a block of numbers."""
-        word, kind, key, _place, count = pid
-        if word != "storage" or not isinstance(kind, _Type):
-            raise pickle.UnpicklingError(f"it holds {word!r}")
-        if key not in self._blocks:
+        """Return a storage's numbers."""
+        tag, storage_type, key, _location, count = pid
+        if tag != "storage" or not isinstance(storage_type, _StorageType):
+            raise pickle.UnpicklingError(f"it holds {tag!r}")
+        if key not in self._storages:
             data = self._archive.read(f"{self._folder}data/{key}")
-            if len(data) != count * kind.dtype.size:
+            if len(data) != count * storage_type.dtype.size:
                 raise pickle.UnpicklingError(
-                    f"a block has {len(data)} bytes instead of {count * kind.dtype.size}"
+                    f"a storage has {len(data)} bytes instead of {count * storage_type.dtype.size}"
                 )
-            numbers: Any = memoryview(data)
-            plain = mx.array(numbers) if data else mx.zeros((0,), mx.uint8)
-            self._blocks[key] = plain.view(kind.dtype)
-        return self._blocks[key]
+            buffer: Any = memoryview(data)
+            plain = mx.array(buffer) if data else mx.zeros((0,), mx.uint8)
+            self._storages[key] = plain.view(storage_type.dtype)
+        return self._storages[key]
 
 
-def _tensor(block: mx.array, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any) -> mx.array:
-    """Cut a tensor out of its block; one that would reach beyond it is an error."""
+def _tensor(
+    storage: mx.array, offset: int, shape: Sequence[int], strides: Sequence[int], *_: Any
+) -> mx.array:
+    """Return the view of a storage that a tensor is. Raises UnpicklingError for one that reaches beyond it."""
     numbers = [offset, *shape, *strides]
     if len(shape) != len(strides) or any(type(number) is not int or number < 0 for number in numbers):
-        raise pickle.UnpicklingError(f"a tensor of {shape} in steps of {strides} from {offset}")
+        raise pickle.UnpicklingError(f"a tensor has shape {shape}, strides {strides} and offset {offset}")
     if not prod(shape):
-        return mx.zeros(shape, block.dtype)
+        return mx.zeros(shape, storage.dtype)
     last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-    if last >= block.size:
-        raise pickle.UnpicklingError("a tensor reaches beyond its numbers")
-    return mx.as_strided(block, shape, strides, offset)
+    if last >= storage.size:
+        raise pickle.UnpicklingError("a tensor reaches beyond its storage")
+    return mx.as_strided(storage, shape, strides, offset)
 
 
 def _parameter(data: mx.array, *_: Any) -> mx.array:

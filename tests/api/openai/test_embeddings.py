@@ -13,12 +13,12 @@ from embedding_models import wordpiece, write_bert, write_qwen_embedding, write_
 from engine_models import write_tokenizer
 from openai import OpenAI
 from running_server import RunningServer, served
-from scripted_network import SOON, Scripted
+from scripted_network import SOON, ScriptedNetwork
 
 from mlx_backend.device.lock import FairLock
+from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
-from mlx_backend.embedding.recipe import EmbeddingOptions
-from mlx_backend.embedding.tokenizing import TextEncoder
+from mlx_backend.embedding.text_encoder import TextEncoder
 from mlx_backend.embedding.worker import Worker
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.scripted import ScriptedEngine
@@ -353,8 +353,8 @@ def test_tokens_are_counted_by_the_models_own_vocabulary(server: RunningServer) 
 def test_work_for_a_client_that_left_is_dropped(tmp_path: Path) -> None:
     tokenizer = wordpiece()
     write_tokenizer(tmp_path / "slow", tokenizer)
-    encoder = TextEncoder(tmp_path / "slow", "slow", tokenizer.get_vocab_size(), ends=False, asks=False)
-    network = Scripted(gated=True, encoder=encoder)
+    encoder = TextEncoder(tmp_path / "slow", "slow", tokenizer.get_vocab_size())
+    network = ScriptedNetwork(gated=True, encoder=encoder)
     working = Worker(network, FairLock())
     models = MultiModelRegistry(
         Catalogue([ModelSpec(name="slow", source=str(tmp_path / "slow"), type="embedding")]),
@@ -367,11 +367,11 @@ def test_work_for_a_client_that_left_is_dropped(tmp_path: Path) -> None:
     try:
         with served(models, Settings(port=0)) as server:
             connection = server.send({"input": ["fox " * 400] * 20}, "/v1/embeddings")
-            assert network.began.acquire(timeout=SOON)
+            assert network.stage_started.acquire(timeout=SOON)
             job = working._current
             assert job is not None
             connection.close()
-            assert job._over.wait(SOON)
+            assert job._finished.wait(SOON)
             assert job.closed
             network.gate.release(2)
             status, answer = server.call("/v1/embeddings", {"input": "fox"})

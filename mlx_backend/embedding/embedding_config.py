@@ -1,8 +1,10 @@
-"""How a model's vectors are made: which tokens are pooled, what stands before a text, what may be cut off.
+"""How a model's vectors are made: pooling, the prefixes of queries and documents, whether vectors may be shortened.
 
-    the person's own settings   win
-    the model's own files       modules.json, 1_Pooling/, config_sentence_transformers.json, sentence_*_config.json
-    the family, by its name     what conversions lose: pooling and prefixes of the models people use
+Sources, strongest first:
+
+    settings              from the models file or the command line
+    the model's files     modules.json, 1_Pooling/, config_sentence_transformers.json, sentence_*_config.json
+    the model's family    by its name: the pooling and prefixes of popular models, which conversions often lose
 
 Knows files and names; no MLX.
 """
@@ -31,31 +33,31 @@ POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "last")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingOptions:
-    """What the person who serves a model may choose. None leaves it to the model's files."""
+    """How one embedding or rerank model is served. None leaves a setting to the model's files."""
 
     context_length: int | None = None
     pooling: Pooling | None = None
     query_prefix: str | None = None
     document_prefix: str | None = None
-    matryoshka: bool | None = None  # whether its vectors may be shortened
+    matryoshka: bool | None = None  # whether vectors may be shortened (`dimensions`)
     allow_download: bool = True
     memory_bytes: int | None = None
     max_waiting: int = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What is known of a model before its weights are read."""
+class EmbeddingConfig:
+    """How a model's vectors are made, known before its weights are loaded."""
 
     pooling: Pooling = "mean"
     query_prefix: str = ""
     document_prefix: str = ""
     matryoshka: bool = False
     max_tokens: int | None = None
-    dense: tuple[str, ...] = ()  # folders of layers that come after pooling
+    dense: tuple[str, ...] = ()  # folders of dense layers applied after pooling
 
     def prefix(self, role: Role | None) -> str:
-        """Return what stands before a text of this role."""
+        """Return the prefix for a text of this role, "" for no role."""
         return {"query": self.query_prefix, "document": self.document_prefix}.get(role or "", "")
 
 
@@ -63,13 +65,20 @@ class Recipe:
 class _Family:
     name: re.Pattern[str]
     pooling: Pooling
-    query: str = ""
-    document: str = ""
+    query_prefix: str = ""
+    document_prefix: str = ""
     matryoshka: bool = False
 
 
-def _family(name: str, pooling: Pooling, query: str = "", document: str = "", **more: Any) -> _Family:
-    return _Family(re.compile(name, re.IGNORECASE), pooling, query, document, **more)
+def _family(
+    name: str,
+    pooling: Pooling,
+    query_prefix: str = "",
+    document_prefix: str = "",
+    *,
+    matryoshka: bool = False,
+) -> _Family:
+    return _Family(re.compile(name, re.IGNORECASE), pooling, query_prefix, document_prefix, matryoshka)
 
 
 _SEARCH = "Given a web search query, retrieve relevant passages that answer the query"
@@ -95,52 +104,54 @@ _FAMILIES = (
 )
 
 
-def recipe_of(folder: Path, name: str, options: EmbeddingOptions, *, causal: bool) -> Recipe:
-    """Read how a model's vectors are made. Raises EngineError for what cannot be done here."""
-    called = name.rpartition("/")[2]
-    family = next((each for each in _FAMILIES if each.name.search(called)), None)
-    recipe = Recipe(pooling="last" if causal else "mean")
+def embedding_config(folder: Path, name: str, options: EmbeddingOptions, *, causal: bool) -> EmbeddingConfig:
+    """Determine how a model's vectors are made. Raises EngineError for what is not supported."""
+    short_name = name.rpartition("/")[2]
+    family = next((each for each in _FAMILIES if each.name.search(short_name)), None)
+    found = EmbeddingConfig(pooling="last" if causal else "mean")
     if family is not None:
-        recipe = replace(
-            recipe,
-            pooling="last"
-            if causal and family.pooling == "cls"
-            else family.pooling,  # the first has read nothing
-            query_prefix=family.query,
-            document_prefix=family.document,
+        # The first token of a causal model has attended to nothing but itself.
+        pooling = "last" if causal and family.pooling == "cls" else family.pooling
+        found = EmbeddingConfig(
+            pooling=pooling,
+            query_prefix=family.query_prefix,
+            document_prefix=family.document_prefix,
             matryoshka=family.matryoshka,
         )
-    recipe = _from_files(folder, name, recipe)
-    chosen = {
+    found = _from_files(folder, name, found)
+    settings = {
         key: value
         for key in ("pooling", "query_prefix", "document_prefix", "matryoshka")
         if (value := getattr(options, key)) is not None
     }
-    return replace(recipe, **chosen)
+    return replace(found, **settings)
 
 
-def tokens_read(folder: Path, name: str, options: EmbeddingOptions) -> int | None:
-    """Return how long a text may be for the model in a folder; None if its files do not say."""
+def folder_context_length(folder: Path, name: str, options: EmbeddingOptions) -> int | None:
+    """Return the maximum length of a text, in tokens, for the model in a folder; None if its files do not say."""
     config = read_json_or_empty(folder / "config.json")
+    causal = config.get("model_type") not in ENCODERS
     try:
-        recipe = recipe_of(folder, name, options, causal=config.get("model_type") not in ENCODERS)
+        found = embedding_config(folder, name, options, causal=causal)
     except EngineError:
         return None
-    return context_length(folder, config, recipe, options) if config else None
+    return context_length(folder, config, found, options) if config else None
 
 
-def context_length(folder: Path, config: Mapping[str, Any], recipe: Recipe, options: EmbeddingOptions) -> int:
-    """Return how many tokens a text may have: what the person says, else the least that the files advise."""
+def context_length(
+    folder: Path, config: Mapping[str, Any], embedding: EmbeddingConfig, options: EmbeddingOptions
+) -> int:
+    """Return the maximum length of a text, in tokens: as configured, else the smallest limit in the model's files."""
     if options.context_length is not None:
         return options.context_length
-    advised = read_json_or_empty(folder / "tokenizer_config.json").get("model_max_length")
-    limits = [positions(config), recipe.max_tokens, advised]
-    said = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 1 << 40]
-    return min(said, default=512)
+    tokenizer_limit = read_json_or_empty(folder / "tokenizer_config.json").get("model_max_length")
+    candidates = [max_positions(config), embedding.max_tokens, tokenizer_limit]
+    limits = [int(limit) for limit in candidates if isinstance(limit, int | float) and 0 < limit < 1 << 40]
+    return min(limits, default=512)
 
 
-def positions(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a network can tell apart by their places. RoBERTa's begin after its padding's."""
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Return the number of positions a network has. RoBERTa's start after the padding token's id."""
     length = model_files.context_length(config)
     if length is None or config.get("model_type") not in _ROBERTAS:
         return length
@@ -153,33 +164,35 @@ _ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 
 @dataclass(slots=True)
 class _Modules:
-    pooling: dict[str, Any] = field(default_factory=dict)
+    """What modules.json lists."""
+
+    pooling: dict[str, Any] = field(default_factory=dict)  # the pooling module's config
     dense: list[str] = field(default_factory=list)
 
 
-def _from_files(folder: Path, name: str, recipe: Recipe) -> Recipe:
+def _from_files(folder: Path, name: str, found: EmbeddingConfig) -> EmbeddingConfig:
     modules = _modules(folder, name)
     if modules.pooling:
-        recipe = replace(recipe, pooling=_pooling(modules.pooling, name))
+        found = replace(found, pooling=_pooling(modules.pooling, name))
     config = read_json_or_empty(folder / "config.json")
     if config.get("is_matryoshka") is True or config.get("matryoshka_dimensions"):
-        recipe = replace(recipe, matryoshka=True)
+        found = replace(found, matryoshka=True)
     prompts = read_json_or_empty(folder / "config_sentence_transformers.json").get("prompts")
     if isinstance(prompts, dict) and any(isinstance(text, str) and text for text in prompts.values()):
-        recipe = replace(
-            recipe,
+        found = replace(
+            found,
             query_prefix=_prompt(prompts, "query", "search_query", "retrieval.query", "Retrieval-query"),
             document_prefix=_prompt(prompts, "document", "passage", "search_document", "retrieval.passage"),
         )
-    for file in sorted(folder.glob("sentence_*_config.json")):  # named for the network, bert as a rule
-        longest = read_json_or_empty(file).get("max_seq_length")
-        if isinstance(longest, int) and longest > 0:
-            recipe = replace(recipe, max_tokens=longest)
-    return replace(recipe, dense=tuple(modules.dense))
+    for file in sorted(folder.glob("sentence_*_config.json")):  # named after the network, usually bert
+        limit = read_json_or_empty(file).get("max_seq_length")
+        if isinstance(limit, int) and limit > 0:
+            found = replace(found, max_tokens=limit)
+    return replace(found, dense=tuple(modules.dense))
 
 
 def _modules(folder: Path, name: str) -> _Modules:
-    """Read modules.json: the network, how it is pooled, and what comes after."""
+    """Read modules.json: the network, its pooling, and the layers after it."""
     try:
         listed = json.loads((folder / "modules.json").read_bytes())
         steps = [(str(step["type"]).rpartition(".")[2], str(step["path"])) for step in listed]
@@ -188,43 +201,41 @@ def _modules(folder: Path, name: str) -> _Modules:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EngineError(f"The modules.json of {name!r} cannot be read: {error!r}.") from error
     modules = _Modules()
-    for kind, path in steps:
-        place = (folder / path).resolve()
-        if not place.is_relative_to(folder.resolve()):
+    for module_type, path in steps:
+        module_folder = (folder / path).resolve()
+        if not module_folder.is_relative_to(folder.resolve()):
             raise EngineError(f"The modules.json of {name!r} leads out of its folder: {path!r}.")
-        match kind:
+        match module_type:
             case "Transformer" | "Normalize":
                 pass  # every vector is normalised here
             case "Pooling":
-                modules.pooling = read_json_or_empty(place / "config.json")
+                modules.pooling = read_json_or_empty(module_folder / "config.json")
             case "Dense":
                 modules.dense.append(path)
             case _:
-                raise EngineError(
-                    f"The model {name!r} makes its vectors with {kind!r}, which is not known here."
-                )
+                raise EngineError(f"The model {name!r} has a {module_type!r} module, which is not supported.")
     return modules
 
 
 def _pooling(config: dict[str, Any], name: str) -> Pooling:
-    words = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
-    words |= {"lasttoken": "last", "last_token": "last", "last": "last"}
+    """Return the pooling of a module's config, in its old form (pooling_mode_*: true) or its new (pooling_mode)."""
+    names = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
+    names |= {"lasttoken": "last", "last_token": "last", "last": "last"}
     mode = config.get("pooling_mode")
-    said = [mode] if isinstance(mode, str) else mode if isinstance(mode, list) else []
-    said += [
+    modes = [mode] if isinstance(mode, str) else list(mode) if isinstance(mode, list) else []
+    modes += [
         key.removeprefix("pooling_mode_")
         for key, on in config.items()
         if on is True and key.startswith("pooling_mode_")
     ]
-    found = {words.get(str(word), str(word)) for word in said}
+    found = {names.get(str(mode), str(mode)) for mode in modes}
     if config.get("include_prompt") is False:
-        raise EngineError(f"The model {name!r} leaves its prompts out when it pools; that is not known here.")
+        raise EngineError(f"The model {name!r} excludes prompts from pooling, which is not supported.")
     for pooling in POOLINGS:
         if found == {pooling}:
             return pooling
-    raise EngineError(
-        f"The model {name!r} pools by {' and '.join(sorted(found)) or 'nothing'}; known are {', '.join(POOLINGS)}."
-    )
+    used = " and ".join(sorted(found)) or "nothing"
+    raise EngineError(f"The model {name!r} pools by {used}; supported are {', '.join(POOLINGS)}.")
 
 
 def _prompt(prompts: dict[str, Any], *names: str) -> str:

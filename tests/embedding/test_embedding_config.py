@@ -1,4 +1,4 @@
-"""Which models make vectors or rank, and how: told by their files, by their names, by who serves them."""
+"""A model's type, and how its vectors are made: by its files, by its name, by its settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from embedding_models import write_modules
 
-from mlx_backend.embedding.recipe import EmbeddingOptions, Recipe, recipe_of, tokens_read
+from mlx_backend.embedding.embedding_config import (
+    EmbeddingConfig,
+    EmbeddingOptions,
+    embedding_config,
+    folder_context_length,
+)
 from mlx_backend.errors import EngineError
 from mlx_backend.models.model_type import detect_model_type
 
@@ -26,12 +31,12 @@ def folder_of(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def recipe(folder: Path, name: str = "m", *, causal: bool = False, **options: Any) -> Recipe:
-    return recipe_of(folder, name, EmbeddingOptions(**options), causal=causal)
+def config_of(folder: Path, name: str = "m", *, causal: bool = False, **options: Any) -> EmbeddingConfig:
+    return embedding_config(folder, name, EmbeddingOptions(**options), causal=causal)
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "kind"),
+    ("name", "config", "model_type"),
     [
         ("BAAI/bge-m3", {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]}, "embedding"),
         (
@@ -60,20 +65,20 @@ def recipe(folder: Path, name: str = "m", *, causal: bool = False, **options: An
         ("mine", {"architectures": 7}, "llm"),
     ],
 )
-def test_a_model_is_known_by_its_files_and_else_by_its_name(
-    name: str, config: dict[str, Any], kind: str, tmp_path: Path
+def test_the_type_comes_from_the_files_and_otherwise_from_the_name(
+    name: str, config: dict[str, Any], model_type: str, tmp_path: Path
 ) -> None:
-    assert detect_model_type(folder_of(tmp_path, config=config), name) == kind
+    assert detect_model_type(folder_of(tmp_path, config=config), name) == model_type
 
 
-def test_the_files_of_sentence_transformers_make_a_causal_model_one_for_vectors(tmp_path: Path) -> None:
+def test_a_causal_model_with_the_files_of_sentence_transformers_is_an_embedding_model(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, config={"model_type": "qwen3"})
     assert detect_model_type(folder, "mine") == "llm"
     write_modules(folder, "lasttoken")
     assert detect_model_type(folder, "mine") == "embedding"
 
 
-def test_what_was_not_downloaded_yet_is_known_by_its_name() -> None:
+def test_the_type_of_a_model_that_is_not_downloaded_comes_from_its_name() -> None:
     assert detect_model_type(None, "Qwen/Qwen3-Embedding-8B") == "embedding"
     assert detect_model_type(None, "BAAI/bge-reranker-v2-m3") == "rerank"
     assert detect_model_type(None, "mlx-community/gpt-oss-20b-MXFP4-Q8") == "llm"
@@ -102,79 +107,83 @@ def test_what_was_not_downloaded_yet_is_known_by_its_name() -> None:
         ("somebody/llama", True, "last", "", ""),
     ],
 )
-def test_families_have_their_own_ways_where_a_conversion_has_lost_the_files(
+def test_families_have_defaults_for_files_that_a_conversion_has_lost(
     name: str, causal: bool, pooling: str, query: str, document: str, tmp_path: Path
 ) -> None:
-    found = recipe(tmp_path, name, causal=causal)
+    found = config_of(tmp_path, name, causal=causal)
     assert (found.pooling, found.prefix("query"), found.prefix("document")) == (pooling, query, document)
     assert found.prefix(None) == ""
 
 
-def test_files_win_over_the_family_and_the_person_over_both(tmp_path: Path) -> None:
+def test_files_override_the_family_and_settings_override_both(tmp_path: Path) -> None:
     folder = folder_of(
         tmp_path, config_sentence_transformers={"prompts": {"query": "Q: ", "passage": "P: ", "other": "O: "}}
     )
     write_modules(folder, "lasttoken")
-    own = recipe(folder, "bge-m3")
+    own = config_of(folder, "bge-m3")
     assert (own.pooling, own.query_prefix, own.document_prefix) == ("last", "Q: ", "P: ")
-    chosen = recipe(folder, "bge-m3", pooling="mean", query_prefix="", document_prefix="D: ", matryoshka=True)
+    chosen = config_of(
+        folder, "bge-m3", pooling="mean", query_prefix="", document_prefix="D: ", matryoshka=True
+    )
     assert (chosen.pooling, chosen.query_prefix, chosen.document_prefix) == ("mean", "", "D: ")
     assert chosen.matryoshka
 
 
-def test_empty_prompts_leave_the_familys(tmp_path: Path) -> None:
-    """sentence-transformers writes empty ones for models whose makers named none."""
+def test_empty_prompts_do_not_override_the_family(tmp_path: Path) -> None:
+    """sentence-transformers writes empty ones for models without prompts."""
     folder_of(tmp_path, config_sentence_transformers={"prompts": {"query": "", "document": ""}})
-    assert recipe(tmp_path, "multilingual-e5-base").query_prefix == "query: "
+    assert config_of(tmp_path, "multilingual-e5-base").query_prefix == "query: "
 
 
-def test_pooling_is_read_in_the_old_and_the_new_form(tmp_path: Path) -> None:
+def test_pooling_configs_may_have_the_old_or_the_new_form(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "1_Pooling", config={"pooling_mode": "lasttoken"}).parent
-    assert recipe(folder).pooling == "last"
+    assert config_of(folder).pooling == "last"
     folder_of(
         folder / "1_Pooling", config={"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     )
-    assert recipe(folder).pooling == "cls"
+    assert config_of(folder).pooling == "cls"
 
 
 @pytest.mark.parametrize(
     ("pooling", "words"),
     [
-        ({"pooling_mode_max_tokens": True}, "pools by max_tokens; known are cls, mean, last"),
+        ({"pooling_mode_max_tokens": True}, "pools by max_tokens; supported are cls, mean, last"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "pools by cls and mean"),
-        ({"pooling_mode_mean_tokens": True, "include_prompt": False}, "leaves its prompts out"),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": False}, "excludes prompts from pooling"),
     ],
 )
-def test_pooling_that_is_not_known_is_a_sentence(pooling: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_unsupported_pooling_is_an_error(pooling: dict[str, Any], words: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "1_Pooling", config=pooling).parent
     with pytest.raises(EngineError, match=words):
-        recipe(folder)
+        config_of(folder)
 
 
-def test_steps_that_are_not_known_and_ways_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+def test_unsupported_modules_and_paths_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     def step(kind: str, path: str) -> None:
         folder_of(tmp_path, modules=[{"type": f"sentence_transformers.models.{kind}", "path": path}])
 
     step("WordWeights", "1_WordWeights")
-    with pytest.raises(EngineError, match="'WordWeights', which is not known"):
-        recipe(tmp_path)
+    with pytest.raises(EngineError, match="'WordWeights' module, which is not supported"):
+        config_of(tmp_path)
     step("Dense", "../elsewhere")
     with pytest.raises(EngineError, match="leads out of its folder"):
-        recipe(tmp_path)
+        config_of(tmp_path)
     (tmp_path / "modules.json").write_text('{"idx": 0}')
     with pytest.raises(EngineError, match=r"modules\.json .* cannot be read"):
-        recipe(tmp_path)
+        config_of(tmp_path)
 
 
-def test_a_text_may_be_as_long_as_the_strictest_file_says(tmp_path: Path) -> None:
+def test_the_smallest_limit_in_the_files_is_the_context_length(tmp_path: Path) -> None:
     config = {"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}
     folder = folder_of(tmp_path, config=config)
-    none = EmbeddingOptions()
-    assert tokens_read(folder, "m", none) == 512, "RoBERTa's first places are its padding's"
+    defaults = EmbeddingOptions()
+    assert folder_context_length(folder, "m", defaults) == 512, (
+        "RoBERTa's first positions are reserved for padding"
+    )
     folder_of(folder, tokenizer_config={"model_max_length": 10**30})
-    assert tokens_read(folder, "m", none) == 512
+    assert folder_context_length(folder, "m", defaults) == 512
     folder_of(folder, **{"sentence_xlm-roberta_config": {"max_seq_length": 256}})
-    assert tokens_read(folder, "m", none) == 256
+    assert folder_context_length(folder, "m", defaults) == 256
     folder_of(folder, tokenizer_config={"model_max_length": 128})
-    assert tokens_read(folder, "m", none) == 128
-    assert tokens_read(folder, "m", EmbeddingOptions(context_length=400)) == 400
+    assert folder_context_length(folder, "m", defaults) == 128
+    assert folder_context_length(folder, "m", EmbeddingOptions(context_length=400)) == 400
