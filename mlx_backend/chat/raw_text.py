@@ -20,7 +20,7 @@ class RawText:
     """
 
     def __init__(self, special_tokens: Container[int] = ()) -> None:
-        self.ended = self.reasons = False
+        self.ended = self.is_reasoning = False
         self._special_tokens = special_tokens
         self._held = ""
 

@@ -42,7 +42,7 @@ class Parser(Protocol):
         ...
 
     @property
-    def reasons(self) -> bool:
+    def is_reasoning(self) -> bool:
         """Text that came next would be reasoning."""
         ...
 
@@ -154,7 +154,7 @@ class Reply:
                     case TokenDelta():
                         yield from self._token(item)
                     case Finished():
-                        self._meter.finished(item, was_reasoning=self._parser.reasons)
+                        self._meter.finished(item, was_reasoning=self._parser.is_reasoning)
                         yield from self._end(item.reason)
         finally:
             if self.finish is None:  # closed, or failed: what it has cost so far is logged all the same
@@ -164,7 +164,7 @@ class Reply:
     def _token(self, delta: TokenDelta) -> list[ReplyEvent]:
         if self._parser.ended:  # at an end marker that is not one of the engine's end tokens
             return self._cut()
-        was_reasoning = self._parser.reasons
+        was_reasoning = self._parser.is_reasoning
         events = self._parser.feed(delta.text, delta.token)
         self._meter.token(delta, events, was_reasoning=was_reasoning)
         self._logprobs.token(delta, events)

@@ -74,7 +74,7 @@ class Budgets:
             special_tokens=self._tokenizer.special_tokens,
         )
         shape = _Harmony if self._dialect.name == HARMONY.name else _Blocks
-        tail = self._tokenizer.decode(prompt.tokens[-_TAIL:]) if parser.reasons else ""
+        tail = self._tokenizer.decode(prompt.tokens[-_TAIL:]) if parser.is_reasoning else ""
         return Budget(
             shape(self._tokenizer, parser, tail, calls=bool(tools)),
             self._tokenizer,
@@ -128,24 +128,24 @@ class Budget:
 
     def advance(self, token: int) -> None:
         """Read the token that was chosen."""
-        before = self._parser.reasons
+        before = self._parser.is_reasoning
         self._room -= 1
         self._parser.feed(self._text_of(token), token)
-        if before and self._parser.reasons:
+        if before and self._parser.is_reasoning:
             self._left -= 1
         self._forced = self._forced[1:] if self._forced[:1] == (token,) else ()
         self._look(token)
 
     def _look(self, token: int | None) -> None:
         """See where the reply is behind this token (None: at its beginning), and what may follow."""
-        if self._parser.answers and not self._answers:
+        if self._parser.is_answering and not self._answers:
             self._answers = True
             self._reserve = None
             self._left += SECOND_THOUGHT
-        spent = self._spare(0 if self._parser.reasons else self._shape.header) <= 0
+        spent = self._spare(0 if self._parser.is_reasoning else self._shape.header) <= 0
         self._shape.read(token, spent=spent)
         if spent and not self._forced:
-            if self._parser.reasons:
+            if self._parser.is_reasoning:
                 self._forced = tuple(self._shape.closing())
             elif token is None and not self._answers:
                 self._forced = tuple(self._shape.opening)
@@ -190,7 +190,7 @@ class _Harmony(_Shape):
 
     def __init__(self, tokenizer: Tokenizer, parser: ChannelParser, _tail: str, *, calls: bool) -> None:
         self._size = tokenizer.vocabulary_size
-        end, start, final = (_encoded(tokenizer, text) for text in parser.closing(""))
+        end, start, final = (_encoded(tokenizer, text) for text in parser.reasoning_closer(""))
         header = {channel: _encoded(tokenizer, f"{CHANNEL}{channel}{MESSAGE}") for channel in Channel}
         self._closing = [*end, *start, *(() if calls else final)]
         self.cost = len(end) + len(start) + len(final)
@@ -236,12 +236,16 @@ class _Blocks(_Shape):
         self._closed = True
         # Each by itself, so that no token is both the marker and what stands beside it.
         return [
-            token for text in self._parser.closing(self._tail) for token in _encoded(self._tokenizer, text)
+            token
+            for text in self._parser.reasoning_closer(self._tail)
+            for token in _encoded(self._tokenizer, text)
         ]
 
     def read(self, token: int | None, *, spent: bool) -> None:
         """See whether the reply is between a block that was closed and the answer."""
-        self._between = spent and self._closed and not (self._parser.reasons or self._parser.answers)
+        self._between = (
+            spent and self._closed and not (self._parser.is_reasoning or self._parser.is_answering)
+        )
 
     def allowed_mask(self) -> Words | None:
         """Return the mask of everything but what opens a block."""

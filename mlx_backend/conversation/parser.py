@@ -70,18 +70,18 @@ class ChannelParser:
         return self._reader.ended
 
     @property
-    def reasons(self) -> bool:
+    def is_reasoning(self) -> bool:
         """Reasoning is open: text that came next would be part of it."""
-        return self._reader.reasons
+        return self._reader.is_reasoning
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """The answer is open: text that came next would be part of it."""
-        return self._reader.answers
+        return self._reader.is_answering
 
-    def closing(self, opened_by: str) -> tuple[str, ...]:
-        """Return what closes open reasoning (see `Reader.closing`)."""
-        return self._reader.closing(opened_by)
+    def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
+        """Return what closes open reasoning (see `Reader.reasoning_closer`)."""
+        return self._reader.reasoning_closer(prompt_tail)
 
     def feed(self, text: str, token: int | None = None) -> list[Event]:
         """Read a piece of output: any piece of text, or one token's text together with its id."""
@@ -94,7 +94,10 @@ class ChannelParser:
             return self._feed_control(self._special_tokens[token])
         delta = reader.delta
         if delta is not None and not self._held and not markers.touches(text):
-            return [delta(text)] if text else []
+            if not text:
+                return []
+            reader.before_last, reader.last = reader.last, text
+            return [delta(text)]
         if self._closed or not text:
             return []
         for at in range(0, len(text), _SLICE):  # a whole transcript at once costs no more than its pieces

@@ -257,9 +257,9 @@ def test_whatever_is_said_a_promise_to_leave_tokens_alone_is_kept(
         if mask is not None and not mask[token // 32] >> token % 32 & 1:
             at, word = next((at, word) for at, word in enumerate(mask) if word)
             token = 32 * at + (word & -word).bit_length() - 1
-        before = reader.reasons
+        before = reader.is_reasoning
         reader.feed(words.decode([token]), token)
-        reasoned += before and reader.reasons and words.decode([token]) not in ("\n", "\n\n")
+        reasoned += before and reader.is_reasoning and words.decode([token]) not in ("\n", "\n\n")
         held.advance(token)
     if tokens is not None:
         assert reasoned <= tokens + SECOND_THOUGHT

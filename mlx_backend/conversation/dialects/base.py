@@ -47,14 +47,27 @@ class Continuation:
 
 
 class Reader:
-    """One turn being read: the part that is the same in every dialect.
+    """Reads one turn: the part that is the same in every dialect.
 
     `markers` are what the parser is to look for in text now, `spelt` what it is to look for in the text of
     plain tokens, where token ids say what is a marker. Both may change with every piece read. `delta` is
-    the fast path: while it is set, text without markers is no more than `delta(text)`.
+    the fast path: while it is set, text without markers is no more than `delta(text)`, and the parser notes it in
+    `last` and `before_last`, which hold the last two pieces put out.
     """
 
-    __slots__ = ("_calls", "_complete", "_in_call", "_said", "delta", "ended", "events", "markers", "spelt")
+    __slots__ = (
+        "_call_count",
+        "_complete_calls",
+        "_has_spoken",
+        "_in_call",
+        "before_last",
+        "delta",
+        "ended",
+        "events",
+        "last",
+        "markers",
+        "spelt",
+    )
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -62,25 +75,26 @@ class Reader:
         self.markers: MarkerSet = NO_MARKERS
         self.spelt: MarkerSet = NO_MARKERS
         self.ended = False
-        self._calls = 0
-        self._complete = 0
+        self.last = self.before_last = ""
+        self._call_count = 0
+        self._complete_calls = 0
         self._in_call = False
-        self._said = False  # a message for the user or for a tool has begun
+        self._has_spoken = False  # a message for the user or for a tool has begun
 
     @property
-    def reasons(self) -> bool:
+    def is_reasoning(self) -> bool:
         """Whether text that came next would be reasoning."""
         return False
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether the answer has begun, and text that came next would be part of it."""
         return False
 
-    def closing(self, opened_by: str) -> tuple[str, ...]:
+    def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
         """Return what closes the open reasoning and begins the answer: texts that are tokenised one by one.
 
-        `opened_by` ends with what opened it, where that was the prompt.
+        `prompt_tail` ends with what opened the reasoning, where that was the prompt.
         """
         return ()
 
@@ -101,10 +115,10 @@ class Reader:
         if ended_by == "length" and not self.ended:
             self.events.append(StreamEnd("length"))
         else:
-            self.events.append(StreamEnd("tool_calls" if self._complete else "stop"))
+            self.events.append(StreamEnd("tool_calls" if self._complete_calls else "stop"))
 
     def _open(self, channel: Channel) -> None:
-        self._said = self._said or channel is not Channel.ANALYSIS
+        self._has_spoken = self._has_spoken or channel is not Channel.ANALYSIS
         match channel:
             case Channel.ANALYSIS:
                 self.delta = ReasoningDelta
@@ -114,19 +128,21 @@ class Reader:
                 self.delta = ContentDelta
 
     def _open_call(self, name: str) -> None:
-        self.events.append(ToolCallStart(self._calls, name))
-        self.delta = partial(ToolCallDelta, self._calls)
-        self._said = self._in_call = True
+        self.events.append(ToolCallStart(self._call_count, name))
+        self.delta = partial(ToolCallDelta, self._call_count)
+        self._has_spoken = self._in_call = True
 
     def _close_call(self, *, complete: bool) -> None:
-        self.events.append(ToolCallEnd(self._calls, complete))
+        self.events.append(ToolCallEnd(self._call_count, complete))
         self.delta = None
         self._in_call = False
-        self._calls += 1
-        self._complete += complete
+        self._call_count += 1
+        self._complete_calls += complete
 
     def _emit(self, text: str) -> None:
+        """Put text out on the open channel; drop it where none is open."""
         if text and self.delta is not None:
+            self.before_last, self.last = self.last, text
             self.events.append(self.delta(text))
 
 

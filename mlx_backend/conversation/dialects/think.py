@@ -123,23 +123,23 @@ class ThinkReader(Reader):
         self._open(Channel.FINAL)
 
     @property
-    def reasons(self) -> bool:
+    def is_reasoning(self) -> bool:
         """Whether a block is open."""
         return self._place is _Place.REASONING
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether the answer or a call has begun: no block can be opened any more."""
         return self._place in (_Place.ANSWER, _Place.CALL)
 
-    def closing(self, opened_by: str) -> tuple[str, ...]:
+    def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
         """Close the block on a line of its own. If the prompt has opened it, its last opener tells which it is."""
         closers = _CLOSERS & self.markers.markers
         if len(closers) == 1:
             [closer] = closers
         else:
-            opener = max(OPENERS, key=opened_by.rfind)
-            known = opener in opened_by
+            opener = max(OPENERS, key=prompt_tail.rfind)
+            known = opener in prompt_tail
             closer = OPENERS[opener] if known else min(_CLOSERS & self._control, default=OPENERS["<think>"])
         return "\n", closer, "\n\n"
 

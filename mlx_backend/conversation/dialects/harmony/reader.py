@@ -27,6 +27,8 @@ Models break headers in every way, so a header is read once as a whole and anyth
 - Noise between messages and junk headers without a body are put aside. They are shown only if the turn ends
   with nothing else to show: an answer is never lost because its header was broken.
 
+Two analysis messages in a row are set apart by an empty line.
+
 Where token ids are known, a marker spelt in a body is text. In a header it still counts: models copy
 markers into names, and a header holds no text of its own. Hold-back is bounded: see the three limits below.
 """
@@ -92,8 +94,10 @@ class HarmonyReader(Reader):
         "_look_at",
         "_place",
         "_put_aside",
+        "_reasoning_tail",
         "_resumes",
         "_searched",
+        "_separator",
         "_tools",
     )
 
@@ -111,6 +115,8 @@ class HarmonyReader(Reader):
         self._look_at = PROSE_LIMIT  # length of `_gathered` at which its length may decide something
         self._searched = 0  # how far STRIPPED text has been looked through
         self._put_aside = ""
+        self._separator = ""  # goes before the next text of reasoning
+        self._reasoning_tail = ""  # of the last analysis message, while no other message has followed it
         self._resumes: Channel | None = None  # channel of a body that the header being read has interrupted
         self.markers = self.spelt = _MARKERS
         self._place = _Place.OPENING
@@ -118,16 +124,16 @@ class HarmonyReader(Reader):
             self._begin(opens_in)
 
     @property
-    def reasons(self) -> bool:
+    def is_reasoning(self) -> bool:
         """Whether this is the body of an analysis message."""
-        return self._place is _Place.BODY and self.delta is ReasoningDelta
+        return self._place is _Place.BODY and (self.delta is ReasoningDelta or bool(self._separator))
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether this is the body of a final message."""
         return self._place is _Place.BODY and self.delta is ContentDelta
 
-    def closing(self, opened_by: str) -> tuple[str, ...]:
+    def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
         """End the message, begin another, and make it the final one."""
         return END, f"{START}assistant", f"{CHANNEL}{Channel.FINAL}{MESSAGE}"
 
@@ -274,7 +280,7 @@ class HarmonyReader(Reader):
     def _open_header(self, header: Header) -> None:
         """Open the body that a header announces."""
         if header.foreign:
-            if self._said:
+            if self._has_spoken:
                 self._end_turn()
             else:
                 self._enter_body()
@@ -335,6 +341,21 @@ class HarmonyReader(Reader):
         self._enter_body()
         self._open(channel)
         self._resumes = channel
+        if channel is not Channel.ANALYSIS:
+            self._reasoning_tail = ""
+        self._separator = _paragraph_break(self._reasoning_tail)
+        if self._separator:
+            self.delta = None  # until there is text to set apart: an empty message adds nothing
+        self.last = self.before_last = ""
+
+    def _emit(self, text: str) -> None:
+        if text and self._separator:
+            self.last = text
+            self.events.append(ReasoningDelta(self._separator + text))
+            self.delta = ReasoningDelta
+            self._separator = ""
+        else:
+            super()._emit(text)
 
     def _enter_body(self) -> None:
         if self._place is _Place.BODY:
@@ -347,6 +368,10 @@ class HarmonyReader(Reader):
     def _leave_body(self, place: _Place, *, complete: bool = True, interrupted: bool = False) -> None:
         if self._in_call:
             self._close_call(complete=complete)
+            self._reasoning_tail = ""
+        elif self.is_reasoning:
+            self._reasoning_tail = (self.before_last + self.last)[-2:] or self._reasoning_tail
+            self._separator = ""
         self.delta = None
         self.spelt = _MARKERS
         self._place = place
@@ -362,7 +387,7 @@ class HarmonyReader(Reader):
 
     def _recall(self) -> None:
         """Show what was put aside if nothing followed it and the turn has said nothing."""
-        if self._put_aside.strip() and not self._said:
+        if self._put_aside.strip() and not self._has_spoken:
             self._show(self._put_aside)
             self._leave_body(_Place.BETWEEN)
 
@@ -388,3 +413,10 @@ class HarmonyReader(Reader):
                 if is_prose(self._gathered):
                     self._show(self._gathered.strip())
         self._leave_body(_Place.BETWEEN, complete=False)
+
+
+def _paragraph_break(before: str) -> str:
+    """Return what is missing between a text with this end and a new paragraph; nothing behind a blank."""
+    if not before or (before[-1].isspace() and before[-1] != "\n"):
+        return ""
+    return "\n\n"[len(before) - len(before.rstrip("\n")) :]
