@@ -1,7 +1,7 @@
-"""What a service can be asked: frozen requests, each field already read and of the right type, and how it refuses.
+"""What a chat service is asked for: frozen requests whose fields are already parsed and of the right type.
 
-Who writes them (the bodies in `api/`, the tests) knows nothing of prompts; who answers them (`service.py`,
-`embedding/service.py`) knows nothing of HTTP. Holds data alone.
+api/ and the tests make them and know nothing of prompts; service.py answers them and knows nothing of HTTP. Holds
+data alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-UNLIMITED = -1  # a thinking budget that is none, whatever the model's or the server's is
+UNLIMITED = -1
+"""A thinking budget that limits nothing, whatever the model's or the server's is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """What an answer is held to; `field` is where the request said so.
+    """What the answer must match; `field` is the request's field that says so.
 
-    `value` is a schema, a regular expression or a list of texts; nothing for any JSON object.
+    `value` is a schema, a regular expression or a list of texts; None for any JSON object.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "choice"]
@@ -30,18 +31,19 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Which calls a reply has to make: any at all if `required`, that of one tool if named."""
+    """Which tool a reply must call: any if `required`, the one that is named, or none."""
 
     required: bool = False
     name: str | None = None
-    strict: frozenset[str] = frozenset()  # tools whose calls are held to their parameters in any case
+    strict: frozenset[str] = frozenset()
+    """Tools whose calls must match their parameters in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyRequest:
-    """What is wished of any reply; a lower `priority` goes first."""
+    """What any reply may be asked for. A lower `priority` goes first; `sampling` has the names of `Sampling`."""
 
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of `Sampling`
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
@@ -51,7 +53,7 @@ class ReplyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ReplyRequest):
-    """A conversation to answer. `fields` is the request as the client wrote it: effort is looked up there."""
+    """A conversation to answer. `fields` is the body as the client wrote it: effort is looked up there."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -64,8 +66,13 @@ class ChatRequest(ReplyRequest):
     continue_last: bool = True
     add_generation_prompt: bool = True
     raw: bool = False
-    thinking_budget: int | None = None  # most tokens of reasoning, or UNLIMITED
-    answer_reserve: int | None = None  # tokens of the reply that are kept for the answer
+    thinking_budget: int | None = None  # max tokens of reasoning, or UNLIMITED
+    answer_reserve: int | None = None  # tokens of the reply kept for the answer
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The names of the tools, in order."""
+        return [tool["function"]["name"] for tool in self.tools]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

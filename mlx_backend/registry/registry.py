@@ -217,6 +217,7 @@ class MultiModelRegistry:
             answer_reserve=settings.answer_reserve,
             queue_seconds=settings.queue_seconds,
             prewarm=settings.prewarm,
+            one_process=distributed_backend() is None,
         )
         service.prepare()
         return service

@@ -19,7 +19,7 @@ def test_a_finished_turn_is_forgotten() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    store = ReasoningStore(entries=2)
+    store = ReasoningStore(max_entries=2)
     store.put(["a"], "1")
     store.put(["b"], "2")
     store.get("a")
@@ -28,7 +28,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_it_is_bounded_in_characters_too() -> None:
-    store = ReasoningStore(characters=10)
+    store = ReasoningStore(max_characters=10)
     store.put(["a"], "12345")
     store.put(["a"], "123456")
     store.put(["b"], "1234")

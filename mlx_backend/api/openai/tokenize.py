@@ -38,7 +38,7 @@ class TokenizedText(Body):
 
     def tokens(self, service: Service) -> Sequence[int]:
         """Tokenise it."""
-        return service.text_tokens(self.prompt, opening=self.add_special_tokens is not False)
+        return service.text_tokens(self.prompt, bos=self.add_special_tokens is not False)
 
 
 class TokenizedChat(ChatBody):

@@ -312,6 +312,6 @@ def test_what_schemas_need_is_made_after_loading_and_not_by_the_first_reply() ->
             if thread.name == "grammars":
                 thread.join(SOON)
         with models.acquire("demo", 0) as hold:
-            assert hold.service.prepared
+            assert hold.service.is_prepared
     finally:
         models.stop()

@@ -1,0 +1,173 @@
+"""From a chat request to its prompt: canonical history, effort, reasoning the client has lost, template arguments.
+
+    request ─history, effort─▶ Conversation ─▶ Prompt
+
+How messages become tokens is prompt.py's. Knows no replies, no engine and no HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.chat.prompt import PromptBuilder
+from mlx_backend.conversation import effort as efforts
+from mlx_backend.conversation.history import sanitise
+from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
+from mlx_backend.conversation.template import TemplateTraits, for_template
+from mlx_backend.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mlx_backend.chat.limits import ReplyLimits
+    from mlx_backend.chat.prompt import Prompt
+    from mlx_backend.chat.reasoning_store import ReasoningStore
+    from mlx_backend.chat.request import ChatRequest
+    from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.effort import Effort, Resolution
+    from mlx_backend.engine.base import Tokenizer
+    from mlx_backend.models.spec import ModelDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A request's messages in canonical form, and the effort with which they are answered."""
+
+    messages: list[dict[str, Any]]
+    resolution: Resolution
+    is_continued: bool
+    """The reply goes on where the last message, the assistant's, ends."""
+
+    @property
+    def begun_answer(self) -> str:
+        """The text of the answer that is already there."""
+        text: str = self.messages[-1]["content"] if self.is_continued else ""
+        return text
+
+    @property
+    def open_call_ids(self) -> list[str]:
+        """The ids of the tool calls since the last user message: their turn has no answer yet."""
+        return [
+            call["id"]
+            for message in _unfinished_turn(self.messages)
+            for call in message.get("tool_calls") or ()
+        ]
+
+
+class ChatPrompts:
+    """Builds the prompts of one model's chat requests. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        *,
+        defaults: ModelDefaults,
+        server_effort: Effort | None,
+        limits: ReplyLimits,
+        reasoning_store: ReasoningStore,
+    ) -> None:
+        self._template = tokenizer.chat_template
+        self._dialect = dialect
+        self._defaults = defaults
+        self._server_effort = server_effort
+        self._limits = limits
+        self._reasoning_store = reasoning_store
+        self._traits = TemplateTraits.of(tokenizer.chat_template)
+        self._builder = PromptBuilder(tokenizer, dialect)
+
+    def conversation(self, request: ChatRequest) -> Conversation:
+        """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
+        messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
+        resolution = efforts.resolve(
+            request.fields, messages, model_default=self._defaults.effort, server_default=self._server_effort
+        )
+        messages = self._restore_reasoning(resolution.messages)
+        last = messages[-1]
+        is_continued = request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")
+        return Conversation(messages, resolution, is_continued)
+
+    def prompt(self, request: ChatRequest, conversation: Conversation) -> Prompt:
+        """Build the prompt. Raises RequestError for a model that has no chat template."""
+        messages = conversation.messages
+        if self._template is None:
+            if request.role_mapping is None:
+                raise RequestError(
+                    "This model has no chat template. Start the server with --chat-template, send a "
+                    "role_mapping, or use /v1/completions.",
+                    "messages",
+                )
+            return self._builder.mapped(
+                messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
+            )
+        kwargs = self._template_kwargs(request, conversation.resolution.effort)
+        tools = list(request.tools) or None
+        if not conversation.is_continued:
+            return self._builder.build(
+                for_template(messages, self._traits),
+                tools,
+                kwargs,
+                add_generation_prompt=request.add_generation_prompt,
+            )
+        # Templates cannot render an empty history: an answer without a question gets an empty one.
+        earlier = messages[:-1] or [{"role": "user", "content": ""}]
+        return self._builder.continued(
+            for_template(earlier, self._traits),
+            tools,
+            kwargs,
+            reasoning=messages[-1].get(REASONING_CONTENT, ""),
+            content=conversation.begun_answer,
+        )
+
+    def next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
+        """Return the tokens with which the prompt after this answer will begin: the prefix of any two of them."""
+        prompts = []
+        for text in ("a", "1"):
+            replies: list[Mapping[str, Any]] = [
+                {"role": "tool", "tool_call_id": call["id"], "content": text}
+                for call in answer.get("tool_calls", ())
+            ] or [{"role": "user", "content": text}]
+            following = replace(request, messages=[*request.messages, answer, *replies])
+            prompts.append(self.prompt(following, self.conversation(following)).tokens)
+        return prompts[0][: _common_prefix_length(*prompts)]
+
+    def _template_kwargs(self, request: ChatRequest, effort: Effort) -> dict[str, Any]:
+        return {
+            **self._budget_kwarg(request, effort),
+            **self._defaults.template_kwargs,
+            **request.template_kwargs,
+            **efforts.template_kwargs(effort, self._traits),
+        }
+
+    def _budget_kwarg(self, request: ChatRequest, effort: Effort) -> dict[str, int]:
+        """Return the thinking budget for a template that uses it (Seed-OSS)."""
+        budget = self._limits.thinking_budget_of(request, effort)
+        is_used = "thinking_budget" in (self._template or "")
+        return {"thinking_budget": budget} if is_used and budget is not None else {}
+
+    def _restore_reasoning(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages with the reasoning behind open tool calls where the client has lost it."""
+        restored = [dict(message) for message in messages]
+        for message in _unfinished_turn(restored):
+            if message.get("tool_calls") and not message.get(REASONING_CONTENT):
+                reasoning = self._reasoning_store.get(message["tool_calls"][0]["id"])
+                if reasoning:
+                    message[REASONING_CONTENT] = reasoning
+        return restored
+
+
+def _unfinished_turn(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the assistant messages after the last user message, last first."""
+    found: list[dict[str, Any]] = []
+    for message in reversed(messages):
+        if message["role"] == "user":
+            break
+        if message["role"] == "assistant":
+            found.append(message)
+    return found
+
+
+def _common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,0 +1,50 @@
+"""How long a reply may be, and how much of it may be reasoning: the request's limits over the model's or server's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_backend.chat.request import ChatRequest, CompletionRequest
+from mlx_backend.conversation.effort import Effort
+from mlx_backend.errors import RequestError
+
+if TYPE_CHECKING:
+    from mlx_backend.chat.prompt import Prompt
+    from mlx_backend.chat.request import ReplyRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyLimits:
+    """The limits of one model, in tokens. None: not limited; `thinking_budget` may also be UNLIMITED."""
+
+    context_length: int
+    max_tokens: int | None = None
+    thinking_budget: int | None = None
+    answer_reserve: int | None = None
+
+    def max_tokens_of(self, request: ReplyRequest, prompt: Prompt) -> int:
+        """Return how many tokens the reply may have. Raises RequestError if the prompt leaves no room for one."""
+        length = len(prompt.tokens)
+        if length >= self.context_length:
+            raise RequestError(
+                f"The prompt has {length} tokens; the context holds {self.context_length}, "
+                "and the reply needs room too.",
+                "prompt" if isinstance(request, CompletionRequest) else "messages",
+                "context_length_exceeded",
+                numbers={"prompt_tokens": length, "max_model_len": self.context_length},
+            )
+        limit = request.max_tokens or self.max_tokens or self.context_length
+        return min(limit, self.context_length - length)
+
+    def thinking_budget_of(self, request: ChatRequest, effort: Effort) -> int | None:
+        """Return how many tokens may be reasoning: 0 at effort none, also where the model cannot be told so."""
+        if effort is Effort.NONE:
+            return 0
+        return self.thinking_budget if request.thinking_budget is None else request.thinking_budget
+
+    def answer_reserve_of(self, request: ChatRequest, max_tokens: int) -> int | None:
+        """Return how many of the reply's tokens are kept for the answer: by default at most half of them."""
+        if request.answer_reserve is not None or self.answer_reserve is None:
+            return request.answer_reserve
+        return min(self.answer_reserve, max_tokens // 2)

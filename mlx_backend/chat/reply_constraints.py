@@ -1,0 +1,117 @@
+"""What a chat reply is constrained to: the grammar of its answer and tool calls, and its thinking budget.
+
+Chooses constraints for a request; what they mask is constraints/'s. Knows no HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.chat.request import UNLIMITED
+from mlx_backend.constraints import GrammarError, Grammars
+from mlx_backend.constraints.reasoning_budget import Both, Budgets
+from mlx_backend.errors import RequestError
+
+if TYPE_CHECKING:
+    from mlx_backend.chat.chat_prompt import Conversation
+    from mlx_backend.chat.limits import ReplyLimits
+    from mlx_backend.chat.prompt import Prompt
+    from mlx_backend.chat.request import AnswerFormat, ChatRequest
+    from mlx_backend.constraints import Spec
+    from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.engine.base import Constraint, Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class ReplyConstraints:
+    """The constraints of one model's replies. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, limits: ReplyLimits) -> None:
+        self._grammars = Grammars(tokenizer, dialect)
+        self._budgets = Budgets(tokenizer, dialect)
+        self._limits = limits
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare` has been done."""
+        return self._grammars.prepared
+
+    def prepare(self) -> None:
+        """Build what the first constrained reply would have to wait for. Raises GrammarError."""
+        self._grammars.prepare()
+
+    def grammar(self, request: ChatRequest) -> Spec | None:
+        """Compile what the request asks for. Raises the RequestError that names the field that cannot be met."""
+        calls = self._calls(request)
+        answer = self._answer(request.answer_format) if request.answer_format is not None else None
+        grammar = answer | calls if answer and calls else answer or calls
+        if grammar is not None and grammar.ignored:
+            log.info("not constrained: %s", "; ".join(grammar.ignored))
+        return grammar
+
+    def start(
+        self, request: ChatRequest, grammar: Spec | None, conversation: Conversation, prompt: Prompt
+    ) -> Constraint | None:
+        """Return the constraint of one reply, None if there is nothing to constrain. Raises RequestError."""
+        limits = self._limits
+        max_tokens = limits.max_tokens_of(request, prompt)
+        budget = limits.thinking_budget_of(request, conversation.resolution.effort)
+        constraint = self._start_grammar(request, grammar, conversation, prompt)
+        budget_constraint = self._budgets.begin(
+            prompt,
+            room=max_tokens,
+            tokens=None if budget == UNLIMITED else budget,
+            reserve=limits.answer_reserve_of(request, max_tokens),
+            tools=request.tool_names,
+        )
+        if constraint is None or budget_constraint is None:
+            return constraint or budget_constraint
+        return Both(constraint, budget_constraint)
+
+    def _calls(self, request: ChatRequest) -> Spec | None:
+        choice = request.tool_choice
+        # A constrained answer alone would forbid calls.
+        has_both = request.answer_format is not None and request.tools
+        if not (choice.required or choice.name is not None or choice.strict or has_both):
+            return None
+        tools = [_with_strictness(tool, choice.strict) for tool in request.tools]
+        try:
+            return self._grammars.tool_calls(
+                tools, required=choice.required, name=choice.name, parallel=request.parallel_tool_calls
+            )
+        except GrammarError as error:
+            raise RequestError(str(error), "tool_choice") from None
+
+    def _answer(self, answer_format: AnswerFormat) -> Spec:
+        grammars, value = self._grammars, answer_format.value
+        try:
+            match answer_format.kind:
+                case "json_object":
+                    return grammars.json_object()
+                case "json_schema":
+                    return grammars.json_schema(value, strict=answer_format.strict)
+                case "regex":
+                    return grammars.regex(value)
+                case "choice":
+                    return grammars.choice(value)
+        except GrammarError as error:
+            raise RequestError(str(error), answer_format.field) from None
+
+    @staticmethod
+    def _start_grammar(
+        request: ChatRequest, grammar: Spec | None, conversation: Conversation, prompt: Prompt
+    ) -> Constraint | None:
+        if grammar is None:
+            return None
+        try:
+            return grammar.start(prompt.opens_in, begun=conversation.begun_answer)
+        except GrammarError as error:
+            field = request.answer_format.field if request.answer_format else "tool_choice"
+            raise RequestError(str(error), field) from None
+
+
+def _with_strictness(tool: Any, strict: frozenset[str]) -> dict[str, Any]:
+    function = tool["function"]
+    return {**tool, "function": {**function, "strict": function["name"] in strict}}
