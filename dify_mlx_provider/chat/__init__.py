@@ -1,1 +1,1 @@
-"""A chat with Dify: its messages out, a server's stream back as Dify's chunks. Knows no HTTP."""
+"""A chat: Dify's messages to a request, and a server's stream to Dify's chunks. Knows no HTTP."""

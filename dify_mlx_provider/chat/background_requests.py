@@ -1,17 +1,16 @@
-"""Dify's own errands: a conversation's title, suggested questions, generated prompts, code and schemas, extraction.
+"""Requests Dify makes by itself: a conversation's title, suggested questions, generated prompts, code and schemas.
 
-Dify asks the model for them behind the user's back, not streamed, often with room for a few hundred tokens and with
-none of the user's settings, and takes the whole text for the answer. A model that reasons at its usual effort spends
-that room thinking, and a thinking block in the text is taken for a part of the answer; meanwhile the user's next
-question waits. So there are two questions about a request:
+They are not streamed, often have room for a few hundred tokens and none of the user's settings, and Dify takes the
+whole text for the answer. A model that reasons at its usual effort spends that room thinking, and a thinking block
+becomes part of the answer; meanwhile the user's next question waits. So two things are decided about a request:
 
-`is_data`  does a program read the answer? Known by the words of Dify's own prompts, and by a response format: then
-           the reasoning is not shown and not a character of the answer is changed.
-`is_aside` must it be quick? It is not streamed, nobody chose an effort, and either it is one of Dify's errands or its
-           max_tokens leave no room to think. Then it is done at the lowest effort the model has, the server is asked
-           to keep most of the tokens for the answer, and to let the users' own questions go first.
+`is_read_by_program`     known by the words of Dify's own prompts (a response format says so too): then the reasoning
+                         is hidden, and not a character of the answer is changed.
+`is_background_request`  it is not streamed, nobody chose an effort, and it is one of Dify's prompts or its max_tokens
+                         leave no room to reason. Then it runs at the model's lowest effort, and the server is asked to
+                         keep most of the tokens for the answer and to put users' own questions first.
 
-Someone who sends Dify's words by hand gets what suits them too: a short answer, soon.
+A user who sends Dify's words by hand gets what suits them as well: a short answer, soon.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 MIN_REASONING_ROOM = 1024
 """Tokens. With fewer, a model that reasons at its usual effort often has none left for the answer."""
 
-# Not streamed, and nothing of a user's conversation in it but what the errand is about.
+# Not streamed, with nothing of a user's conversation but the text to work on.
 _BACKGROUND_PROMPTS = (
     "You are asked to generate a concise chat title",
     "predict the three most likely questions that human would ask",
@@ -38,7 +37,7 @@ _BACKGROUND_PROMPTS = (
     "convert simple user descriptions into properly formatted JSON Schema definitions",
     "Both your input and output should be in JSON format",
 )
-# In nodes of a workflow, streamed or not, at the effort of the node; Dify reads JSON out of the text.
+# In a workflow's nodes, streamed or not, at the node's effort; Dify parses JSON out of the text.
 _PARSED_PROMPTS = (
     "You could answer questions and output in JSON format",
     "extracting structured information based on specific criteria",
@@ -51,7 +50,7 @@ _EFFORT_SETTINGS = ("reasoning_effort", "enable_thinking", "thinking_budget")
 
 
 def is_background_prompt(texts: Sequence[str], *, stream: bool) -> bool:
-    """Whether a request of these messages is one of Dify's errands."""
+    """Whether these messages are one of Dify's own prompts."""
     return (
         not stream
         and len(texts) <= 2
@@ -60,7 +59,7 @@ def is_background_prompt(texts: Sequence[str], *, stream: bool) -> bool:
 
 
 def is_read_by_program(texts: Sequence[str], *, stream: bool) -> bool:
-    """Whether a program of Dify's reads the answer to these messages. The instructions are in the first ones."""
+    """Whether Dify parses the answer to these messages. The instructions stand in the first two."""
     return is_background_prompt(texts, stream=stream) or any(
         words in text for text in texts[:2] for words in _PARSED_PROMPTS
     )
@@ -69,7 +68,7 @@ def is_read_by_program(texts: Sequence[str], *, stream: bool) -> bool:
 def is_background_request(
     texts: Sequence[str], parameters: Mapping[str, Any], *, chosen: Collection[str], stream: bool
 ) -> bool:
-    """Whether a request is to be done quickly. `chosen` are the settings that Dify sent, before defaults are filled."""
+    """Whether a request is to be answered quickly. `chosen` are the settings Dify sent, without defaults."""
     if stream or any(name in chosen for name in _EFFORT_SETTINGS):
         return False
     limit = parameters.get("max_tokens")
@@ -79,7 +78,7 @@ def is_background_request(
 
 
 def background_parameters(parameters: Mapping[str, Any], efforts: Collection[str] = ()) -> dict[str, Any]:
-    """Return the parameters an aside is done with. `efforts` are those the model has."""
+    """Return the parameters for a background request. `efforts` are those the model has."""
     settings = {**parameters, "priority": 1}
     if "reasoning_effort" in settings:
         settings["reasoning_effort"] = lowest(efforts)

@@ -1,8 +1,8 @@
-"""A message's content as a server reads it: text, pictures, documents, sound and film, in the order Dify has them.
+"""A message's content in OpenAI's parts: text, images, documents, audio and video, in Dify's order.
 
-Pictures go as OpenAI's `image_url`, by address or as a data URI, as Dify gives them. Of a document that is plain text
-the text goes, since every model reads that; others go as OpenAI's `file`. Which of them a model reads is known to the
-server alone: it refuses the rest in its own words, unless the form says already that the model sees nothing.
+Images become `image_url`, by address or as a data URI, as Dify gives them. A plain-text document becomes its text,
+which every model reads; other documents become `file`. Only the server knows which of them a model accepts, and refuses
+the rest in its own words; images are refused here if the form says that the model takes none.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _PLAIN_FORMATS = (
 )
 
 
-def content(message: PromptMessage, *, accepts_images: bool = True) -> str | list[dict[str, Any]]:
-    """Return a message's content. Raises ValueError with a sentence for the user."""
+def message_content(message: PromptMessage, *, accepts_images: bool = True) -> str | list[dict[str, Any]]:
+    """Return a message's content, a text or parts. Raises ValueError with a sentence for the user."""
     if not isinstance(message.content, list):
         return message.content or ""
     return [_part(part, accepts_images=accepts_images) for part in message.content]
@@ -64,7 +64,7 @@ def _part(part: Any, *, accepts_images: bool) -> dict[str, Any]:
         case _:
             raise ValueError(
                 f"this model reads text only, and the message holds a file of type {part.type.value}. Remove it, or "
-                "choose a model that can read it."
+                "choose a model that accepts it."
             )
 
 
@@ -99,8 +99,8 @@ def _encoded(part: MultiModalPromptMessageContent) -> str:
 def _decoded(name: str, encoded: str) -> str:
     try:
         data = base64.b64decode(encoded, validate=True)
-        wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        return data.decode("utf-16" if wide else "utf-8-sig")
+        is_utf_16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        return data.decode("utf-16" if is_utf_16 else "utf-8-sig")
     except (binascii.Error, UnicodeDecodeError) as error:
         raise ValueError(
             f"the document {name!r} is not text in UTF-8. Save it as UTF-8 and send it again."

@@ -1,6 +1,6 @@
-"""One call of Dify to the model: request out, chunks in, Dify's result objects back.
+"""One call of Dify to a chat model: the request out, chunks in, Dify's result objects back.
 
-The streamed answer and the whole one are the same path: a whole answer is the fold of the stream.
+There is one path: an answer that is not streamed is the fold of the stream.
 """
 
 from __future__ import annotations
@@ -42,30 +42,34 @@ type ChunkStream = Generator[dict[str, Any], None, None]
 MAX_RESULT_BYTES = 4 * 2**20
 """Bytes of an answer in one piece; Dify takes no line above 5 MiB."""
 
-# Models whose template opens the block of reasoning, so that many servers send the answer from inside it.
+# Models whose template opens the reasoning block, so that many servers send the answer from inside it.
 _STARTS_IN_REASONING = re.compile(r"deepseek-r1|qwq|thinking-2507", re.IGNORECASE)
 
 _observed_starts: BoundedMap[tuple[str, str], bool] = BoundedMap()
-"""Which models' answers were seen to begin inside a block of reasoning, by address and name."""
+"""Whether a model's answers were seen to start inside a reasoning block, by address and name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AnswerFormat:
-    """How one answer is read and shown."""
+    """How one answer is parsed and shown."""
 
-    where: tuple[str, str]
+    address_and_model: tuple[str, str]
     tools: Sequence[str]
-    separates: bool
-    hidden: bool
-    exact: bool
+    server_separates: bool
+    hide_reasoning: bool
+    verbatim: bool
 
-    def start(self, *, inside: bool = False) -> tuple[StreamReader, ThinkBlockWriter]:
-        reader = StreamReader(self.tools, watch=not self.separates, inside=inside)
-        return reader, ThinkBlockWriter(hidden=self.hidden, exact=self.exact)
+    def start(self, *, starts_in_reasoning: bool = False) -> tuple[StreamReader, ThinkBlockWriter]:
+        reader = StreamReader(
+            self.tools, scan=not self.server_separates, starts_in_reasoning=starts_in_reasoning
+        )
+        return reader, ThinkBlockWriter(hide_reasoning=self.hide_reasoning, verbatim=self.verbatim)
 
-    def start_as_before(self) -> tuple[StreamReader, ThinkBlockWriter]:
-        usual = _STARTS_IN_REASONING.search(self.where[1]) is not None
-        return self.start(inside=not self.separates and _observed_starts.get(self.where, usual))
+    def start_as_observed(self) -> tuple[StreamReader, ThinkBlockWriter]:
+        """Start as this model's last answer did, or as its name suggests."""
+        by_name = _STARTS_IN_REASONING.search(self.address_and_model[1]) is not None
+        observed = _observed_starts.get(self.address_and_model, by_name)
+        return self.start(starts_in_reasoning=not self.server_separates and observed)
 
 
 def invoke(
@@ -83,99 +87,101 @@ def invoke(
 ) -> Generator[LLMResultChunk, None, None]:
     """Send the request and return its answer's chunks; closing them leaves the server.
 
-    What is wrong with the request is raised here, mapped; what goes wrong later, by the chunks.
+    What is wrong with the request is raised here, as one of Dify's errors; what goes wrong later, by the chunks.
     `chosen` are the settings that Dify sent, `efforts` those the model has.
     """
-    said = [message.get_text_content() for message in messages]
-    if is_background_request(said, parameters, chosen=chosen, stream=stream):
+    texts = [message.get_text_content() for message in messages]
+    if is_background_request(texts, parameters, chosen=chosen, stream=stream):
         parameters = background_parameters(parameters, efforts)
-    data = wants_structure(parameters) or is_read_by_program(said, stream=stream)
+    is_data = wants_structure(parameters) or is_read_by_program(texts, stream=stream)
     try:
         credentials = Credentials.from_form(form)
         body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
-        wire = chat(credentials, body)
-        reading = _AnswerFormat(
-            where=(credentials.base_url, model),
+        chunks = chat(credentials, body)
+        answer_format = _AnswerFormat(
+            address_and_model=(credentials.base_url, model),
             tools=[tool.name for tool in tools or ()],
-            separates=discovery.find_server(credentials).kind is ServerKind.MLX_BACKEND,
-            hidden=data or parameters.get("reasoning_format") == "hide",
-            exact=data,
+            server_separates=discovery.find_server(credentials).kind is ServerKind.MLX_BACKEND,
+            hide_reasoning=is_data or parameters.get("reasoning_format") == "hide",
+            verbatim=is_data,
         )
     except Exception as error:
         raise to_dify_error(error) from error
-    answer = _streamed(reading, wire) if stream else _collected(reading, wire)
-    return _chunks(model, wire, answer, lambda outcome, shown: usage_of(*_counts(outcome, messages, shown)))
+    answer = _stream(answer_format, chunks) if stream else _collect(answer_format, chunks)
+    return _dify_chunks(
+        model, chunks, answer, lambda result, tokens: usage_of(*_token_counts(result, messages, tokens))
+    )
 
 
-def _chunks(
+def _dify_chunks(
     model: str,
-    wire: ChunkStream,
+    chunks: ChunkStream,
     answer: Generator[str, None, StreamResult],
     usage_of: Callable[[StreamResult, int], LLMUsage],
 ) -> Generator[LLMResultChunk, None, None]:
-    """Yield an answer's text as Dify's chunks, then its calls, then what it cost."""
+    """Yield an answer's text as Dify's chunks, then its calls, then its usage."""
     numbers = count()
-    shown = 0
+    estimated = 0
     try:
-        with closing(wire), closing(answer):
+        with closing(chunks), closing(answer):
             while True:
                 try:
                     piece = next(answer)
                 except StopIteration as end:
-                    outcome: StreamResult = end.value
+                    result: StreamResult = end.value
                     break
-                shown += estimate_tokens(piece)
-                yield _chunk(model, next(numbers), piece)
+                estimated += estimate_tokens(piece)
+                yield _dify_chunk(model, next(numbers), piece)
     except Exception as error:
         raise to_dify_error(error) from error
-    if outcome.calls:
-        yield _chunk(model, next(numbers), "", calls=outcome.calls)
-    finish = outcome.finish_reason or "stop"
-    yield _chunk(model, next(numbers), "", usage=usage_of(outcome, shown), finish_reason=finish)
+    if result.calls:
+        yield _dify_chunk(model, next(numbers), "", calls=result.calls)
+    reason = result.finish_reason or "stop"
+    yield _dify_chunk(model, next(numbers), "", usage=usage_of(result, estimated), finish_reason=reason)
 
 
-def _streamed(reading: _AnswerFormat, wire: ChunkStream) -> Generator[str, None, StreamResult]:
-    """Yield an answer's text as it arrives; return how it ended."""
-    reader, thinking = reading.start_as_before()
-    said = False
-    with closing(iter_text(reader, thinking, wire)) as pieces:
+def _stream(answer_format: _AnswerFormat, chunks: ChunkStream) -> Generator[str, None, StreamResult]:
+    """Yield an answer's text as it arrives; return the rest of it."""
+    reader, writer = answer_format.start_as_observed()
+    has_text = False
+    with closing(iter_text(reader, writer, chunks)) as pieces:
         for piece in pieces:
-            said = said or bool(piece.strip())
+            has_text = has_text or bool(piece.strip())
             yield piece
-    if reader.begins_inside is not None:  # what this answer has shown, the next one is read by
-        _observed_starts.set(reading.where, reader.begins_inside)
-    _check(reader.outcome, thinking, said=said)
-    return reader.outcome
+    if reader.started_in_reasoning is not None:  # too late for this answer, in time for the next
+        _observed_starts.set(answer_format.address_and_model, reader.started_in_reasoning)
+    _check_not_empty(reader.result, writer, has_text=has_text)
+    return reader.result
 
 
-def _collected(reading: _AnswerFormat, wire: ChunkStream) -> Generator[str, None, StreamResult]:
-    """Like `_streamed`, in one piece: nothing is shown before all is known."""
-    kept: list[dict[str, Any]] = []
+def _collect(answer_format: _AnswerFormat, chunks: ChunkStream) -> Generator[str, None, StreamResult]:
+    """Like `_stream`, in one piece; an answer that turns out to start in reasoning is parsed again."""
+    received: list[dict[str, Any]] = []
 
-    def passing() -> Iterator[dict[str, Any]]:
-        for chunk in wire:
-            kept.append(chunk)
+    def record() -> Iterator[dict[str, Any]]:
+        for chunk in chunks:
+            received.append(chunk)
             yield chunk
 
-    reader, thinking = reading.start_as_before()
-    text = "".join(iter_text(reader, thinking, passing()))
-    if reader.begins_inside is not None:
-        _observed_starts.set(reading.where, reader.begins_inside)
-        reader, thinking = reading.start(inside=reader.begins_inside)
-        text = "".join(iter_text(reader, thinking, kept))
-    _check(reader.outcome, thinking, said=bool(text.strip()))
-    if len(json.dumps([text, [call.arguments for call in reader.outcome.calls]])) > MAX_RESULT_BYTES:
+    reader, writer = answer_format.start_as_observed()
+    text = "".join(iter_text(reader, writer, record()))
+    if reader.started_in_reasoning is not None:
+        _observed_starts.set(answer_format.address_and_model, reader.started_in_reasoning)
+        reader, writer = answer_format.start(starts_in_reasoning=reader.started_in_reasoning)
+        text = "".join(iter_text(reader, writer, received))
+    _check_not_empty(reader.result, writer, has_text=bool(text.strip()))
+    if len(json.dumps([text, [call.arguments for call in reader.result.calls]])) > MAX_RESULT_BYTES:
         raise Unavailable(
             f"the answer has {len(text):,} characters, more than Dify takes in one piece. Lower Max tokens, or use "
             "a node that streams."
         )
     yield text
-    return reader.outcome
+    return reader.result
 
 
-def _check(outcome: StreamResult, thinking: ThinkBlockWriter, *, said: bool) -> None:
-    """Refuse an answer that would be empty because reasoning that is not shown took all the tokens."""
-    if thinking.has_hidden_reasoning and not said and not outcome.calls and outcome.finish_reason == "length":
+def _check_not_empty(result: StreamResult, writer: ThinkBlockWriter, *, has_text: bool) -> None:
+    """Refuse an answer that is empty because hidden reasoning took all the tokens."""
+    if writer.has_hidden_reasoning and not has_text and not result.calls and result.finish_reason == "length":
         raise Refused(
             "the model spent all of its tokens thinking, and none were left for the answer. Raise Max tokens, or lower "
             "the reasoning effort."
@@ -183,7 +189,7 @@ def _check(outcome: StreamResult, thinking: ThinkBlockWriter, *, said: bool) -> 
 
 
 def fold(model: str, chunks: Generator[LLMResultChunk, None, None]) -> LLMResult:
-    """Join an answer's chunks to one result."""
+    """Join an answer's chunks into one result."""
     text: list[str] = []
     calls: list[AssistantPromptMessage.ToolCall] = []
     usage = LLMUsage.empty_usage()
@@ -207,26 +213,28 @@ def count_prompt_tokens(
         count = count_tokens(credentials, chat_request(model, credentials, messages, {}, tools=tools))
     except ValueError:
         count = None
-    return _estimated(messages, tools) if count is None else count
+    return _estimate_prompt_tokens(messages, tools) if count is None else count
 
 
-def _estimated(messages: Sequence[PromptMessage], tools: Sequence[PromptMessageTool] | None = None) -> int:
-    said = [message.get_text_content() for message in messages]
-    said += [call.function.arguments for message in messages for call in _calls_in(message)]
-    said += [tool.model_dump_json() for tool in tools or ()]
-    return sum(map(estimate_tokens, said)) + TOKENS_PER_MESSAGE * len(messages)
+def _estimate_prompt_tokens(
+    messages: Sequence[PromptMessage], tools: Sequence[PromptMessageTool] | None = None
+) -> int:
+    texts = [message.get_text_content() for message in messages]
+    texts += [call.function.arguments for message in messages for call in _calls_in(message)]
+    texts += [tool.model_dump_json() for tool in tools or ()]
+    return sum(map(estimate_tokens, texts)) + TOKENS_PER_MESSAGE * len(messages)
 
 
 def _calls_in(message: PromptMessage) -> Sequence[AssistantPromptMessage.ToolCall]:
     return message.tool_calls if isinstance(message, AssistantPromptMessage) else ()
 
 
-def _counts(outcome: StreamResult, messages: Sequence[PromptMessage], shown: int) -> tuple[int, int]:
-    """Tokens of prompt and answer: the server's, or an estimate where it does not say."""
-    prompt, completion = outcome.usage.get("prompt_tokens"), outcome.usage.get("completion_tokens")
+def _token_counts(result: StreamResult, messages: Sequence[PromptMessage], estimated: int) -> tuple[int, int]:
+    """Tokens of prompt and answer: the server's counts, or estimates."""
+    prompt, completion = result.usage.get("prompt_tokens"), result.usage.get("completion_tokens")
     return (
-        prompt if _is_count(prompt) else _estimated(messages),
-        completion if _is_count(completion) else shown,
+        prompt if _is_count(prompt) else _estimate_prompt_tokens(messages),
+        completion if _is_count(completion) else estimated,
     )
 
 
@@ -234,7 +242,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _chunk(
+def _dify_chunk(
     model: str,
     index: int,
     text: str,

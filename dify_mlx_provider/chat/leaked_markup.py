@@ -1,9 +1,9 @@
-"""One text field of a server's stream, read by the shared grammars from where a model's own markup leaks into it.
+"""Finds a model's own markup in one text field of a server's stream, and hands it to the shared parser.
 
 A server that knows its model separates reasoning, answer and calls. Others pass on what the model wrote: raw Harmony,
-a `<think>` block, a `</think>` whose opening stood in the prompt, `<tool_call>` blocks, an end marker. Markup at the
-beginning of a field is always read. Further on an answer may merely talk about markup: there it is read only outside
-code and quotation marks, and not at all from a server that is known to separate.
+a `<think>` block, a `</think>` whose opening stood in the prompt, `<tool_call>` blocks, an end marker. At the beginning
+of a field markup is always parsed. Later the answer may only be talking about markup: there it is parsed outside code
+and quotation marks only, and not at all for a server that is known to separate.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ _HELD_ENDS = [end + leaks.message_openers[0] for end in _ENDS for leaks in _LEAK
 _LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_HELD_ENDS])
 
 
-class LeakyText:
-    """Reads one field: `feed` and `close` give events of text; calls go to `calls`.
+class LeakedMarkupParser:
+    """Parses one field: `feed` and `close` return events of text; calls go to `calls`.
 
-    `plain` is what the field's text is where nothing leaks. `inside` says that the text begins inside a block of
-    reasoning, since the prompt has opened it; where it was not so, `begins_inside` is what the answer has shown.
+    `plain` is the event of text without markup. With `scan`, markup is looked for after the beginning too.
+    `starts_in_reasoning` says that the text starts inside a block that the prompt opened; if the answer shows
+    otherwise, `started_in_reasoning` says so.
     """
 
     def __init__(
@@ -57,144 +58,144 @@ class LeakyText:
         calls: ToolCallAssembler,
         *,
         tools: Collection[str] = (),
-        watch: bool = True,
-        inside: bool = False,
+        scan: bool = True,
+        starts_in_reasoning: bool = False,
     ) -> None:
-        self.begins_inside: bool | None = None
+        self.started_in_reasoning: bool | None = None
         self._plain = plain
         self._calls = calls
         self._tools = tools
-        self._watches = watch
-        self._held = ""
-        self._begun = False  # whether the beginning has been looked at
-        self._separates = False
+        self._scans = scan
+        self._pending = ""
+        self._looked_at_start = False  # whether the beginning was checked for markup
+        self._has_separate_reasoning = False
         self._before = PrecedingText()
-        self._spells_opener = False  # a block of reasoning was opened, or spelt, in what was put out
+        self._spells_opener = False  # a block was opened, or its opener spelt, in the text so far
         self._parser: ChannelParser | None = None
         self._open: dict[int, ToolCall] = {}
-        self._unclosed: list[str] | None = None  # what was read as reasoning because of `inside` alone
-        if inside:
-            self._parser = self._parser_of(THINK, Channel.ANALYSIS)
-            self._unclosed = []
+        self._assumed_reasoning: list[str] | None = None  # reasoning only by `starts_in_reasoning`
+        if starts_in_reasoning:
+            self._parser = self._new_parser(THINK, Channel.ANALYSIS)
+            self._assumed_reasoning = []
 
-    def separates(self) -> list[Event]:
-        """Take note that reasoning comes in a field of its own; what was held goes before it."""
-        self._separates = True
-        if self._unclosed == []:
-            self._parser = self._unclosed = None
-        if not self._held.strip():
-            self._begun = True
+    def separate_reasoning_begins(self) -> list[Event]:
+        """Note that reasoning comes in a field of its own; return the text that was held back before it."""
+        self._has_separate_reasoning = True
+        if self._assumed_reasoning == []:
+            self._parser = self._assumed_reasoning = None
+        if not self._pending.strip():
+            self._looked_at_start = True
             return []
         events: list[Event] = []
-        held, self._held = self._held, ""
-        self._begun = True
-        self._say(held, events)
+        pending, self._pending = self._pending, ""
+        self._looked_at_start = True
+        self._emit(pending, events)
         return events
 
     def feed(self, text: str) -> list[Event]:
-        """Read a piece."""
+        """Return the events of a piece of text."""
         if self._parser is not None:
-            return self._read(self._parser.feed(text))
-        text, self._held = self._held + text, ""
-        if not self._begun:
+            return self._collect_text(self._parser.feed(text))
+        text, self._pending = self._pending + text, ""
+        if not self._looked_at_start:
             start = text.lstrip()
             begins = [(dialect.leaks.begins(start), dialect) for dialect in DIALECTS.values()]
             if dialect := next((dialect for leaked, dialect in begins if leaked), None):
-                self._begun = True
-                return self._parse(dialect, start)
+                self._looked_at_start = True
+                return self._start_parser(dialect, start)
             if any(leaked is None for leaked, _ in begins):
-                self._held = text
+                self._pending = text
                 return []
-            self._begun = True
-        if not self._watches:
+            self._looked_at_start = True
+        if not self._scans:
             return [self._plain(text)] if text else []
-        return self._watched(text)
+        return self._scan_rest(text)
 
     def close(self, *, cut: bool) -> list[Event]:
-        """Read the end; `cut` says that the token limit was reached."""
+        """Return the last events; `cut` says that the token limit was reached."""
         if self._parser is not None:
-            events = self._read(self._parser.close("length" if cut else "stop"))
-            if self._unclosed and not cut:  # it never closed a block: it was an answer all the time
-                self.begins_inside = False
-                events.append(ContentDelta("".join(self._unclosed)))
+            events = self._collect_text(self._parser.close("length" if cut else "stop"))
+            if self._assumed_reasoning and not cut:  # the block never closed: all of it was the answer
+                self.started_in_reasoning = False
+                events.append(ContentDelta("".join(self._assumed_reasoning)))
             return events
-        held, self._held = self._held, ""
-        if self._watches and self._begun:
-            held = next(("" for end in _ENDS if held.startswith(end)), held)
-        return [self._plain(held)] if held else []
+        pending, self._pending = self._pending, ""
+        if self._scans and self._looked_at_start:
+            pending = next(("" for end in _ENDS if pending.startswith(end)), pending)
+        return [self._plain(pending)] if pending else []
 
     # -- later in the text -------------------------------------------------------------------------
 
-    def _watched(self, text: str) -> list[Event]:
+    def _scan_rest(self, text: str) -> list[Event]:
         events: list[Event] = []
         while text:
             before, marker, after = _LATER.cut(text)
-            if marker and not self._leaks(before, marker):
+            if marker and not self._is_leaked(before, marker):
                 before, marker = before + marker, ""
-                self._say(before, events)
+                self._emit(before, events)
                 text = after
                 continue
-            self._say(before, events)
+            self._emit(before, events)
             if not marker:
-                self._held = after
+                self._pending = after
                 break
             text = after
             if marker in _CLOSERS:
-                self.begins_inside = True
+                self.started_in_reasoning = True
                 continue
             if dialect := _CALLS.get(marker):
-                return events + self._parse(dialect, marker + after, Channel.FINAL)
+                return events + self._start_parser(dialect, marker + after, Channel.FINAL)
             end = next((end for end in _ENDS if marker.startswith(end)), "")
             opener = marker.removeprefix(end)
-            return events + self._parse(_MESSAGES[opener], opener + after)
+            return events + self._start_parser(_MESSAGES[opener], opener + after)
         return events
 
-    def _say(self, text: str, events: list[Event]) -> None:
+    def _emit(self, text: str, events: list[Event]) -> None:
         if text:
             self._spells_opener = self._spells_opener or _spells_opener(self._before.tail + text)
             self._before.add(text)
             events.append(self._plain(text))
 
-    def _leaks(self, before: str, marker: str) -> bool:
+    def _is_leaked(self, before: str, marker: str) -> bool:
         preceding = self._before.followed_by(before)
         if preceding.is_in_code or preceding.opens_quotation:
             return False
         if marker in _CLOSERS:
             opened = self._spells_opener or _spells_opener(self._before.tail + before)
-            return not (self.begins_inside or self._separates or opened)
+            return not (self.started_in_reasoning or self._has_separate_reasoning or opened)
         if marker in _CALLS:
             return bool(self._tools)
         return not preceding.is_mid_sentence
 
     # -- parsing -----------------------------------------------------------------------------------
 
-    def _parser_of(self, dialect: Dialect, opens_in: Channel | None = None) -> ChannelParser:
+    def _new_parser(self, dialect: Dialect, opens_in: Channel | None = None) -> ChannelParser:
         return ChannelParser(dialect, tools=self._tools or None, opens_in=opens_in)
 
-    def _parse(self, dialect: Dialect, text: str, opens_in: Channel | None = None) -> list[Event]:
-        self._parser = self._parser_of(dialect, opens_in)
-        return self._read(self._parser.feed(text))
+    def _start_parser(self, dialect: Dialect, text: str, opens_in: Channel | None = None) -> list[Event]:
+        self._parser = self._new_parser(dialect, opens_in)
+        return self._collect_text(self._parser.feed(text))
 
-    def _read(self, events: Iterable[Event]) -> list[Event]:
-        """Keep the text of parsed events; put calls aside."""
+    def _collect_text(self, events: Iterable[Event]) -> list[Event]:
+        """Return the text among parsed events; hand on the calls."""
         texts: list[Event] = []
         for event in events:
             match event:
                 case ReasoningDelta(text):
                     texts.append(event)
-                    if self._unclosed is not None:
-                        self._unclosed.append(text)
+                    if self._assumed_reasoning is not None:
+                        self._assumed_reasoning.append(text)
                 case ContentDelta():
                     texts.append(event)
-                    self._unclosed = None
+                    self._assumed_reasoning = None
                 case ToolCallStart(index, name):
-                    self._open[index] = self._calls.begin(name)
-                    self._unclosed = None
+                    self._open[index] = self._calls.start_call(name)
+                    self._assumed_reasoning = None
                 case ToolCallDelta(index, arguments):
                     self._open[index].arguments += arguments
                 case ToolCallEnd(index, complete):
-                    if not complete:  # cut by the token limit: it must not be run
-                        self._calls.drop(self._open[index])
+                    if not complete:  # the token limit cut it: it must not be run
+                        self._calls.discard(self._open[index])
                 case StreamEnd():
                     pass
         return texts

@@ -1,7 +1,7 @@
 """From Dify's call to a chat request: messages, tools and parameters as the server wants them.
 
-Dify keeps the thinking block in its history and sends it back; `sanitise` takes it out of answered turns and, inside
-a tool loop, moves it to `reasoning_content`. Dify also writes empty values where it has none; they are left out.
+Dify keeps the thinking block in its history and sends it back; `sanitise` removes it from answered turns and, inside
+a tool loop, moves it to `reasoning_content`. Dify also sends empty values where it has none; they are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dify_plugin.entities.model.message import (
     ToolPromptMessage,
 )
 
-from dify_mlx_provider.chat.content_parts import content
+from dify_mlx_provider.chat.content_parts import message_content
 from dify_mlx_provider.chat.think_block import remove_guards
 from dify_mlx_provider.upstream.server_kinds import PROTECTED_FIELDS
 from mlx_backend.conversation.history import sanitise
@@ -36,14 +36,14 @@ def chat_request(
     stop: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return the body of one streamed chat request. Raises ValueError with a sentence for the user."""
-    posted_tools = [_tool(tool) for tool in tools or ()]
-    history = sanitise([_message(message, credentials) for message in messages], tools=posted_tools)
-    for turn in history:
-        if turn["role"] != "assistant":
+    tool_fields = [_tool(tool) for tool in tools or ()]
+    history = sanitise([_message(message, credentials) for message in messages], tools=tool_fields)
+    for message in history:
+        if message["role"] != "assistant":
             continue
-        turn["content"] = remove_guards(turn["content"])
-        if reasoning := turn.get("reasoning_content"):
-            turn["reasoning_content"] = remove_guards(reasoning)
+        message["content"] = remove_guards(message["content"])
+        if reasoning := message.get("reasoning_content"):
+            message["reasoning_content"] = remove_guards(reasoning)
     body: dict[str, Any] = {
         "model": model.strip(),
         "messages": history,
@@ -51,34 +51,34 @@ def chat_request(
         "stream_options": {"include_usage": True},
     }
     body.update(_parameters(parameters))
-    if posted_tools:
-        body["tools"] = posted_tools
+    if tool_fields:
+        body["tools"] = tool_fields
     if words := [word for word in stop or () if word]:
         body["stop"] = words
     return body
 
 
 def wants_structure(parameters: Mapping[str, Any]) -> bool:
-    """Whether the answer is to be JSON: then nothing but the answer may be in the text."""
+    """Whether the answer is to be JSON: then the text may hold nothing but the answer."""
     return _wanted_format(parameters) not in ("text", "xml")
 
 
 def _wanted_format(parameters: Mapping[str, Any]) -> str:
-    """The setting Response format; who enters a schema and leaves that alone wants the schema."""
-    usual = "json_schema" if parameters.get("json_schema") else "text"
-    return str(parameters.get("response_format") or usual).strip().lower()
+    """The setting Response format; a schema without a format means json_schema."""
+    default = "json_schema" if parameters.get("json_schema") else "text"
+    return str(parameters.get("response_format") or default).strip().lower()
 
 
 def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]:
-    posted: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "role": message.role.value,
-        "content": content(message, accepts_images=credentials.vision is not False),
+        "content": message_content(message, accepts_images=credentials.vision is not False),
     }
     if message.name:
-        posted["name"] = message.name
+        fields["name"] = message.name
     match message:
         case AssistantPromptMessage() if message.tool_calls:
-            posted["tool_calls"] = [
+            fields["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -87,8 +87,8 @@ def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]
                 for call in message.tool_calls
             ]
         case ToolPromptMessage() if message.tool_call_id:
-            posted["tool_call_id"] = message.tool_call_id
-    return posted
+            fields["tool_call_id"] = message.tool_call_id
+    return fields
 
 
 def _tool(tool: PromptMessageTool) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def _tool(tool: PromptMessageTool) -> dict[str, Any]:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Dify's model parameters as request fields; the few whose shape differs are translated."""
+    """Dify's model parameters as request fields; a few change their shape."""
     fields = {name: value for name, value in parameters.items() if value is not None and value != ""}
-    fields.pop("reasoning_format", None)  # Dify's, not the server's: whether the block is shown
+    fields.pop("reasoning_format", None)  # only for Dify: whether the block is shown
     if (extra := fields.pop("extra_body", None)) is not None:
         fields["extra_body"] = extra_body(extra)
     schema = fields.pop("json_schema", None)
@@ -117,10 +117,10 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         case "json_object" | "json":
             fields["response_format"] = {"type": "json_object"}
         case "text" | "xml":
-            pass  # no server can be held to XML; Dify's SDK asks for it in the prompt
+            pass  # no server constrains to XML; Dify's SDK asks for it in the prompt
         case _:
             raise ValueError(
-                f"the response format {wanted!r} is not known. Choose text, json_object or json_schema."
+                f"the response format {wanted!r} is unknown. Choose text, json_object or json_schema."
             )
     if "enable_thinking" in fields:
         fields["reasoning_effort"] = "medium" if fields.pop("enable_thinking") else "none"
@@ -128,11 +128,11 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def extra_body(given: Any) -> dict[str, Any]:
-    """Read the setting Extra body. Raises ValueError with a sentence for the user."""
+    """Parse the setting Extra body. Raises ValueError with a sentence for the user."""
     fields = given
     if isinstance(given, str):
         try:
-            fields = json.loads(given, parse_constant=_no_constant)
+            fields = json.loads(given, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"the setting Extra body is not valid JSON ({error}). Write an object such as "
@@ -148,7 +148,7 @@ def extra_body(given: Any) -> dict[str, Any]:
     return dict(fields)
 
 
-def _no_constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 

@@ -1,7 +1,7 @@
 """From a server's chunks to channel events, and on to the text Dify shows.
 
-Servers differ: reasoning under one name or another, calls with or without an index, a model's own markers leaked into
-the content. Behind `Reader` they are all the same.
+Servers differ: reasoning under one name or another, calls with or without an index, a model's own markup leaked into
+the content. `StreamReader` makes them all alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.chat.leaked_markup import LeakyText
+from dify_mlx_provider.chat.leaked_markup import LeakedMarkupParser
 from dify_mlx_provider.chat.tool_calls import ToolCall, ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.surrogates import SurrogateJoiner
@@ -32,7 +32,7 @@ _TEXT_KEYS = ("text", "thinking", "reasoning", "content", "summary")
 
 @dataclass
 class StreamResult:
-    """What is known only when the answer is over."""
+    """What is known only when the answer has ended."""
 
     finish_reason: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -40,97 +40,103 @@ class StreamResult:
 
 
 class StreamReader:
-    """Reads a server's chunks: `feed` gives events of text, `close` the last of them; `outcome` has the rest.
+    """Turns a server's chunks into events: `feed` and `close` return those of text; `result` holds the rest.
 
-    Reasoning comes in a field of one of several names (some servers send it in more than one: it is taken once), or
-    leaks into the content (see `leaks`). `watch` and `inside` are as there.
+    Reasoning comes in a field of one of several names (under more than one it counts once), or inside the content
+    (see `leaked_markup`, also for `scan` and `starts_in_reasoning`).
     """
 
-    def __init__(self, tools: Collection[str] = (), *, watch: bool = True, inside: bool = False) -> None:
-        self.outcome = StreamResult()
+    def __init__(
+        self, tools: Collection[str] = (), *, scan: bool = True, starts_in_reasoning: bool = False
+    ) -> None:
+        self.result = StreamResult()
         self._calls = ToolCallAssembler()
         self._tools = tools
-        self._reasoning = self._stretch()
-        self._content = LeakyText(ContentDelta, self._calls, tools=tools, watch=watch, inside=inside)
-        self._halves = {True: SurrogateJoiner(), False: SurrogateJoiner()}
-        self._said = False
+        self._reasoning = self._new_reasoning_parser()
+        self._content = LeakedMarkupParser(
+            ContentDelta, self._calls, tools=tools, scan=scan, starts_in_reasoning=starts_in_reasoning
+        )
+        self._joiners = {True: SurrogateJoiner(), False: SurrogateJoiner()}
+        self._has_text = False
 
     @property
-    def begins_inside(self) -> bool | None:
-        """Where it was not as `inside` said: whether the answer's text began inside a block of reasoning."""
-        return self._content.begins_inside
+    def started_in_reasoning(self) -> bool | None:
+        """What the answer showed, if `starts_in_reasoning` was wrong; else None."""
+        return self._content.started_in_reasoning
 
     def feed(self, chunk: Mapping[str, Any]) -> list[Event]:
-        """Read one chunk."""
+        """Return the events of one chunk."""
         usage = chunk.get("usage")
         if isinstance(usage, Mapping) and usage:
-            self.outcome.usage = usage
+            self.result.usage = usage
         events: list[Event] = []
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, Mapping) or choice.get("index") not in (None, 0):
                 continue
             if reason := choice.get("finish_reason"):
-                self.outcome.finish_reason = "tool_calls" if reason == "function_call" else str(reason)
+                self.result.finish_reason = "tool_calls" if reason == "function_call" else str(reason)
             delta = choice.get("delta")
-            if not isinstance(delta, Mapping) or (not delta and not self._said):
-                delta = None if self._said else choice.get("message")  # a whole message in place of a delta
+            if not isinstance(delta, Mapping) or (not delta and not self._has_text):
+                delta = (
+                    None if self._has_text else choice.get("message")
+                )  # a whole message in place of a delta
             if isinstance(delta, Mapping):
                 events += self._delta(delta)
-        return _joined(events)
+        return _merge_runs(events)
 
     def close(self) -> list[Event]:
-        """Read the end: what was held, and the calls in their order."""
-        cut = self.outcome.finish_reason == "length"
+        """Return the last events, and complete the result."""
+        cut = self.result.finish_reason == "length"
         events = [*self._reasoning.close(cut=cut), *self._content.close(cut=cut)]
-        self.outcome.calls = self._calls.finished(cut=cut)
-        if self.outcome.calls and self.outcome.finish_reason in (None, "stop"):
-            self.outcome.finish_reason = "tool_calls"
+        self.result.calls = self._calls.finish(cut=cut)
+        if self.result.calls and self.result.finish_reason in (None, "stop"):
+            self.result.finish_reason = "tool_calls"
         return events
 
-    def _stretch(self) -> LeakyText:
-        return LeakyText(ReasoningDelta, self._calls, tools=self._tools, watch=False)
+    def _new_reasoning_parser(self) -> LeakedMarkupParser:
+        return LeakedMarkupParser(ReasoningDelta, self._calls, tools=self._tools, scan=False)
 
     def _delta(self, delta: Mapping[str, Any]) -> list[Event]:
         events: list[Event] = []
-        for reasoning, piece in _texts_of(delta):
-            self._said = self._said or bool(piece)
-            text = self._halves[reasoning].feed(piece)
+        for reasoning, piece in _delta_texts(delta):
+            self._has_text = self._has_text or bool(piece)
+            text = self._joiners[reasoning].feed(piece)
             if not text:
                 continue
             if reasoning:
-                events += self._content.separates()
+                events += self._content.separate_reasoning_begins()
                 events += self._reasoning.feed(text)
             else:
-                if text.strip():  # what was held of the reasoning can become no marker any more
+                if text.strip():  # what the reasoning parser holds back cannot become a marker any more
                     events += self._reasoning.close(cut=False)
-                    self._reasoning = self._stretch()
+                    self._reasoning = self._new_reasoning_parser()
                 events += self._content.feed(text)
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
-            self._said = True
-            self._calls.add(call)
-        if isinstance(delta.get("function_call"), Mapping):  # the field's old name, for one call
-            self._calls.add({"index": 0, "function": delta["function_call"]})
+            self._has_text = True
+            self._calls.add_delta(call)
+        if isinstance(delta.get("function_call"), Mapping):  # OpenAI's older field, for one call
+            self._calls.add_delta({"index": 0, "function": delta["function_call"]})
         return events
 
 
-def _joined(events: list[Event]) -> list[Event]:
-    """Join texts of one kind that follow each other: each would be a chunk for Dify, which costs more than its text."""
-    joined: list[Event] = []
+def _merge_runs(events: list[Event]) -> list[Event]:
+    """Merge adjacent texts of one kind: each event becomes a chunk for Dify, which costs more than its text."""
+    merged: list[Event] = []
     for kind, run in groupby(events, type):
-        together = list(run)
-        if len(together) > 1 and kind in (ReasoningDelta, ContentDelta):
+        run_events = list(run)
+        if len(run_events) > 1 and kind in (ReasoningDelta, ContentDelta):
             text = "".join(
-                event.text for event in together if isinstance(event, ReasoningDelta | ContentDelta)
+                event.text for event in run_events if isinstance(event, ReasoningDelta | ContentDelta)
             )
-            together = [ReasoningDelta(text) if kind is ReasoningDelta else ContentDelta(text)]
-        joined += together
-    return joined
+            run_events = [ReasoningDelta(text) if kind is ReasoningDelta else ContentDelta(text)]
+        merged += run_events
+    return merged
 
 
-def _texts_of(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Yield a delta's texts, each with whether it is reasoning."""
+def _delta_texts(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Yield (is reasoning, text) for each text of a delta."""
     for name in reasoning_fields.DELTA_FIELDS:
         if text := _text(delta.get(name)):
             yield True, text
@@ -146,7 +152,7 @@ def _texts_of(delta: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
 
 
 def _text(value: Any) -> str:
-    """The text in a value: itself, under one of the names it has in parts, or in a list of parts."""
+    """The text of a value: a string, a part that holds one, or a list of parts."""
     match value:
         case str():
             return value
@@ -161,7 +167,7 @@ def _text(value: Any) -> str:
 def iter_text(
     reader: StreamReader, thinking: ThinkBlockWriter, chunks: Iterable[Mapping[str, Any]]
 ) -> Generator[str, None, None]:
-    """Yield the pieces of text of a whole answer; the block is closed also when the chunks break off."""
+    """Yield an answer's text in pieces; the think block is closed also if the chunks break off."""
     length = 0
     try:
         for chunk in chunks:
@@ -170,18 +176,18 @@ def iter_text(
                     length += len(piece)
                     if length > MAX_ANSWER_LENGTH:
                         raise Unavailable(
-                            f"the server sent more than {MAX_ANSWER_LENGTH:,} characters as one answer. The answer was "
-                            "stopped; a limit of Max tokens keeps a model from repeating itself without end."
+                            f"the server sent more than {MAX_ANSWER_LENGTH:,} characters as one answer. It was "
+                            "stopped. A limit of Max tokens keeps a model from repeating itself without end."
                         )
                     for at in range(0, len(piece), MAX_PIECE_LENGTH):
                         yield piece[at : at + MAX_PIECE_LENGTH]
-    except Exception:  # not GeneratorExit: when Dify stops listening there is nobody to close a block for
-        yield from _rest(reader, thinking)
+    except Exception:  # not GeneratorExit: once Dify has left, there is nobody to close the block for
+        yield from _close_think_block(reader, thinking)
         raise
-    yield from _rest(reader, thinking)
+    yield from _close_think_block(reader, thinking)
 
 
-def _rest(reader: StreamReader, thinking: ThinkBlockWriter) -> Iterator[str]:
+def _close_think_block(reader: StreamReader, thinking: ThinkBlockWriter) -> Iterator[str]:
     for event in reader.close():
         yield from thinking.feed(event)
     yield from thinking.close()

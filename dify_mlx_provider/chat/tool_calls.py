@@ -1,9 +1,8 @@
-"""Tool calls put together from the pieces servers send.
+"""Assembles tool calls from the pieces servers send.
 
-OpenAI's streams number the calls, name each once and send its arguments as text in pieces. Others leave out the
-numbers or the ids, give every call the number 0, repeat the name in each piece, or send the arguments as an object.
-Dify gets each call once and whole: with an id of its own, and arguments that are a JSON object wherever the model
-wrote one.
+In OpenAI's streams each call has an index, is named once, and its arguments come as text in pieces. Other servers leave
+out indices or ids, give every call index 0, repeat the name in each piece, or send the arguments as an object. Dify
+gets each call once and complete, with an id of its own, and arguments that are a JSON object if the model wrote one.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from dify_mlx_provider.upstream.errors import Unavailable
 from dify_mlx_provider.upstream.surrogates import join_surrogates
 
 MAX_CALLS_LENGTH = 2**20
-"""Characters of an answer's calls: Dify takes them all in one line, of 5 MiB at most."""
+"""Characters of all calls of an answer: Dify takes them in one line, of 5 MiB at most."""
 
-_LEFTOVERS = frozenset("]}) \t\r\n`;")
+_TRAILING_GARBAGE = frozenset("]}) \t\r\n`;")
 
 
 @dataclass
@@ -33,25 +32,25 @@ class ToolCall:
 
 
 class ToolCallAssembler:
-    """The calls of one answer, in the order they began."""
+    """The calls of one answer, in the order they started."""
 
     def __init__(self) -> None:
         self._calls: list[ToolCall] = []
         self._by_index: dict[int, ToolCall] = {}
         self._length = 0
 
-    def begin(self, name: str) -> ToolCall:
-        """Add a call that is put together elsewhere."""
+    def start_call(self, name: str) -> ToolCall:
+        """Add a call and return it, to be filled in by the caller."""
         call = ToolCall(name=name)
         self._calls.append(call)
         return call
 
-    def drop(self, call: ToolCall) -> None:
-        """Forget a call."""
+    def discard(self, call: ToolCall) -> None:
+        """Remove a call."""
         self._calls = [other for other in self._calls if other is not call]
 
-    def add(self, delta: Any) -> None:
-        """Add a piece as it stands in `tool_calls`; what is none is passed over. Raises Unavailable for too many."""
+    def add_delta(self, delta: Any) -> None:
+        """Add an entry of `tool_calls`; anything else is ignored. Raises Unavailable beyond MAX_CALLS_LENGTH."""
         if not isinstance(delta, Mapping):
             return
         given = delta.get("function")
@@ -62,17 +61,17 @@ class ToolCallAssembler:
         self._length += len(piece.id) + len(piece.name) + len(piece.arguments)
         if self._length > MAX_CALLS_LENGTH:
             raise Unavailable(
-                f"the model's tool calls have more than {MAX_CALLS_LENGTH:,} characters. The answer was stopped; a "
+                f"the model's tool calls have more than {MAX_CALLS_LENGTH:,} characters. The answer was stopped. A "
                 "limit of Max tokens keeps a model from repeating itself without end."
             )
         index = delta.get("index")
         if isinstance(index, int) and not isinstance(index, bool):
-            self._add_numbered(index, piece)
+            self._add_indexed(index, piece)
         else:
-            self._add_to(self._place(piece), piece)
+            self._add_to(self._call_for(piece), piece)
 
-    def finished(self, *, cut: bool) -> list[ToolCall]:
-        """Return the calls. What the token limit cut is left out: it must not be run."""
+    def finish(self, *, cut: bool) -> list[ToolCall]:
+        """Return the calls, but not one that the token limit cut: it must not be run."""
         calls = [call for call in self._calls if call.name]
         if cut and calls and calls[-1] is self._calls[-1] and not _is_json(calls[-1].arguments):
             calls.pop()
@@ -85,7 +84,7 @@ class ToolCallAssembler:
             call.arguments = _repair_arguments(join_surrogates(call.arguments))
         return calls
 
-    def _add_numbered(self, index: int, piece: ToolCall) -> None:
+    def _add_indexed(self, index: int, piece: ToolCall) -> None:
         call = self._by_index.get(index)
         if call is not None and _starts_new_call(call, piece):
             call = None
@@ -94,25 +93,25 @@ class ToolCallAssembler:
         self._by_index[index] = self._add_to(call, piece)
 
     def _add_to(self, call: ToolCall | None, piece: ToolCall) -> ToolCall:
-        call = self.begin("") if call is None else call
+        call = self.start_call("") if call is None else call
         call.id = call.id or piece.id
         call.name = call.name or piece.name
         call.arguments += piece.arguments
         return call
 
-    def _place(self, piece: ToolCall) -> ToolCall | None:
-        """Where a piece without a number belongs: to the call of its id; else an id or a name begins a new call."""
+    def _call_for(self, piece: ToolCall) -> ToolCall | None:
+        """Return the call a piece without an index continues: by its id, or the last one; None if it starts a call."""
         if piece.id:
             return next((call for call in self._calls if call.id == piece.id), None)
         last = self._calls[-1] if self._calls else None
         if last is None or not piece.name:
             return last
-        goes_on = piece.name == last.name and last.arguments and not _is_json(last.arguments)
-        return last if goes_on else None
+        continues = piece.name == last.name and last.arguments and not _is_json(last.arguments)
+        return last if continues else None
 
 
 def _starts_new_call(call: ToolCall, piece: ToolCall) -> bool:
-    """Whether a piece with a number that is taken is another call all the same: some servers number all of them 0."""
+    """Whether a piece starts a call although its index is taken: some servers give every call index 0."""
     if not piece.name:
         return False
     if piece.id and call.id:
@@ -139,7 +138,7 @@ def _is_json(text: str) -> bool:
 
 
 def _repair_arguments(arguments: str) -> str:
-    """The object a model meant: none at all is an empty one, one inside a string comes out, leftovers behind it go."""
+    """Return the object a model meant: nothing is `{}`, an object in a string is unwrapped, trailing garbage goes."""
     text = arguments.strip()
     if text in ("", "null"):
         return "{}"
@@ -149,6 +148,6 @@ def _repair_arguments(arguments: str) -> str:
         return arguments
     if isinstance(value, str) and end == len(text) and value.lstrip().startswith("{") and _is_json(value):
         return value
-    if isinstance(value, dict) and _LEFTOVERS.issuperset(text[end:]):
+    if isinstance(value, dict) and _TRAILING_GARBAGE.issuperset(text[end:]):
         return text[:end]
     return arguments

@@ -105,8 +105,8 @@ def test_fields_that_hold_nothing_of_use_are_passed_over(odd: dict[str, Any]) ->
         odd,
     ]
     assert "".join(iter_text(reader, ThinkBlockWriter(), stream)) == BLOCK
-    assert reader.outcome.usage == {"prompt_tokens": 3}
-    assert reader.outcome.calls == []
+    assert reader.result.usage == {"prompt_tokens": 3}
+    assert reader.result.calls == []
 
 
 def test_a_message_in_place_of_deltas_is_read_and_one_after_them_is_not() -> None:
@@ -161,7 +161,7 @@ def test_a_character_that_was_cut_in_half_is_put_together_and_half_of_one_is_sho
     reader = StreamReader()
     shown({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\ud83d'}}]},
           {"tool_calls": [{"function": {"arguments": '\ude00\ud83d"}'}}]}, reader=reader)  # fmt: skip
-    assert [call.arguments for call in reader.outcome.calls] == ['{"a": "😀\ufffd"}']
+    assert [call.arguments for call in reader.result.calls] == ['{"a": "😀\ufffd"}']
 
 
 def test_calls_without_an_end_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_an_answer_that_talks_about_markup_stays_as_it_is(text: str) -> None:
     ["Hi <|start|>assistant<|channel|>final<|message|>x", "so </think> it", "Hi<|im_end|>"],
 )
 def test_a_server_that_is_known_to_separate_is_taken_at_its_word(text: str) -> None:
-    assert shown({"content": text}, reader=StreamReader(watch=False)).replace("\u200b", "") == text
+    assert shown({"content": text}, reader=StreamReader(scan=False)).replace("\u200b", "") == text
 
 
 def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out() -> None:
@@ -244,20 +244,22 @@ def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out
     for at in range(len(text)):
         reader = StreamReader()
         assert shown(*cut(text, at), reader=reader) == "I wonder.\n\n\nHi"
-        assert reader.begins_inside is True
+        assert reader.started_in_reasoning is True
 
 
 def test_an_answer_that_begins_inside_a_block_is_read_from_there() -> None:
     text = "why\n</think>\n\nHi"
     for at in range(len(text)):
-        assert shown(*cut(text, at), reader=StreamReader(inside=True)) == BLOCK
+        assert shown(*cut(text, at), reader=StreamReader(starts_in_reasoning=True)) == BLOCK
 
 
 def test_an_answer_that_should_have_begun_inside_a_block_and_did_not_is_still_an_answer() -> None:
-    assert shown({"content": "Hi"}, reader=StreamReader(inside=True)).endswith("</think>\n\nHi")
-    assert shown({"reasoning": "why"}, {"content": "Hi"}, reader=StreamReader(inside=True)) == BLOCK
+    assert shown({"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True)).endswith("</think>\n\nHi")
     assert (
-        shown({"content": "why"}, reader=StreamReader(inside=True), finish="length")
+        shown({"reasoning": "why"}, {"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True)) == BLOCK
+    )
+    assert (
+        shown({"content": "why"}, reader=StreamReader(starts_in_reasoning=True), finish="length")
         == "<think>\nwhy\n</think>"
     )
 
@@ -279,7 +281,7 @@ def test_every_recorded_turn_that_leaks_whole_is_read_as_our_own_server_reads_it
         )
         assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == message.content
         whole = [call.name for call in message.tool_calls if call.complete]
-        assert [call.name for call in reader.outcome.calls] == whole
+        assert [call.name for call in reader.result.calls] == whole
 
 
 # -- calls -------------------------------------------------------------------------------------------
@@ -288,8 +290,8 @@ def test_every_recorded_turn_that_leaks_whole_is_read_as_our_own_server_reads_it
 def calls(*pieces: dict[str, Any], cut_off: bool = False) -> list[tuple[str, str]]:
     made = ToolCallAssembler()
     for piece in pieces:
-        made.add(piece)
-    finished = made.finished(cut=cut_off)
+        made.add_delta(piece)
+    finished = made.finish(cut=cut_off)
     assert len({call.id for call in finished}) == len(finished)
     assert all(call.id for call in finished)
     return [(call.name, call.arguments) for call in finished]
@@ -360,8 +362,8 @@ def test_a_call_in_the_old_field_is_a_call() -> None:
         finish="function_call",
         reader=reader,
     )
-    assert [(call.name, call.arguments) for call in reader.outcome.calls] == [("clock", "{}")]
-    assert reader.outcome.finish_reason == "tool_calls"
+    assert [(call.name, call.arguments) for call in reader.result.calls] == [("clock", "{}")]
+    assert reader.result.finish_reason == "tool_calls"
 
 
 TOOL_CALL = 'Let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
@@ -373,9 +375,7 @@ def test_a_call_written_into_the_answer_is_a_call_however_it_is_cut() -> None:
         assert (
             shown({"reasoning": "why"}, *cut(TOOL_CALL, at), reader=reader).rstrip().endswith("Let me see.")
         )
-        assert [(call.name, call.arguments) for call in reader.outcome.calls] == [
-            ("clock", '{"zone": "UTC"}')
-        ]
+        assert [(call.name, call.arguments) for call in reader.result.calls] == [("clock", '{"zone": "UTC"}')]
 
 
 def test_without_tools_it_is_text() -> None:

@@ -11,8 +11,8 @@ from dify_mlx_provider.chat.think_block import ThinkBlockWriter, remove_guards
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 
-def shown(*events: Event, hidden: bool = False, exact: bool = False) -> list[str]:
-    thinking = ThinkBlockWriter(hidden=hidden, exact=exact)
+def shown(*events: Event, hide_reasoning: bool = False, verbatim: bool = False) -> list[str]:
+    thinking = ThinkBlockWriter(hide_reasoning=hide_reasoning, verbatim=verbatim)
     return [piece for event in events for piece in thinking.feed(event)] + thinking.close()
 
 
@@ -46,7 +46,7 @@ def test_a_tool_call_closes_the_block_and_adds_nothing() -> None:
 
 
 def test_hidden_reasoning_leaves_the_answer_alone() -> None:
-    assert shown(ReasoningDelta("a"), ContentDelta("{}"), hidden=True) == ["{}"]
+    assert shown(ReasoningDelta("a"), ContentDelta("{}"), hide_reasoning=True) == ["{}"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_other_html_in_the_answer_is_left_alone(answer: str) -> None:
 
 def test_an_answer_that_is_data_is_not_changed() -> None:
     answer = '{"tag": "<think>"}'
-    assert shown(ReasoningDelta("why"), ContentDelta(answer), hidden=True, exact=True) == [answer]
+    assert shown(ReasoningDelta("why"), ContentDelta(answer), hide_reasoning=True, verbatim=True) == [answer]
 
 
 @pytest.mark.parametrize("reasoning", ["", " ", "\n\n"])
