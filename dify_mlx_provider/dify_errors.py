@@ -1,6 +1,6 @@
-"""What Dify is told when something goes wrong: one table from our errors to Dify's five kinds.
+"""From our errors to Dify's five kinds: one table.
 
-Used when a request is refused and when an answer breaks off in the middle; Dify's SDK maps only the former by itself.
+Used when a request is refused, and when an answer breaks off in the middle; Dify's SDK maps only the former by itself.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ ERROR_MAPPING: dict[type[InvokeError], list[type[Exception]]] = {
     InvokeConnectionError: [Unreachable],
     InvokeServerUnavailableError: [Unavailable],
     InvokeRateLimitError: [Overloaded],
-    # Dify replaces this kind's text by its own "Incorrect API key provided". That says what is wrong, and only
-    # this kind makes Dify treat the credentials as bad; so it is the right one although our words are lost.
+    # Dify replaces this kind's text with its own "Incorrect API key provided". That says what is wrong, and only
+    # this kind makes Dify treat the credentials as bad; so it is the right one although our text is lost.
     InvokeAuthorizationError: [KeyRefused],
     InvokeBadRequestError: [Refused, ValueError],
 }
-"""Dify's kinds of errors, and which of ours they stand for."""
+"""Dify's kinds of errors, and those of ours that become them."""
 
 
 def to_dify_error(error: Exception) -> InvokeError:
-    """Return the error Dify is to see: one of its five kinds, with our words behind `[MLX]`."""
+    """Return one of Dify's five kinds, with our text after `[MLX]`."""
     if isinstance(error, InvokeError):
         return error
     for kind, ours in ERROR_MAPPING.items():
@@ -48,7 +48,7 @@ def to_dify_error(error: Exception) -> InvokeError:
 
 
 class DifyErrorMapping:
-    """What a model's class tells Dify's SDK of its errors; stands before the SDK's own class."""
+    """A model class's mapping of errors for Dify's SDK; listed before the SDK's own class."""
 
     @property
     def _invoke_error_mapping(self) -> dict[type[InvokeError], list[type[Exception]]]:

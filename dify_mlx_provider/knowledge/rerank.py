@@ -1,7 +1,7 @@
-"""One call of Dify for a ranking: a question and documents out, their scores back, best first.
+"""One call of Dify for a ranking: a query and documents out, their scores back, best first.
 
-Dify compares scores with a threshold from 0 to 1. mlx-backend, vLLM and Jina send such scores; a server that sends the
-model's own numbers (llama.cpp) is understood too.
+Dify compares scores with a threshold from 0 to 1. mlx-backend, vLLM and Jina send such scores; the raw scores of
+llama.cpp go through a sigmoid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document's place in what was sent, and its worth from 0 to 1."""
+    """A document's index among those sent, and its relevance from 0 to 1."""
 
     index: int
     score: float
@@ -40,7 +40,7 @@ def rank(
     """Rank documents, best first; leave out those below the threshold. Raises a ServerError."""
     if not documents:
         return []
-    answer = _asked(model, credentials, query, list(documents))
+    answer = _request(model, credentials, query, list(documents))
     scores = _scores(answer, len(documents))
     if scores is None:
         raise Refused(
@@ -48,26 +48,28 @@ def rank(
             f"Is {model!r} a rerank model?"
         )
     if any(not 0 <= score <= 1 for score in scores.values()):
-        scores = {at: _sigmoid(score) for at, score in scores.items()}
-    ranked = sorted((RankedDocument(at, score) for at, score in scores.items()), key=lambda each: -each.score)
-    kept = [each for each in ranked if threshold is None or each.score >= threshold]
-    return kept[:top_n] if top_n is not None and top_n > 0 else kept
+        scores = {index: _sigmoid(score) for index, score in scores.items()}
+    ranked = sorted(
+        (RankedDocument(index, score) for index, score in scores.items()), key=lambda each: -each.score
+    )
+    passing = [each for each in ranked if threshold is None or each.score >= threshold]
+    return passing[:top_n] if top_n is not None and top_n > 0 else passing
 
 
-def _asked(model: str, credentials: Credentials, query: str, documents: list[str]) -> Any:
-    """Ask for the scores; where the texts are too long, of less of the longest: a question may be a page, too."""
+def _request(model: str, credentials: Credentials, query: str, documents: list[str]) -> Any:
+    """Request the scores; if the texts are too long, cut the longest, be it the query, and try again."""
     try:
         return post_json(credentials, model, "/rerank", {"query": query, "documents": documents}, "rerank")
     except (Refused, Unavailable) as error:
         longest = max(map(len, (query, *documents)))
         if not error.is_length_error or longest <= MIN_TRUNCATED_LENGTH:
             raise
-        most = longest * 2 // 3
-        return _asked(model, credentials, query[:most], [document[:most] for document in documents])
+        limit = longest * 2 // 3
+        return _request(model, credentials, query[:limit], [document[:limit] for document in documents])
 
 
 def _scores(answer: Any, count: int) -> dict[int, float] | None:
-    """Read the scores of an answer by the documents' places; None if they are not all there."""
+    """Return an answer's scores by document index; None if they are not all there."""
     listed = answer.get("results", answer.get("data"))
     if not isinstance(listed, list):
         return None
@@ -90,5 +92,5 @@ def _scores(answer: Any, count: int) -> dict[int, float] | None:
 def _sigmoid(number: float) -> float:
     if number >= 0:
         return 1 / (1 + math.exp(-number))
-    grown = math.exp(number)
-    return grown / (1 + grown)
+    exponential = math.exp(number)
+    return exponential / (1 + exponential)

@@ -1,1 +1,1 @@
-"""The leaves that Dify's SDK loads; they only delegate."""
+"""The model classes that Dify's SDK loads; they only delegate."""

@@ -29,12 +29,14 @@ class MLXLargeLanguageModel(DifyErrorMapping, LargeLanguageModel):
     def _validate_and_filter_model_parameters(
         self, model: str, model_parameters: dict[str, Any], credentials: dict[str, Any]
     ) -> dict[str, Any]:
-        """Note what Dify has set before the SDK fills in the defaults. There is a new object for every call."""
+        """Note what Dify sent before the SDK fills in defaults. The SDK makes a new object for every call."""
         self._chosen = frozenset(name for name, value in model_parameters.items() if value not in (None, ""))
-        meant = coerce(model_parameters, self.get_parameter_rules(model, credentials))
+        coerced = coerce(model_parameters, self.get_parameter_rules(model, credentials))
         try:
-            filled: dict[str, Any] = super()._validate_and_filter_model_parameters(model, meant, credentials)
-        except ValueError as error:  # raised before the SDK maps errors to Dify's kinds
+            filled: dict[str, Any] = super()._validate_and_filter_model_parameters(
+                model, coerced, credentials
+            )
+        except ValueError as error:  # the SDK does not map errors raised here
             raise self._transform_invoke_error(error) from error
         return filled
 
@@ -85,5 +87,5 @@ class MLXLargeLanguageModel(DifyErrorMapping, LargeLanguageModel):
         validate(credentials, model)
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
-        """Describe a model from its form and from what its server says."""
+        """Return a model's schema, from its form and what its server says."""
         return chat_model_schema(model, Credentials.from_form_leniently(credentials))

@@ -32,19 +32,21 @@ class MLXRerankModel(DifyErrorMapping, RerankModel):
         top_n: int | None = None,
         user: str | None = None,
     ) -> RerankResult:
-        """Put documents in the order of their worth for a question."""
-        form = Credentials.from_form(credentials)
-        ranked = rank(model, form, query, docs, threshold=score_threshold, top_n=top_n)
-        found = [RerankDocument(index=each.index, text=docs[each.index], score=each.score) for each in ranked]
-        return RerankResult(model=model, docs=found)
+        """Rank documents by their relevance to a query."""
+        parsed = Credentials.from_form(credentials)
+        ranked = rank(model, parsed, query, docs, threshold=score_threshold, top_n=top_n)
+        documents = [
+            RerankDocument(index=each.index, text=docs[each.index], score=each.score) for each in ranked
+        ]
+        return RerankResult(model=model, docs=documents)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Rank two documents."""
         documents = ["Paris is the capital of France.", "Rice is a grain."]
         validate_by_trial(
-            credentials, lambda form: rank(model, form, "What is the capital of France?", documents)
+            credentials, lambda parsed: rank(model, parsed, "What is the capital of France?", documents)
         )
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
-        """Describe a model from its form and from what its server says."""
+        """Return a model's schema, from its form and what its server says."""
         return rerank_model_schema(model, Credentials.from_form_leniently(credentials))

@@ -32,11 +32,11 @@ class MLXTextEmbeddingModel(DifyErrorMapping, TextEmbeddingModel):
         user: str | None = None,
         input_type: EmbeddingInputType = EmbeddingInputType.DOCUMENT,
     ) -> TextEmbeddingResult:
-        """Make a vector of each text."""
-        form = Credentials.from_form(credentials)
-        found = embed(model, form, texts, query=input_type == EmbeddingInputType.QUERY)
+        """Embed each text."""
+        parsed = Credentials.from_form(credentials)
+        embedded = embed(model, parsed, texts, query=input_type == EmbeddingInputType.QUERY)
         return TextEmbeddingResult(
-            model=model, embeddings=found.vectors, usage=self._usage(model, credentials, found.tokens)
+            model=model, embeddings=embedded.vectors, usage=self._usage(model, credentials, embedded.tokens)
         )
 
     def _usage(self, model: str, credentials: dict[str, Any], tokens: int) -> EmbeddingUsage:
@@ -58,9 +58,9 @@ class MLXTextEmbeddingModel(DifyErrorMapping, TextEmbeddingModel):
         return count_tokens_each(model, Credentials.from_form_leniently(credentials), texts)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
-        """Make the vector of one word."""
-        validate_by_trial(credentials, lambda form: embed(model, form, ["hello"], query=True))
+        """Embed one word."""
+        validate_by_trial(credentials, lambda parsed: embed(model, parsed, ["hello"], query=True))
 
     def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
-        """Describe a model from its form and from what its server says."""
+        """Return a model's schema, from its form and what its server says."""
         return embedding_model_schema(model, Credentials.from_form_leniently(credentials))

@@ -2,11 +2,11 @@
 
 A `.difypkg` is a zip of the plugin's files, without folder entries. It holds only what the plugin needs in Dify's
 container: its own Python, the shared conversation core, the declarations, the icons (Dify reads them from `_assets/`
-and nowhere else), the texts, and the plugin's dependencies as both `pyproject.toml` and `requirements.txt`, because
-some daemons read the one and some the other. The server, MLX and the tests stay out.
+only), the texts, and the plugin's dependencies as both `pyproject.toml` and `requirements.txt`, because some daemons
+read one and some the other. The server, MLX and the tests stay out.
 
-Nothing is written that Dify would refuse (declaration.py), and the same sources always give the same bytes, whatever
-the folder, the clock, the language or the umask. The standard library and PyYAML do it; Dify's SDK is not imported.
+A package that Dify would refuse is not written (declaration.py), and the same sources always give the same bytes,
+whatever the folder, clock, language or umask. Needs the standard library and PyYAML; does not import Dify's SDK.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_BYTES = 900_000  # so that the zip stays below 1 MB; without weights a plugin comes nowhere near
-ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier time, and the time of packing must not show
+MAX_BYTES = 900_000  # keeps the zip below 1 MB; a plugin without weights comes nowhere near
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold; the time of packing must not show
 
 # in the package | in the repository
 RENAMED = {
@@ -43,26 +43,26 @@ SOURCE_FILES = (
 )
 GLOBS = ("dify_mlx_provider/**/*.py", "mlx_backend/conversation/**/*.py", "provider_assets/**/*.yaml")
 ICONS = "provider_assets/icons"
-NOT_PACKED = "dify_mlx_provider/packaging/"  # what makes packages stays out of them
-# Dify looks for translations under these names, and shows the English text where it finds none.
+EXCLUDED = "dify_mlx_provider/packaging/"  # build time only
+# Dify looks for translations under these names, and falls back to English.
 README = re.compile(r"readme/README_(zh_Hans|ja_JP|pt_BR)\.md")
 CHINESE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]")
 PORTABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 
 class PackageError(Exception):
-    """The sources do not make a package Dify would take. Holds one line per fault, for people."""
+    """The sources make no package that Dify accepts. The text has one line per fault, for people."""
 
 
 def collect(root: Path) -> dict[str, bytes]:
-    """Return every file of the package, path to content, sorted by path."""
+    """Return the package's files, path to content, sorted by path."""
     sources = {path: root / path for path in SOURCE_FILES}
     sources |= {packed: root / path for packed, path in RENAMED.items()}
     sources |= {
         path.relative_to(root).as_posix(): path for pattern in GLOBS for path in sorted(root.glob(pattern))
     }
     sources |= {f"_assets/{path.name}": path for path in sorted((root / ICONS).glob("*.svg"))}
-    sources = {packed: path for packed, path in sources.items() if not packed.startswith(NOT_PACKED)}
+    sources = {packed: path for packed, path in sources.items() if not packed.startswith(EXCLUDED)}
     missing = [path for path in sources.values() if not path.is_file()]
     if missing:
         raise PackageError("\n".join(f"{path.relative_to(root)} is missing" for path in missing))
@@ -72,14 +72,14 @@ def collect(root: Path) -> dict[str, bytes]:
 
 
 def check(root: Path, files: Mapping[str, bytes]) -> None:
-    """Raise PackageError, with every fault at once, for what Dify or its marketplace would refuse or not find."""
+    """Raise PackageError with every fault that Dify or its marketplace would find."""
     found = [*faults(files), *_package_faults(_project(root), files)]
     if found:
         raise PackageError("\n".join(found))
 
 
 def identity(files: Mapping[str, bytes]) -> str:
-    """Return what Dify will call this very package: `author/name:version@checksum`."""
+    """Return Dify's identifier of the package: `author/name:version@checksum`."""
     manifest = _manifest(files)
     checksum = hashlib.sha256()
     for path in sorted(files):
@@ -91,19 +91,19 @@ def identity(files: Mapping[str, bytes]) -> str:
 def write(files: Mapping[str, bytes], output: Path) -> None:
     """Write the zip, the same bytes for the same files on every system.
 
-    Nothing is compressed: every zlib does that in its own way, and there is not much to gain.
+    Nothing is compressed: zlib's versions differ in their output, and there is little to gain.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as package:
         for path in sorted(files):
             entry = zipfile.ZipInfo(path, date_time=ZIP_EPOCH)
-            entry.create_system = 3  # Unix, wherever it was packed; the mode below means nothing otherwise
+            entry.create_system = 3  # Unix, on every system: the mode below depends on it
             entry.external_attr = 0o100644 << 16
             package.writestr(entry, files[path])
 
 
 def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
-    """Collect, check and write; return where the package lies and its identity."""
+    """Collect, check and write the package; return its path and its identity."""
     files = collect(root)
     check(root, files)
     manifest = _manifest(files)
@@ -113,7 +113,7 @@ def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
 
 
 def write_folder(root: Path, folder: Path) -> None:
-    """Collect, check, and lay the files out as Dify would unpack them; for debugging."""
+    """Collect, check, and write the files as Dify would unpack them; for debugging."""
     files = collect(root)
     check(root, files)
     folder.mkdir(parents=True)
@@ -123,7 +123,7 @@ def write_folder(root: Path, folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 1, with the faults on standard error, when nothing was written."""
+    """Run the command. The exit status is 1, with the faults on standard error, if nothing was written."""
     parser = argparse.ArgumentParser(
         prog="python -m dify_mlx_provider.packaging.package",
         description="Write the Dify plugin's package (.difypkg).",
@@ -158,9 +158,9 @@ def _project(root: Path) -> dict[str, Any]:
 
 
 def _dependencies(project: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the two files that say what to install, from the one list there is: the `plugin` extra.
+    """Return pyproject.toml and requirements.txt, both from the `plugin` extra.
 
-    There is no build system in this pyproject: with one, the daemon would build and install us and need its backend.
+    This pyproject.toml has no build system: with one, the daemon would build and install the plugin.
     """
     wanted: list[str] = project["optional-dependencies"]["plugin"]
     lines = [
@@ -179,7 +179,7 @@ def _dependencies(project: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _package_faults(project: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield what is wrong with the package as a whole; the declarations in it are declaration.py's."""
+    """Yield the faults of the package as a whole; declaration.py checks the declarations in it."""
     from_error_object = re.search(rb"^version: *[\"']?([^\s\"']+)", files[MANIFEST], re.MULTILINE)
     version = from_error_object[1].decode() if from_error_object else "?"
     if version != project["version"] and VERSION.fullmatch(version):

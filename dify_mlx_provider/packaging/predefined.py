@@ -1,7 +1,7 @@
 """Write the files of the predefined models: `python -m dify_mlx_provider.packaging.predefined`, or `make models`.
 
-Dify reads a YAML file a model, and YAML files cannot include each other; so all of them are written from the one
-table below. `--check` says whether the files are what it would write. Not packed, and the SDK is not imported.
+Dify reads one YAML file per model, and YAML files cannot include each other; so all of them are written from the
+table below. `--check` says whether the files are current. Not packed; does not import the SDK.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parents[2] / "provider_assets" / "llm"
 ORDER = "_position.yaml"
 WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/packaging/predefined.py: change it there.\n"
-ANYTHING = ("none", *LEVELS)
-ALWAYS = ("medium",)
+ANY_EFFORT = ("none", *LEVELS)
+ALWAYS_ON = ("medium",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predefined:
-    """A model people run with MLX. `efforts` has one word if it always reasons, and none if it never does."""
+    """A model people run with MLX. `efforts` has one word if it always reasons, none if it never does."""
 
     model: str
     label: Mapping[str, str]
@@ -51,7 +51,7 @@ def _gpt_oss(model: str, build: str) -> Predefined:
     return Predefined(model=model, label=label, context_size=131_072, efforts=LEVELS)
 
 
-# Context sizes are the models' own, without stretching (rope scaling) that a server would have to be told of.
+# Context sizes are the models' own, without rope scaling, which a server would have to be started with.
 MODELS: tuple[Predefined, ...] = (
     Predefined(
         model="default",
@@ -61,11 +61,11 @@ MODELS: tuple[Predefined, ...] = (
             "zh_Hans": "默认（服务器启动时指定的模型）",
         },
         context_size=131_072,
-        efforts=ANYTHING,
+        efforts=ANY_EFFORT,
         comment=(
-            "# The server answers to this name whatever model it was started with: nobody has to type a model's name.\n"
-            "# Dify cannot be told which one that is, so the context size is gpt-oss's; for another model add a\n"
-            "# custom model, which asks the server.\n"
+            "# The server serves the model it was started with under this name: nobody has to type a model's name.\n"
+            "# Dify cannot know which one that is, so the context size is gpt-oss's; for another model add a custom\n"
+            "# model, which asks the server.\n"
         ),
     ),
     _gpt_oss("mlx-community/gpt-oss-20b-MXFP4-Q8", "MXFP4, Q8, mlx-community"),
@@ -121,7 +121,7 @@ MODELS: tuple[Predefined, ...] = (
         model="mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit",
         label=_named("DeepSeek R1 Distill Qwen 14B (4 bit)"),
         context_size=131_072,
-        efforts=ALWAYS,
+        efforts=ALWAYS_ON,
         tools=False,
     ),
 )
@@ -136,7 +136,7 @@ def declaration(model: Predefined) -> dict[str, Any]:
     )
     features = ["agent-thought"] if model.efforts else []
     # tool-call and not multi-tool-call: gpt-oss makes one call and waits for its result. stream-tool-call: a call
-    # comes whole, but in the middle of a stream, so Dify need not switch streaming off while tools are offered.
+    # arrives whole, but within a stream, so Dify need not switch streaming off while tools are offered.
     features += ["tool-call", "stream-tool-call"] if model.tools else []
     return {
         "model": model.model,
@@ -149,7 +149,7 @@ def declaration(model: Predefined) -> dict[str, Any]:
 
 
 def files() -> dict[str, str]:
-    """Return what is to be written, file name to text."""
+    """Return the files to write, name to text."""
     texts = {
         f"{_file_name(model.model)}.yaml": WRITTEN_BY + model.comment + _yaml(declaration(model))
         for model in MODELS
@@ -159,7 +159,7 @@ def files() -> dict[str, str]:
 
 
 def stale(folder: Path = FOLDER) -> list[str]:
-    """Return the names of files that are not what would be written, also of those that should not be there."""
+    """Return the names of files that are missing, differ, or should not be there."""
     wanted = files()
     there = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
     return sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
@@ -171,11 +171,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m dify_mlx_provider.packaging.predefined",
         description="Write the predefined models' files.",
     )
-    parser.add_argument("--check", action="store_true", help="only say whether they are current")
+    parser.add_argument("--check", action="store_true", help="only say whether the files are current")
     changed = stale()
     if parser.parse_args(argv).check:
         for name in changed:
-            print(f"{name} is not what the table says: run `make models`", file=sys.stderr)
+            print(f"{name} is stale: run `make models`", file=sys.stderr)
         return 1 if changed else 0
     wanted = files()
     for name in changed:
@@ -192,15 +192,15 @@ def _file_name(model: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists indented under their key, as the other declarations are."""
+    """Indents lists under their key, as in the other declarations."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Never without indentation."""
+        """Always indent."""
         del indentless
         super().increase_indent(flow, False)
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Dify's reader gets every text written out."""
+        """Write every text out: no anchors."""
         del data
         return True
 

@@ -62,7 +62,7 @@ def test_it_holds_the_plugin_the_shared_core_and_these_files(files: dict[str, by
     wanted = {"mlx_backend/__init__.py"}
     for folder in ("dify_mlx_provider", "mlx_backend/conversation"):
         wanted |= {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
-    assert python == {path for path in wanted if not path.startswith(package.NOT_PACKED)}
+    assert python == {path for path in wanted if not path.startswith(package.EXCLUDED)}
     assert files.keys() - python == TEXTS
 
 
