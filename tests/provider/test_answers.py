@@ -87,7 +87,7 @@ LEAK = "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>fin
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
-def test_leaked_harmony_is_read_like_any_other_answer(plugin: PluginProcess, stub: Stub, size: int) -> None:
+def test_leaked_harmony_is_parsed(plugin: PluginProcess, stub: Stub, size: int) -> None:
     stub.streams(*({"content": LEAK[at : at + size]} for at in range(0, len(LEAK), size)))
     assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
@@ -109,12 +109,12 @@ def test_a_think_block_in_the_content_is_the_block(plugin: PluginProcess, stub: 
     assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
 
-def test_markers_quoted_by_a_server_that_separates_are_text(plugin: PluginProcess, stub: Stub) -> None:
+def test_markers_are_text_if_the_server_separates_reasoning(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"reasoning_content": "why"}, {"content": "<|channel|> begins a header"})
     assert text_of(ask(plugin, stub)).endswith("</think>\n\n<|channel|> begins a header")
 
 
-def test_an_answer_that_only_begins_like_a_marker_is_text(plugin: PluginProcess, stub: Stub) -> None:
+def test_an_answer_that_only_starts_like_a_marker_is_text(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"content": "<"}, {"content": "|cha"})
     assert text_of(ask(plugin, stub)) == "<|cha"
 
@@ -122,7 +122,7 @@ def test_an_answer_that_only_begins_like_a_marker_is_text(plugin: PluginProcess,
 # -- tool calls --------------------------------------------------------------------------------------
 
 
-def test_interleaved_calls_are_put_together_by_index_behind_the_closed_block(
+def test_interleaved_calls_are_assembled_by_index_after_the_closed_block(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     stub.streams(
@@ -210,7 +210,7 @@ def test_a_node_may_hide_its_thinking(plugin: PluginProcess, stub: Stub) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_thinking_that_is_hidden_and_leaves_no_room_for_an_answer_is_an_error_with_what_to_do(
+def test_hidden_thinking_that_leaves_no_room_for_an_answer_is_an_error_with_advice(
     plugin: PluginProcess, stub: Stub, *, stream: bool
 ) -> None:
     stub.streams({"reasoning_content": "why"}, {"content": "\n"}, finish="length")
@@ -219,7 +219,7 @@ def test_thinking_that_is_hidden_and_leaves_no_room_for_an_answer_is_an_error_wi
     assert caught.value.kind == "InvokeBadRequestError"
 
 
-def test_a_server_that_answers_from_inside_the_block_is_read_right_at_once_or_from_the_second_time(
+def test_an_answer_that_starts_inside_a_block_is_parsed_at_once_or_from_the_second_time(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     form = {**stub.credentials, "server_kind": "other"}
@@ -236,7 +236,7 @@ def test_a_server_that_answers_from_inside_the_block_is_read_right_at_once_or_fr
     assert text("DeepSeek-R1-Distill-Qwen-7B", stream=True) == "<think>\nwhy\n</think>\n\nHi"
 
 
-def test_an_answer_too_large_for_one_piece_says_so(plugin: PluginProcess, stub: Stub) -> None:
+def test_an_answer_too_large_for_one_piece_is_an_error(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"content": "x" * 5_000_000})
     with pytest.raises(PluginError, match="more than Dify takes in one piece"):
         ask(plugin, stub, stream=False)

@@ -22,7 +22,7 @@ CODE = "You are an expert programmer. Generate code based on the following instr
 
 
 @pytest.mark.parametrize("errand", [TITLE, QUESTIONS])
-def test_difys_own_errands_are_done_at_the_lowest_effort_and_answered_without_a_block(
+def test_background_requests_run_at_the_lowest_effort_and_are_answered_without_a_block(
     plugin: PluginProcess, stub: Stub, errand: str
 ) -> None:
     stub.streams({"reasoning_content": "{}"}, {"content": '{"Your Output": "<think> tags"}'})
@@ -37,15 +37,15 @@ def test_difys_own_errands_are_done_at_the_lowest_effort_and_answered_without_a_
     assert (body["reasoning_effort"], body["priority"], body["answer_reserve"]) == ("low", 1, 300)
 
 
-def test_an_aside_for_a_model_that_can_do_without_thinking_does_without(
-    plugin: PluginProcess, stub: Stub
-) -> None:
+def test_a_background_request_switches_reasoning_off_where_it_can(plugin: PluginProcess, stub: Stub) -> None:
     settings = {"max_tokens": 256}
     body = sent(plugin, stub, [user("hi")], model="default", parameters=settings, stream=False)
     assert body["reasoning_effort"] == "none"
 
 
-def test_a_generator_without_a_limit_is_an_errand_too(plugin: PluginProcess, stub: Stub) -> None:
+def test_a_generator_without_a_token_limit_is_a_background_request_too(
+    plugin: PluginProcess, stub: Stub
+) -> None:
     stub.streams({"reasoning_content": "easy"}, {"content": "def main(): ..."})
     chunks = list(plugin.invoke([user(CODE)], credentials=stub.credentials, model=GPT_OSS, stream=False))
     assert text_of(chunks) == "def main(): ..."
@@ -54,20 +54,24 @@ def test_a_generator_without_a_limit_is_an_errand_too(plugin: PluginProcess, stu
     assert "answer_reserve" not in body
 
 
-def test_an_effort_that_was_chosen_is_kept_in_an_errand(plugin: PluginProcess, stub: Stub) -> None:
+def test_a_chosen_effort_is_kept(plugin: PluginProcess, stub: Stub) -> None:
     settings = {"reasoning_effort": "medium", "max_tokens": 500}
     body = sent(plugin, stub, [user(CODE)], model=GPT_OSS, parameters=settings, stream=False)
     assert body["reasoning_effort"] == "medium"
     assert "priority" not in body
 
 
-def test_little_room_is_enough_for_what_is_streamed_to_a_user(plugin: PluginProcess, stub: Stub) -> None:
+def test_a_streamed_request_with_a_small_limit_is_no_background_request(
+    plugin: PluginProcess, stub: Stub
+) -> None:
     body = sent(plugin, stub, [user("hi")], model=GPT_OSS, parameters={"max_tokens": 500})
     assert body["reasoning_effort"] == "medium"
     assert not {"priority", "answer_reserve"} & body.keys()
 
 
-def test_other_servers_are_not_sent_what_only_ours_knows(plugin: PluginProcess, stub: Stub) -> None:
+def test_a_background_request_to_another_server_omits_mlx_backends_fields(
+    plugin: PluginProcess, stub: Stub
+) -> None:
     stub.streams({"content": "ok"})
     form = {**stub.credentials, "server_kind": "other"}
     settings = {"max_tokens": 500}
@@ -77,12 +81,14 @@ def test_other_servers_are_not_sent_what_only_ours_knows(plugin: PluginProcess, 
     assert not {"priority", "answer_reserve"} & body.keys()
 
 
-def test_the_same_words_in_a_conversation_are_no_errand(plugin: PluginProcess, stub: Stub) -> None:
+def test_the_same_words_in_a_conversation_are_no_background_request(
+    plugin: PluginProcess, stub: Stub
+) -> None:
     assert sent(plugin, stub, [user(TITLE)])["reasoning_effort"] == "medium"
     assert sent(plugin, stub, [user("hi")], stream=False)["reasoning_effort"] == "medium"
 
 
-def test_json_that_dify_asks_for_in_the_prompt_comes_without_a_block_although_it_is_streamed(
+def test_json_requested_in_the_prompt_comes_without_a_block_even_when_streamed(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     stub.streams({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})

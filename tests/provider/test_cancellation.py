@@ -49,7 +49,7 @@ sys.stdin.readline()
 """
 
 
-def test_closing_the_answer_leaves_the_server(server: RawServer, plugin_root: Path) -> None:
+def test_closing_the_answer_closes_the_connection(server: RawServer, plugin_root: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STOP_IN_MID_ANSWER, server.address],
         cwd=plugin_root,
@@ -67,7 +67,7 @@ def test_closing_the_answer_leaves_the_server(server: RawServer, plugin_root: Pa
         process.stdin.close()
 
 
-def test_a_plugin_that_ends_leaves_the_server(server: RawServer, plugin_root: Path) -> None:
+def test_a_plugin_that_exits_closes_the_connection(server: RawServer, plugin_root: Path) -> None:
     with PluginProcess(plugin_root) as plugin:
         answer = plugin.invoke([user("hi")], credentials={"endpoint_url": server.address})
         assert next(answer)["delta"]["message"]["content"] == "<think>\n"
@@ -75,7 +75,7 @@ def test_a_plugin_that_ends_leaves_the_server(server: RawServer, plugin_root: Pa
     assert server.left.wait(30)
 
 
-def test_a_daemon_that_takes_nothing_any_more_makes_the_plugin_leave_the_server(plugin_root: Path) -> None:
+def test_a_daemon_that_stops_reading_makes_the_plugin_close_the_connection(plugin_root: Path) -> None:
     request = {
         "session_id": "1",
         "event": "request",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from conftest import Stub
 
 
-def test_a_first_turn_sends_what_was_set_and_nothing_empty(plugin: PluginProcess, stub: Stub) -> None:
+def test_a_first_request_holds_what_was_set_and_nothing_empty(plugin: PluginProcess, stub: Stub) -> None:
     body = sent(plugin, stub, [user("hi")], parameters={"temperature": 0.5})
     assert body == {
         "model": "default",
@@ -27,12 +27,12 @@ def test_a_first_turn_sends_what_was_set_and_nothing_empty(plugin: PluginProcess
     }
 
 
-def test_stop_words_go_without_those_that_are_empty(plugin: PluginProcess, stub: Stub) -> None:
+def test_empty_stop_words_are_left_out(plugin: PluginProcess, stub: Stub) -> None:
     assert sent(plugin, stub, [user("hi")], stop=["", "END"])["stop"] == ["END"]
     assert "stop" not in sent(plugin, stub, [user("hi")], stop=[""])
 
 
-def test_thinking_that_dify_sends_back_stays_out_of_answered_turns(plugin: PluginProcess, stub: Stub) -> None:
+def test_thinking_is_removed_from_answered_turns(plugin: PluginProcess, stub: Stub) -> None:
     history = [user("q"), assistant("<think>\nwhy\n</think>a"), user("q2")]
     assert sent(plugin, stub, history)["messages"][1] == {"role": "assistant", "content": "a"}
 
@@ -50,7 +50,7 @@ def test_inside_a_tool_loop_the_thinking_goes_back_as_reasoning(plugin: PluginPr
     assert answer["content"] == "12:00"
 
 
-def test_an_answered_tool_loop_loses_its_thinking_whatever_ids_dify_invents(
+def test_thinking_is_removed_from_an_answered_tool_loop_whatever_its_ids(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     renamed = {**CALL, "id": "7b0a6c1e"}
@@ -64,7 +64,7 @@ def test_an_answered_tool_loop_loses_its_thinking_whatever_ids_dify_invents(
     assert "think" not in json.dumps(sent(plugin, stub, history)["messages"])
 
 
-def test_each_round_of_an_agent_keeps_its_own_thinking_until_there_is_an_answer(
+def test_each_round_of_an_agent_keeps_its_thinking_until_the_answer(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     first, second = ({**CALL, "id": identifier} for identifier in ("9f1e-1", "9f1e-2"))
@@ -106,7 +106,7 @@ def test_an_answer_goes_back_as_the_model_gave_it(
     assert [" ".join(text.split()) for text in said] == ([" ".join(answer.split())] if answer else [])
 
 
-def test_what_newer_daemons_send_beside_a_request_does_no_harm(plugin: PluginProcess, stub: Stub) -> None:
+def test_fields_that_newer_daemons_send_are_ignored(plugin: PluginProcess, stub: Stub) -> None:
     stub.streams({"content": "Hi"})
     request = plugin.request(
         "invoke_llm", provider="mlx", model="default", model_type="llm", credentials=stub.credentials,
@@ -131,7 +131,7 @@ def test_effort_is_sent_as_it_was_chosen(plugin: PluginProcess, stub: Stub) -> N
         )
 
 
-def test_another_server_is_asked_for_its_model_when_it_does_not_know_default(
+def test_a_server_that_does_not_know_default_gets_its_own_models_name(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     unknown = {
@@ -143,7 +143,7 @@ def test_another_server_is_asked_for_its_model_when_it_does_not_know_default(
     assert [request["body"]["model"] for request in stub.asked()] == ["default", "served-model"]
 
 
-def test_an_address_that_is_wrong_is_not_taken_for_a_missing_model(plugin: PluginProcess, stub: Stub) -> None:
+def test_a_wrong_address_is_not_taken_for_a_missing_model(plugin: PluginProcess, stub: Stub) -> None:
     stub.says(json.dumps({"error": {"message": "Nothing here; try /v1/models."}}), status=404)
     with pytest.raises(PluginError, match="Nothing here"):
         ask(plugin, stub)
@@ -157,7 +157,7 @@ def test_an_address_that_is_wrong_is_not_taken_for_a_missing_model(plugin: Plugi
         {"message": "The model `default` does not exist.", "object": "error"},
     ],
 )
-def test_other_servers_say_in_other_ways_that_they_do_not_know_default(
+def test_other_servers_refusals_of_default_are_understood(
     plugin: PluginProcess, stub: Stub, answer: dict[str, Any]
 ) -> None:
     stub.says(json.dumps(answer), status=404, type="application/json")
@@ -199,7 +199,7 @@ def test_a_schema_alone_is_wanted_and_a_format_without_its_schema_is_refused(
     assert stub.asked() == []
 
 
-def test_the_key_is_sent_and_never_told(plugin: PluginProcess, stub: Stub) -> None:
+def test_the_key_is_sent_and_never_shown(plugin: PluginProcess, stub: Stub) -> None:
     stub.says(json.dumps({"error": {"message": "wrong key"}}), status=401, type="application/json")
     with pytest.raises(PluginError) as caught:
         ask(plugin, stub)

@@ -63,16 +63,14 @@ def test_what_dify_sends_is_answered_as_dify_needs_it(
         assert 0 < last["usage"]["completion_tokens"] <= expected["completion_tokens_at_most"]
 
 
-def test_every_word_of_a_case_is_one_that_is_checked() -> None:
+def test_every_expectation_of_a_case_is_checked() -> None:
     known = {"answer", "some_answer", "no_block", "calls", "pieces", "finish", "thinking", "json_keys"}
     known |= {"completion_tokens_at_most", "error"}
     for path in CASES:
         assert set(json.loads(path.read_text(encoding="utf-8"))["expect"]) <= known, path.name
 
 
-def test_a_run_that_nobody_reads_any_more_does_not_keep_the_next_from_being_answered(
-    plugin: PluginProcess, credentials: dict[str, str]
-) -> None:
+def test_an_abandoned_run_does_not_block_the_next(plugin: PluginProcess, credentials: dict[str, str]) -> None:
     """Dify tells its plugins nothing of Stop: it stops reading, and the user asks something else."""
     stopped = plugin.invoke([user("Count to 30.")], credentials=credentials)
     assert next(stopped)["delta"]["message"]["content"] == "<think>\n"

@@ -46,7 +46,7 @@ def test_each_status_is_one_of_difys_kinds_in_the_servers_words(
     assert caught.value.message.startswith("[MLX] ")
 
 
-def test_nobody_at_the_address_is_a_connection_error_that_says_what_to_do(plugin: PluginProcess) -> None:
+def test_no_server_is_a_connection_error_with_advice(plugin: PluginProcess) -> None:
     with pytest.raises(PluginError) as caught:
         list(plugin.invoke([user("hi")], credentials={"endpoint_url": "http://127.0.0.1:9/v1"}))
     assert caught.value.kind == "InvokeConnectionError"
@@ -54,13 +54,13 @@ def test_nobody_at_the_address_is_a_connection_error_that_says_what_to_do(plugin
 
 
 @pytest.mark.parametrize("answer", ['{"detail": "Not Found"}', "<html>no such page</html>", ""])
-def test_an_address_without_an_api_is_named_as_such(plugin: PluginProcess, stub: Stub, answer: str) -> None:
+def test_an_address_without_an_api_is_reported(plugin: PluginProcess, stub: Stub, answer: str) -> None:
     stub.says(answer, status=404, type="application/json")
     with pytest.raises(PluginError, match="it usually ends in /v1"):
         ask(plugin, stub)
 
 
-def test_a_page_instead_of_an_api_is_named_as_such(plugin: PluginProcess, stub: Stub) -> None:
+def test_a_page_instead_of_an_api_is_reported(plugin: PluginProcess, stub: Stub) -> None:
     stub.says("<html>welcome</html>", type="text/html")
     with pytest.raises(PluginError, match="not an OpenAI-compatible server") as caught:
         ask(plugin, stub)
@@ -101,7 +101,7 @@ def test_an_answer_that_breaks_off_closes_its_block_and_says_why(
     assert error.kind == kind
 
 
-def test_comments_keep_the_line_open_and_say_nothing(plugin: PluginProcess, stub: Stub) -> None:
+def test_comments_in_a_stream_are_ignored(plugin: PluginProcess, stub: Stub) -> None:
     done = 'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
     stub.says(": keepalive 1/80\n\n", sse({"content": "Hi"}), ": keepalive\r\n\r\n", done)
     assert text_of(ask(plugin, stub)) == "Hi"

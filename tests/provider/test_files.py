@@ -30,7 +30,7 @@ def parts_sent(plugin: PluginProcess, stub: Stub, *parts: dict[str, Any], **form
     return request["body"]["messages"][0]["content"]
 
 
-def test_pictures_go_as_they_came_and_where_they_stood(plugin: PluginProcess, stub: Stub) -> None:
+def test_images_are_sent_unchanged_and_in_order(plugin: PluginProcess, stub: Stub) -> None:
     address = {**IMAGE, "base64_data": "", "url": "http://dify/files/a.png", "detail": "high"}
     sent_parts = parts_sent(
         plugin, stub, {"type": "text", "data": "one"}, IMAGE, {"type": "text", "data": "two"}, address
@@ -52,14 +52,14 @@ def test_pictures_go_as_they_came_and_where_they_stood(plugin: PluginProcess, st
         ("a.log", "# 題\n".encode("utf-16"), "application/octet-stream"),
     ],
 )
-def test_a_document_of_plain_text_goes_as_its_text(
+def test_a_plain_text_document_is_sent_as_text(
     plugin: PluginProcess, stub: Stub, name: str, data: bytes, kind: str
 ) -> None:
     read = parts_sent(plugin, stub, {"type": "text", "data": "Summarise:"}, document(name, data, kind))
     assert read == f"Summarise:\n{name}:\n\n# 題\n"
 
 
-def test_another_document_goes_as_a_file(plugin: PluginProcess, stub: Stub) -> None:
+def test_another_document_is_sent_as_a_file(plugin: PluginProcess, stub: Stub) -> None:
     (part,) = parts_sent(plugin, stub, document("a.pdf", b"%PDF", "application/pdf"))
     assert part == {
         "type": "file",
@@ -74,7 +74,7 @@ def test_another_document_goes_as_a_file(plugin: PluginProcess, stub: Stub) -> N
         ({**document("a.txt", b"", "text/plain"), "url": "http://x"}, "MULTIMODAL_SEND_FORMAT=base64"),
     ],
 )
-def test_a_document_that_cannot_be_read_is_refused_with_what_to_do(
+def test_an_unreadable_document_is_refused_with_advice(
     plugin: PluginProcess, stub: Stub, part: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(PluginError, match=words) as caught:
@@ -82,9 +82,7 @@ def test_a_document_that_cannot_be_read_is_refused_with_what_to_do(
     assert caught.value.kind == "InvokeBadRequestError"
 
 
-def test_a_picture_for_a_model_that_the_form_calls_blind_is_refused_in_words(
-    plugin: PluginProcess, stub: Stub
-) -> None:
+def test_an_image_for_a_model_without_image_input_is_refused(plugin: PluginProcess, stub: Stub) -> None:
     form = {**stub.credentials, "vision": "unsupported"}
     with pytest.raises(PluginError, match="reads text only") as caught:
         list(plugin.invoke([{"role": "user", "content": [IMAGE]}], credentials=form))

@@ -130,7 +130,7 @@ def test_a_library_is_sent_in_batches_and_comes_back_in_order(
     assert close(whole[38], alone)
 
 
-def test_a_long_text_is_read_from_its_beginning(plugin: PluginProcess, form: dict[str, str]) -> None:
+def test_a_long_text_is_truncated(plugin: PluginProcess, form: dict[str, str]) -> None:
     long = "fox " * 5000
     [one, other] = embed(plugin, form, [long, long + TOKYO])["embeddings"]
     assert close(one, other)
@@ -138,9 +138,7 @@ def test_a_long_text_is_read_from_its_beginning(plugin: PluginProcess, form: dic
     assert not close(one, short)
 
 
-def test_a_prefix_in_the_form_takes_the_place_of_the_servers(
-    plugin: PluginProcess, form: dict[str, str]
-) -> None:
+def test_a_prefix_in_the_form_replaces_the_servers(plugin: PluginProcess, form: dict[str, str]) -> None:
     [own] = embed(plugin, form, [FOX], kind="query")["embeddings"]
     [same] = embed(plugin, {**form, "query_prefix": "query:"}, [FOX], kind="query")["embeddings"]
     [other] = embed(plugin, {**form, "query_prefix": "find:"}, [FOX], kind="query")["embeddings"]
@@ -164,7 +162,7 @@ def test_tokens_are_the_servers_own_count(plugin: PluginProcess, form: dict[str,
     assert answer["num_tokens"] == told
 
 
-def test_tokens_are_estimated_where_nobody_answers(plugin: PluginProcess) -> None:
+def test_tokens_are_estimated_without_a_server(plugin: PluginProcess) -> None:
     (answer,) = plugin.request(
         "get_text_embedding_num_tokens",
         provider="mlx",
@@ -192,7 +190,7 @@ def test_documents_are_ranked_by_the_servers_scores(
     assert rank(plugin, form, []) == []
 
 
-def test_the_form_is_tried_by_using_it(plugin: PluginProcess, form: dict[str, str]) -> None:
+def test_the_form_is_validated_by_using_it(plugin: PluginProcess, form: dict[str, str]) -> None:
     for model in ("multilingual-e5-small", "default"):
         validate(plugin, form, model, "text-embedding")
     for model in ("reranker", "default"):
@@ -207,7 +205,7 @@ def test_the_form_is_tried_by_using_it(plugin: PluginProcess, form: dict[str, st
         ("nothing", "text-embedding", ["'nothing'", "'multilingual-e5-small'"]),
     ],
 )
-def test_a_model_of_another_kind_is_told_with_those_that_would_do(
+def test_a_model_of_another_kind_is_reported_with_those_that_fit(
     plugin: PluginProcess, form: dict[str, str], model: str, kind: str, words: list[str]
 ) -> None:
     with pytest.raises(PluginError) as caught:
@@ -216,13 +214,13 @@ def test_a_model_of_another_kind_is_told_with_those_that_would_do(
     assert all(word in caught.value.message for word in words), caught.value.message
 
 
-def test_a_wrong_path_is_told_with_the_right_one(plugin: PluginProcess, library: str) -> None:
+def test_a_wrong_path_is_reported_with_the_right_one(plugin: PluginProcess, library: str) -> None:
     for kind in ("text-embedding", "rerank"):
         with pytest.raises(PluginError, match=f"Enter {library}/v1"):
             validate(plugin, {"endpoint_url": f"{library}/models/v2"}, "default", kind)
 
 
-def test_a_server_that_is_away_is_a_sentence(plugin: PluginProcess) -> None:
+def test_a_missing_server_is_reported(plugin: PluginProcess) -> None:
     form = {"endpoint_url": "http://127.0.0.1:9"}
     with pytest.raises(PluginError) as caught:
         embed(plugin, form, [FOX])
@@ -232,9 +230,7 @@ def test_a_server_that_is_away_is_a_sentence(plugin: PluginProcess) -> None:
         rank(plugin, form, [FOX])
 
 
-def test_sizes_are_the_servers_unless_the_form_says_others(
-    plugin: PluginProcess, form: dict[str, str]
-) -> None:
+def test_sizes_are_the_servers_unless_the_form_sets_them(plugin: PluginProcess, form: dict[str, str]) -> None:
     def schema(kind: str, model: str, **more: str) -> dict[str, Any]:
         (answer,) = plugin.request(
             "get_ai_model_schemas", provider="mlx", model_type=kind, model=model, credentials={**form, **more}

@@ -69,7 +69,7 @@ def ask(
     return list(plugin.invoke(list(messages), credentials=form, **more))
 
 
-def test_it_is_known_for_what_it_is(server: str) -> None:
+def test_it_is_recognised(server: str) -> None:
     discovery.forget_servers()
     assert discovery.find_server(Credentials.from_form({"endpoint_url": server})).kind is ServerKind.MLX_LM
 
@@ -126,16 +126,14 @@ def test_a_tool_loop_works(plugin: PluginProcess, form: dict[str, str]) -> None:
     assert "2026-11-21 10:00:00" in split_reasoning(text_of(second))[0]
 
 
-def test_a_wish_for_json_is_answered_without_a_block_and_without_an_error(
-    plugin: PluginProcess, form: dict[str, str]
-) -> None:
+def test_a_request_for_json_is_answered_without_a_block(plugin: PluginProcess, form: dict[str, str]) -> None:
     wanted = {"response_format": "json_object", "temperature": 0.0, "max_tokens": 200}
     chunks = ask(plugin, form, user(QUESTION), parameters=wanted)
     assert "<think>" not in text_of(chunks)
     assert chunks[-1]["delta"]["finish_reason"] in ("stop", "length")
 
 
-def test_the_schema_is_given_although_the_server_lists_nothing(
+def test_there_is_a_schema_although_the_server_lists_nothing(
     plugin: PluginProcess, form: dict[str, str]
 ) -> None:
     (answer,) = plugin.request(

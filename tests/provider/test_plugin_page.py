@@ -177,14 +177,14 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
 }
 
 
-def test_there_is_a_cause_for_every_error_that_is_explained() -> None:
+def test_every_explained_error_has_a_cause_here() -> None:
     assert sorted(explained("en_US")) == sorted(CAUSES)
 
 
 @pytest.mark.parametrize(
     ("quoted", "cause"), [(quoted, cause) for quoted, causes in CAUSES.items() for cause in causes]
 )
-def test_every_error_that_is_explained_is_said_in_these_words(
+def test_every_explained_error_has_these_words(
     plugin: PluginProcess,
     stub: Stub,
     credentials: dict[str, str],

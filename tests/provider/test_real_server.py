@@ -95,7 +95,7 @@ TITLE = "You are asked to generate a concise chat title … Return only JSON: Wh
 
 
 @pytest.mark.parametrize("limit", [500, 24])
-def test_the_title_request_is_answered_in_one_piece_within_its_room(
+def test_the_title_request_is_answered_in_one_piece_within_its_limit(
     plugin: PluginProcess, credentials: dict[str, str], limit: int
 ) -> None:
     (whole,) = ask(
@@ -107,7 +107,7 @@ def test_the_title_request_is_answered_in_one_piece_within_its_room(
     assert whole["delta"]["usage"]["completion_tokens"] <= limit
 
 
-def test_an_aside_does_not_think_away_the_room_that_a_user_asking_the_same_would_give_it(
+def test_a_background_request_thinks_less_than_the_same_question_of_a_user(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
     settings = {"max_tokens": 16}
@@ -139,7 +139,7 @@ def test_several_conversations_at_once_do_not_mix(plugin: PluginProcess, credent
         assert capital in text_of(list(running[country]))
 
 
-def test_the_same_settings_ask_for_the_same_effort_beside_a_customizable_model(
+def test_a_customizable_model_sends_the_same_effort_as_a_predefined_one(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
     predefined = text_of(ask(plugin, credentials, user(QUESTION), parameters={"reasoning_effort": "low"}))
@@ -164,7 +164,7 @@ def test_a_wrong_key_is_an_authorization_error(plugin: PluginProcess, credential
     assert caught.value.kind == "InvokeAuthorizationError"
 
 
-def test_a_model_that_is_not_served_is_answered_with_the_one_that_is(
+def test_a_model_that_is_not_served_is_reported_with_the_one_that_is(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
     with pytest.raises(PluginError, match="mlx-demo") as caught:
@@ -172,7 +172,7 @@ def test_a_model_that_is_not_served_is_answered_with_the_one_that_is(
     assert caught.value.kind == "InvokeBadRequestError"
 
 
-def test_a_prompt_that_is_too_long_is_told_with_both_numbers(
+def test_a_prompt_that_is_too_long_is_reported_with_both_numbers(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
     with pytest.raises(PluginError, match=r"has \d+ tokens; the context holds 4096") as caught:
@@ -180,16 +180,14 @@ def test_a_prompt_that_is_too_long_is_told_with_both_numbers(
     assert caught.value.kind == "InvokeBadRequestError"
 
 
-def test_a_picture_is_refused_by_the_server_that_knows_its_model(
-    plugin: PluginProcess, credentials: dict[str, str]
-) -> None:
+def test_an_image_is_refused_by_the_server(plugin: PluginProcess, credentials: dict[str, str]) -> None:
     image = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
     with pytest.raises(PluginError, match="this model reads text only") as caught:
         ask(plugin, credentials, {"role": "user", "content": [{"type": "text", "data": "look"}, image]})
     assert caught.value.kind == "InvokeBadRequestError"
 
 
-def test_a_document_of_plain_text_is_read(plugin: PluginProcess, credentials: dict[str, str]) -> None:
+def test_a_plain_text_document_reaches_the_model(plugin: PluginProcess, credentials: dict[str, str]) -> None:
     question = {"type": "document", "format": "txt", "mime_type": "text/plain", "base64_data": "V2hhdD8="}
     billed = [
         ask(plugin, credentials, {"role": "user", "content": parts})[-1]["delta"]["usage"]["prompt_tokens"]
@@ -227,7 +225,7 @@ def test_good_credentials_are_accepted(plugin: PluginProcess, credentials: dict[
         ({"timeout": "soon"}, "Timeout must be a positive number, not 'soon'"),
     ],
 )
-def test_bad_credentials_are_refused_with_what_to_do(
+def test_bad_credentials_are_refused_with_advice(
     plugin: PluginProcess, credentials: dict[str, str], change: dict[str, str], words: str
 ) -> None:
     form = {**credentials, **change}
@@ -269,7 +267,7 @@ def rules(described: dict[str, Any]) -> dict[str, Any]:
     return {rule["name"]: rule for rule in described["parameter_rules"]}
 
 
-def test_a_customizable_model_has_effort_as_a_required_select_although_no_server_is_there(
+def test_a_customizable_model_has_an_effort_select_even_without_a_server(
     plugin: PluginProcess,
 ) -> None:
     effort = rules(schema(plugin))["reasoning_effort"]
@@ -313,7 +311,7 @@ def counted(
     return number
 
 
-def test_tokens_are_counted_by_the_server_as_it_bills_them(
+def test_tokens_are_counted_as_the_servers_usage_states_them(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
     conversation = [user(QUESTION), assistant("<think>\nFrance…\n</think>\n\nParis."), user("And of Italy?")]

@@ -19,7 +19,7 @@ def dify(plugin_root: Path) -> Iterator[DebugDaemon]:
         yield daemon
 
 
-def test_the_plugin_shows_its_key_first_and_then_everything_it_declares(dify: DebugDaemon) -> None:
+def test_the_plugin_sends_its_key_first_and_then_its_declarations(dify: DebugDaemon) -> None:
     assert dify.key == KEY
     assert dify.order == [
         "handshake",

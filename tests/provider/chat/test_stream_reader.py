@@ -75,7 +75,7 @@ NOTHING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("nothing", NOTHING)
-def test_a_delta_that_says_nothing_splits_no_block_wherever_it_comes(nothing: dict[str, Any]) -> None:
+def test_an_empty_delta_never_splits_a_block(nothing: dict[str, Any]) -> None:
     deltas: list[dict[str, Any]] = [
         {"reasoning_content": "w"}, {"reasoning_content": "h"}, {"reasoning_content": "y"}, {"content": "Hi"}
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_a_delta_that_says_nothing_splits_no_block_wherever_it_comes(nothing: di
         {"choices": [{"delta": {"tool_calls": [None, "x", {}, {"index": None, "function": None}]}}]},
     ],
 )  # fmt: skip
-def test_fields_that_hold_nothing_of_use_are_passed_over(odd: dict[str, Any]) -> None:
+def test_fields_of_wrong_types_are_ignored(odd: dict[str, Any]) -> None:
     reader = StreamReader()
     stream = [
         odd,
@@ -109,7 +109,7 @@ def test_fields_that_hold_nothing_of_use_are_passed_over(odd: dict[str, Any]) ->
     assert reader.result.calls == []
 
 
-def test_a_message_in_place_of_deltas_is_read_and_one_after_them_is_not() -> None:
+def test_a_message_is_read_instead_of_deltas_but_not_after_them() -> None:
     message = {
         "choices": [{"index": 0, "message": {"reasoning": "why", "content": "Hi"}, "finish_reason": "stop"}]
     }
@@ -119,7 +119,7 @@ def test_a_message_in_place_of_deltas_is_read_and_one_after_them_is_not() -> Non
 
 
 @pytest.mark.parametrize("begun", ["a", "analysis", "<", "<|chan", "[THI", "<think>why</th"])
-def test_what_may_become_a_marker_is_not_overtaken_by_the_next_field(begun: str) -> None:
+def test_a_possible_marker_is_not_overtaken_by_the_next_field(begun: str) -> None:
     read = {"<think>why</th": "why</th"}.get(begun, begun)
     text = shown({"reasoning": begun}, {"content": "Hi"})
     assert text.replace("\u200b", "") == f"<think>\n{read}\n</think>\n\nHi"
@@ -139,20 +139,20 @@ def test_an_answer_without_an_end_is_stopped_and_its_block_closed(monkeypatch: p
 
 
 @pytest.mark.parametrize("marker", ["</think>", "<tool_call>", "<|end|>"])
-def test_an_answer_full_of_what_might_be_markup_is_not_cut_into_a_chunk_for_each(marker: str) -> None:
+def test_an_answer_full_of_possible_markup_is_not_split_at_each(marker: str) -> None:
     text = "Behind <think> " + f"see {marker} " * 1000
     pieces = list(iter_text(StreamReader(), ThinkBlockWriter(), [chunk("stop", content=text)]))
     assert "".join(pieces) == text.replace("<think", "<\u200bthink").replace("</think", "<\u200b/think")
     assert len(pieces) < 4
 
 
-def test_a_large_piece_is_handed_on_in_chunks_that_dify_takes() -> None:
+def test_a_large_piece_is_split_into_chunks_that_dify_accepts() -> None:
     pieces = list(iter_text(StreamReader(), ThinkBlockWriter(), [chunk("stop", content="x" * 1_000_000)]))
     assert max(map(len, pieces)) <= 2**18
     assert len("".join(pieces)) == 1_000_000
 
 
-def test_a_character_that_was_cut_in_half_is_put_together_and_half_of_one_is_shown_as_such() -> None:
+def test_surrogate_halves_are_joined_and_a_lone_half_is_replaced() -> None:
     assert shown({"content": "a\ud83d"}, {}, {"content": "\ude00b"}) == "a😀b"
     assert shown({"reasoning": "\ud83d"}, {"reasoning": "\ude00"}, {"content": "Hi"}) == (
         "<think>\n😀\n</think>\n\nHi"
@@ -197,7 +197,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_is_read_the_same_however_it_is_cut(name: str) -> None:
+def test_leaked_markup_is_parsed_the_same_however_it_is_split(name: str) -> None:
     leak, expected = LEAKS[name], READ.get(name, BLOCK)
     for places in (
         combinations(range(1, len(leak)), 2) if len(leak) < 40 else ((at,) for at in range(len(leak)))
@@ -206,7 +206,7 @@ def test_a_leak_is_read_the_same_however_it_is_cut(name: str) -> None:
     assert shown(*cut(leak, *range(1, len(leak)))) == expected
 
 
-def test_markup_left_in_the_reasoning_field_is_read_there() -> None:
+def test_markup_in_the_reasoning_field_is_parsed() -> None:
     assert shown({"reasoning_content": "<think>\nwhy"}, {"content": "Hi"}) == BLOCK
     assert shown({"reasoning_content": "<think>why</think>Hi"}) == BLOCK
     assert shown({"reasoning": "<|channel|>analysis<|message|>why"}, {"content": "Hi"}) == BLOCK
@@ -235,11 +235,11 @@ def test_an_answer_that_talks_about_markup_stays_as_it_is(text: str) -> None:
     "text",
     ["Hi <|start|>assistant<|channel|>final<|message|>x", "so </think> it", "Hi<|im_end|>"],
 )
-def test_a_server_that_is_known_to_separate_is_taken_at_its_word(text: str) -> None:
+def test_markup_is_text_from_a_server_known_to_separate(text: str) -> None:
     assert shown({"content": text}, reader=StreamReader(scan=False)).replace("\u200b", "") == text
 
 
-def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out() -> None:
+def test_a_closing_tag_that_was_opened_in_the_prompt_is_noticed_and_removed() -> None:
     text = "I wonder.\n</think>\n\nHi"
     for at in range(len(text)):
         reader = StreamReader()
@@ -247,13 +247,13 @@ def test_a_closing_tag_whose_opening_stood_in_the_prompt_is_noticed_and_left_out
         assert reader.started_in_reasoning is True
 
 
-def test_an_answer_that_begins_inside_a_block_is_read_from_there() -> None:
+def test_an_answer_may_start_inside_a_block() -> None:
     text = "why\n</think>\n\nHi"
     for at in range(len(text)):
         assert shown(*cut(text, at), reader=StreamReader(starts_in_reasoning=True)) == BLOCK
 
 
-def test_an_answer_that_should_have_begun_inside_a_block_and_did_not_is_still_an_answer() -> None:
+def test_an_answer_expected_to_start_inside_a_block_may_be_all_answer() -> None:
     assert shown({"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True)).endswith("</think>\n\nHi")
     assert (
         shown({"reasoning": "why"}, {"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True)) == BLOCK
@@ -268,7 +268,7 @@ CASES = Path(__file__).parents[2] / "conversation" / "cases"
 
 
 @pytest.mark.parametrize("file", ["valid.toml", "malformed.toml"])
-def test_every_recorded_turn_that_leaks_whole_is_read_as_our_own_server_reads_it(file: str) -> None:
+def test_every_recorded_turn_is_parsed_as_our_own_server_parses_it(file: str) -> None:
     turns = [case["raw"] for case in tomllib.loads((CASES / file).read_text())["case"] if "raw" in case]
     turns = [turn for turn in turns if turn.startswith(("<|channel|>", "<|start|>"))]
     assert len(turns) > 10
@@ -301,7 +301,7 @@ def piece(name: str | None = None, arguments: Any = None, **more: Any) -> dict[s
     return {**more, "function": {"name": name, "arguments": arguments}}
 
 
-def test_calls_that_all_have_the_number_0_are_kept_apart() -> None:
+def test_calls_that_all_have_index_0_are_kept_apart() -> None:
     both = [("clock", '{"a": 1}'), ("clock", '{"a": 2}')]
     whole = [piece(*both[0], index=0, id="x"), piece(*both[1], index=0, id="y")]
     assert calls(*whole) == both
@@ -321,7 +321,7 @@ def test_a_name_in_pieces_is_one_name() -> None:
     assert calls(piece("cl", index=0), piece("ock", index=0), piece(None, "{}", index=0)) == [("clock", "{}")]
 
 
-def test_interleaved_pieces_without_numbers_go_to_the_call_of_their_id() -> None:
+def test_interleaved_pieces_without_an_index_go_to_the_call_of_their_id() -> None:
     made = calls(
         piece("a", '{"x"', id="1"),
         piece("b", "{", id="2"),
@@ -354,7 +354,7 @@ def test_arguments_are_the_object_that_was_meant(given: Any, arguments: str) -> 
     assert calls(piece("clock", given, index=0)) == [("clock", arguments)]
 
 
-def test_a_call_in_the_old_field_is_a_call() -> None:
+def test_a_call_in_openais_older_field_is_a_call() -> None:
     reader = StreamReader()
     shown(
         {"function_call": {"name": "clock", "arguments": "{"}},
@@ -369,7 +369,7 @@ def test_a_call_in_the_old_field_is_a_call() -> None:
 TOOL_CALL = 'Let me see.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
 
 
-def test_a_call_written_into_the_answer_is_a_call_however_it_is_cut() -> None:
+def test_a_call_in_the_content_is_a_call_however_it_is_split() -> None:
     for at in range(len(TOOL_CALL)):
         reader = StreamReader(["clock"])
         assert (

@@ -24,11 +24,11 @@ def block(*reasoning: str) -> str:
     return text[len("<think>\n") : -len("\n</think>")]
 
 
-def test_the_answer_follows_behind_a_blank_line_so_that_the_page_formats_its_first_lines() -> None:
+def test_a_blank_line_precedes_the_answer_so_that_the_page_formats_its_first_lines() -> None:
     assert shown(ReasoningDelta("why"), ContentDelta("- a")) == ["<think>\n", "why", "\n</think>", "\n\n- a"]
 
 
-def test_an_answer_that_brings_its_own_empty_lines_gets_no_more_of_them() -> None:
+def test_an_answer_with_leading_blank_lines_gets_no_more_of_them() -> None:
     assert shown(ReasoningDelta("why"), ContentDelta("\n\nHi"))[-1] == "\n\nHi"
 
 
@@ -36,7 +36,7 @@ def test_without_reasoning_the_answer_is_left_alone() -> None:
     assert shown(ContentDelta("\nHi"), ContentDelta(" there")) == ["\nHi", " there"]
 
 
-def test_reasoning_after_the_answer_began_is_a_second_block() -> None:
+def test_reasoning_after_the_start_of_the_answer_is_a_second_block() -> None:
     events = (ReasoningDelta("a"), ContentDelta("one "), ReasoningDelta("b"), ContentDelta("two"))
     assert "".join(shown(*events)) == "<think>\na\n</think>\n\none <think>\nb\n</think>\n\ntwo"
 
@@ -96,11 +96,11 @@ def test_a_comparison_is_not_html() -> None:
         ("A list:\n\n- a\n- b", ""),
     ],
 )
-def test_what_would_swallow_the_end_of_the_block_is_ended_first(reasoning: str, added: str) -> None:
+def test_markdown_that_would_swallow_the_end_of_the_block_is_closed_first(reasoning: str, added: str) -> None:
     assert block(reasoning) == reasoning.rstrip() + added
 
 
-def test_what_was_added_for_the_page_is_taken_out_again() -> None:
+def test_characters_added_for_the_page_are_removed_again() -> None:
     table = "So:\n\n| a |\n|---|\n| <b> |"
     assert remove_guards(block(table)) == table
 
@@ -116,7 +116,7 @@ def test_white_space_between_two_pieces_of_reasoning_does_not_split_the_block() 
     assert "".join(shown(*events)) == "<think>\na b\n</think>\n\nHi"
 
 
-def test_white_space_behind_the_reasoning_is_no_answer() -> None:
+def test_white_space_after_the_reasoning_is_no_answer() -> None:
     assert shown(ReasoningDelta("a"), ContentDelta("\n\n")) == ["<think>\n", "a", "\n</think>"]
 
 
@@ -130,7 +130,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_tag_in_the_answer_is_text_for_dify_however_it_is_cut(answer: str) -> None:
+def test_a_tag_in_the_answer_is_text_for_dify_however_it_is_split(answer: str) -> None:
     whole = "".join(shown(ReasoningDelta("why"), ContentDelta(answer)))
     assert split_reasoning(whole)[1] == "why"
     assert remove_guards(split_reasoning(whole)[0]) == answer.strip()
@@ -159,7 +159,7 @@ def test_white_space_around_the_reasoning_goes_and_inside_it_stays() -> None:
     assert block("\n a", "  ", "\n\n", "b \n") == "a  \n\nb"
 
 
-def test_however_the_reasoning_is_cut_the_text_is_the_same() -> None:
+def test_the_text_is_the_same_however_the_reasoning_is_split() -> None:
     reasoning = "So:\n\n```\n<b> </think\n\n~~~ <"
     whole = block(reasoning)
     assert PAGE_BLOCK.findall(f"<think>\n{whole}\n</think>") == [whole]

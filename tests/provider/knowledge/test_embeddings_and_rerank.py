@@ -63,7 +63,7 @@ def test_only_servers_that_know_a_field_are_sent_it() -> None:
             assert server.bodies[0]["encoding_format"] == "float"
 
 
-def test_texts_are_cut_here_for_servers_that_would_not() -> None:
+def test_texts_are_truncated_here_for_servers_that_do_not() -> None:
     with lm_studio(embeddings=lengths) as server:
         found = embed("text-embedding-nomic", at(server), ["ab" * 10_000, "short"], query=False)
     cut, short = (vector[0] for vector in found.vectors)
@@ -71,7 +71,7 @@ def test_texts_are_cut_here_for_servers_that_would_not() -> None:
     assert short == 5
 
 
-def test_what_is_refused_for_its_length_is_sent_again_shorter_and_alone() -> None:
+def test_texts_refused_as_too_long_are_sent_again_alone_and_shorter() -> None:
     with llama_cpp(embeddings=short_only(100)) as server:
         found = embed("e", at(server), ["x" * 50, "y" * 250], query=False)
         assert [vector[0] for vector in found.vectors] == [50, 250 * 2 // 3 * 2 // 3 * 2 // 3]
@@ -81,20 +81,20 @@ def test_what_is_refused_for_its_length_is_sent_again_shorter_and_alone() -> Non
         embed("e", at(server), ["x" * 50], query=False)
 
 
-def test_other_refusals_are_not_argued_with() -> None:
+def test_other_refusals_are_not_retried() -> None:
     refuse = (400, {"error": {"message": "this model does not support embeddings"}})
     with lm_studio(embeddings=lambda _: refuse) as server, pytest.raises(Refused, match="does not support"):
         embed("e", at(server), ["a", "b"], query=False)
     assert len(server.bodies) == 1
 
 
-def test_default_is_the_first_model_for_the_job() -> None:
+def test_default_is_the_first_embedding_model() -> None:
     with lm_studio(embeddings=lengths) as server:
         embed("default", at(server), ["a"], query=True)
         assert server.bodies[0]["model"] == "text-embedding-nomic"
 
 
-def test_vectors_are_put_in_order_and_read_from_base64() -> None:
+def test_vectors_are_put_in_order_and_decoded_from_base64() -> None:
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
         packed = base64.b64encode(struct.pack("<2f", 0.5, -1.0)).decode()
         return 200, {"data": [{"index": 1, "embedding": [1, 2]}, {"index": 0, "embedding": packed}]}
@@ -125,7 +125,7 @@ def test_vectors_are_put_in_order_and_read_from_base64() -> None:
         "hello",
     ],
 )
-def test_an_answer_that_is_not_all_there_is_a_sentence(answer: Any) -> None:
+def test_an_incomplete_answer_is_an_error(answer: Any) -> None:
     with llama_cpp(embeddings=lambda _: (200, answer)) as server, pytest.raises(ServerError):
         embed("e", at(server), ["a", "b"], query=False)
 
@@ -135,7 +135,7 @@ def scored(*scores: float) -> Callable[[dict[str, Any]], tuple[int, Any]]:
     return lambda _: (200, {"results": results})
 
 
-def test_scores_from_0_to_1_are_kept_and_others_brought_there() -> None:
+def test_scores_outside_0_to_1_go_through_a_sigmoid() -> None:
     with vllm(rerank=scored(0.2, 0.9)) as server:
         assert [(each.index, each.score) for each in rank("r", at(server), "q", ["a", "b"])] == [
             (1, 0.9),
@@ -151,7 +151,7 @@ def test_scores_from_0_to_1_are_kept_and_others_brought_there() -> None:
 @pytest.mark.parametrize(
     "words", ["The query has 99 tokens; with a document the model holds 64", "input exceeds the context size"]
 )
-def test_a_question_that_is_refused_for_its_length_is_shortened(words: str) -> None:
+def test_a_query_refused_as_too_long_is_shortened(words: str) -> None:
     def ranked(body: dict[str, Any]) -> tuple[int, Any]:
         if len(body["query"]) > 50:
             return 400, {"error": {"message": words}}
@@ -176,7 +176,7 @@ def test_a_question_that_is_refused_for_its_length_is_shortened(words: str) -> N
         ["a", "b"],
     ],
 )
-def test_a_ranking_that_is_not_all_there_is_a_sentence(results: Any) -> None:
+def test_an_incomplete_ranking_is_an_error(results: Any) -> None:
     with vllm(rerank=lambda _: (200, {"results": results})) as server:  # noqa: SIM117
         with pytest.raises(Refused, match="2 scores"):
             rank("r", at(server), "q", ["a", "b"])
@@ -191,19 +191,19 @@ def test_a_ranking_that_is_not_all_there_is_a_sentence(results: Any) -> None:
         (ollama, "does not rerank: it has no /rerank"),
     ],
 )
-def test_a_server_that_cannot_rank_is_called_by_its_name(start: Callable[[], FakeServer], words: str) -> None:
+def test_a_server_that_cannot_rerank_is_named(start: Callable[[], FakeServer], words: str) -> None:
     with start() as server, pytest.raises(Refused) as caught:
         rank("r", at(server), "q", ["a"])
     assert words in str(caught.value)
 
 
-def test_lm_studios_word_for_a_path_it_does_not_have_is_understood() -> None:
+def test_lm_studios_error_for_a_missing_endpoint_is_understood() -> None:
     unknown = (200, {"error": "Unexpected endpoint or method. (POST /v1/rerank)"})
     with lm_studio(rerank=lambda _: unknown) as server, pytest.raises(Refused, match="does not rerank"):
         rank("r", at(server), "q", ["a"])
 
 
-def test_an_error_inside_a_good_answer_is_one() -> None:
+def test_an_error_object_with_status_200_is_an_error() -> None:
     from_error_object = (200, {"error": {"message": "the model broke"}})
     with (
         vllm(embeddings=lambda _: from_error_object) as server,
@@ -212,7 +212,7 @@ def test_an_error_inside_a_good_answer_is_one() -> None:
         embed("e", at(server), ["a"], query=False)
 
 
-def test_a_model_that_is_not_there_comes_with_those_that_are() -> None:
+def test_a_missing_model_is_reported_with_those_that_fit() -> None:
     missing = (404, {"error": {"message": "model 'x' not found", "code": "model_not_found"}})
     with lm_studio(embeddings=lambda _: missing) as server, pytest.raises(ServerError) as caught:
         embed("x", at(server), ["a"], query=False)
@@ -220,7 +220,7 @@ def test_a_model_that_is_not_there_comes_with_those_that_are() -> None:
     assert "qwen-vl" not in str(caught.value)
 
 
-def test_a_prefix_gets_back_the_blank_that_a_form_loses() -> None:
+def test_a_prefix_gets_back_the_space_that_a_form_strips() -> None:
     with FakeServer({"/v1/models": listed({"id": "m"})}, embeddings=lengths) as server:
         form = at(server, query_prefix="query:", document_prefix="文書：")
         embed("m", form, ["a"], query=True)

@@ -107,7 +107,7 @@ def texts(node: Any, where: str = "") -> Iterator[tuple[str, dict[str, str]]]:
             yield from texts(value, f"{where}/{number}")
 
 
-def test_the_sdk_takes_the_manifest(understood: dict[str, Any]) -> None:
+def test_the_sdk_accepts_the_manifest(understood: dict[str, Any]) -> None:
     plugin = understood["plugin"]
     assert plugin["meta"]["runner"]["entrypoint"] == "dify_mlx_provider"
     assert plugin["plugins"]["models"] == ["provider_assets/mlx.yaml"]
@@ -122,20 +122,20 @@ def test_the_marketplaces_rule_on_authors_is_kept(manifest: dict[str, Any]) -> N
     assert not any(taken in manifest["author"] for taken in ("dify", "langgenius"))
 
 
-def test_the_sdk_takes_the_provider_and_finds_every_model(provider: dict[str, Any]) -> None:
+def test_the_sdk_accepts_the_provider_and_finds_every_model(provider: dict[str, Any]) -> None:
     assert provider["provider"] == "mlx"
     assert provider["supported_model_types"] == ["llm", "text-embedding", "rerank"]
     assert sorted(provider["configurate_methods"]) == ["customizable-model", "predefined-model"]
     assert len(provider["models"]) == len(MODELS)
 
 
-def test_default_stands_first_and_every_model_has_a_place(provider: dict[str, Any]) -> None:
+def test_default_comes_first_and_every_model_has_a_position(provider: dict[str, Any]) -> None:
     order = provider["position"]["llm"]
     assert order[0] == "default"
     assert sorted(order) == sorted(model["model"] for model in provider["models"])
 
 
-def test_difys_daemon_and_the_sdk_are_told_of_the_same_order(declared: dict[str, Any]) -> None:
+def test_difys_daemon_and_the_sdk_get_the_same_order(declared: dict[str, Any]) -> None:
     # The daemon reads the file named here, the SDK any file of that ending among the models.
     assert declared["models"]["llm"] == {
         "predefined": ["provider_assets/llm/*.yaml"],
@@ -171,14 +171,14 @@ def test_a_form_keeps_to_what_dify_can_show(declared: dict[str, Any], form: str)
         assert isinstance(field.get("default", ""), str)
 
 
-def test_a_models_form_asks_for_the_server_in_the_providers_words(declared: dict[str, Any]) -> None:
+def test_a_models_form_repeats_the_providers_fields(declared: dict[str, Any]) -> None:
     of_provider = fields(declared, "provider_credential_schema")
     asked = ["endpoint_url", "api_key", "timeout", "connect_timeout", "server_kind"]
     assert [field["variable"] for field in of_provider] == asked
     assert fields(declared, "model_credential_schema")[: len(asked)] == of_provider
 
 
-def test_only_the_address_has_to_be_entered_and_it_is_filled_in(declared: dict[str, Any]) -> None:
+def test_only_the_address_is_required_and_it_has_a_default(declared: dict[str, Any]) -> None:
     for form in ("provider_credential_schema", "model_credential_schema"):
         required = [field for field in fields(declared, form) if field["required"]]
         assert [field["variable"] for field in required] == ["endpoint_url"]
@@ -202,11 +202,11 @@ def test_every_choice_of_a_select_is_understood(declared: dict[str, Any]) -> Non
         assert len(set(read)) == len(read), field["variable"]
 
 
-def test_the_models_files_are_what_their_table_says() -> None:
+def test_the_model_files_are_current() -> None:
     assert predefined.stale() == [], "run `make models`"
 
 
-def test_a_file_that_was_changed_by_hand_or_is_too_many_is_found(tmp_path: Path) -> None:
+def test_a_model_file_that_was_edited_or_is_superfluous_is_found(tmp_path: Path) -> None:
     for name, text in predefined.files().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "default.yaml").write_text("model: other\n", encoding="utf-8")
@@ -228,7 +228,7 @@ def test_a_choice_of_effort_is_a_select_that_always_has_a_value(model: predefine
     assert first["default"] == "medium" in first["options"]
 
 
-def test_gpt_oss_can_be_told_low_medium_and_high(provider: dict[str, Any]) -> None:
+def test_gpt_oss_offers_low_medium_and_high(provider: dict[str, Any]) -> None:
     found = [model for model in provider["models"] if "gpt-oss" in model["model"]]
     assert len(found) == 6
     for model in found:
@@ -249,20 +249,20 @@ def test_the_settings_are_these_in_this_order_and_range(provider: dict[str, Any]
             assert rule["required"] == (rule["name"] in ("reasoning_effort", "reasoning_format"))
 
 
-def test_nobody_can_ask_for_more_tokens_than_a_model_holds(provider: dict[str, Any]) -> None:
+def test_max_tokens_cannot_exceed_a_models_context(provider: dict[str, Any]) -> None:
     for model in provider["models"]:
         most = next(rule["max"] for rule in model["parameter_rules"] if rule["name"] == "max_tokens")
         assert most <= model["model_properties"]["context_size"]
 
 
-def test_dify_finds_the_option_it_asks_structured_output_with(provider: dict[str, Any]) -> None:
+def test_dify_finds_the_option_it_uses_for_structured_output(provider: dict[str, Any]) -> None:
     for model in provider["models"]:
         assert "structured-output" in model["features"]
         (rule,) = (rule for rule in model["parameter_rules"] if rule["name"] == "response_format")
         assert "json_schema" in rule["options"]
 
 
-def test_features_say_what_a_model_does(provider: dict[str, Any]) -> None:
+def test_features_match_what_a_model_can_do(provider: dict[str, Any]) -> None:
     features = {model["model"]: set(model["features"]) for model in provider["models"]}
     tools = {"tool-call", "stream-tool-call"}
     assert features["default"] == {"agent-thought", "structured-output"} | tools

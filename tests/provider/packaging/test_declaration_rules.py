@@ -213,7 +213,7 @@ def test_a_model_keeps_the_rules(good: dict[str, bytes], where: str, value: Any,
     assert complaint in "\n".join(spoilt(good, DEFAULT, put(where, value)))
 
 
-def test_a_model_that_has_no_file_has_no_place(good: dict[str, bytes]) -> None:
+def test_a_model_without_a_file_has_no_position(good: dict[str, bytes]) -> None:
     assert f"{POSITION}: ghost stands here only" in spoilt(good, POSITION, lambda places: [*places, "ghost"])
 
 
@@ -265,14 +265,14 @@ def test_a_hundred_and_twenty_nine_parameters_are_too_many(good: dict[str, bytes
     assert "129 parameter_rules; Dify takes 128" in "\n".join(spoilt(good, DEFAULT, change))
 
 
-def test_a_key_that_stands_twice_is_an_error_as_it_is_for_difys_daemon(good: dict[str, bytes]) -> None:
+def test_a_duplicate_key_is_an_error_as_in_difys_daemon(good: dict[str, bytes]) -> None:
     doubled = good[DEFAULT] + b"model: again\n"
     (fault,) = declaration.faults({**good, DEFAULT: doubled})
     assert fault == f"{DEFAULT}: a declaration is not YAML: model stands twice in one mapping"
 
 
 @pytest.mark.parametrize("content", [b"", b"- a\n", b"type: [", b"\xff"])
-def test_a_manifest_that_is_none_is_one_sentence(good: dict[str, bytes], content: bytes) -> None:
+def test_an_unreadable_manifest_is_one_fault(good: dict[str, bytes], content: bytes) -> None:
     (fault,) = declaration.faults({**good, "manifest.yaml": content})
     assert fault.startswith("manifest.yaml: a declaration is not ")
 

@@ -211,7 +211,7 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
         ("provider_assets/mlx.yaml", "models/llm.py", "models/mll.py", "models/mll.py is missing"),
     ],
 )
-def test_what_dify_would_refuse_is_not_packed(
+def test_a_package_dify_would_refuse_is_not_written(
     sources: Path, tmp_path: Path, path: str, old: str, new: str, complaint: str
 ) -> None:
     edit(sources / path, old, new)
@@ -222,7 +222,7 @@ def test_what_dify_would_refuse_is_not_packed(
     assert not output.exists()
 
 
-def test_every_fault_is_named_at_once(sources: Path) -> None:
+def test_all_faults_are_reported_at_once(sources: Path) -> None:
     edit(sources / "manifest.yaml", "author: mlx-", "author: MLX-")
     (sources / "provider_assets/icons/icon.svg").unlink()
     with pytest.raises(package.PackageError) as caught:
@@ -234,7 +234,7 @@ def test_every_fault_is_named_at_once(sources: Path) -> None:
     ]
 
 
-def test_a_missing_text_and_a_package_too_large_are_named(sources: Path) -> None:
+def test_a_missing_text_and_a_package_that_is_too_large_are_reported(sources: Path) -> None:
     drawing = sources / "provider_assets/icons/icon.svg"
     drawing.write_bytes(b" " * package.MAX_BYTES)
     with pytest.raises(package.PackageError, match="more than a plugin should hold"):
@@ -259,7 +259,7 @@ def test_the_command_prints_the_path_the_size_and_the_identity(tmp_path: Path) -
     assert second == package.identity(package.collect(ROOT))
 
 
-def test_the_files_can_be_laid_out_for_debugging_but_not_over_others(
+def test_the_files_can_be_written_to_a_new_folder_for_debugging(
     tmp_path: Path, files: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "build" / "plugin"

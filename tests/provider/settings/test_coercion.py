@@ -42,9 +42,7 @@ class Rule:
         ("banana", LEVELS, "banana"),
     ],
 )
-def test_an_effort_becomes_the_option_that_comes_nearest(
-    given: Any, options: tuple[str, ...], taken: str
-) -> None:
+def test_an_effort_becomes_the_nearest_option(given: Any, options: tuple[str, ...], taken: str) -> None:
     rules = [Rule("reasoning_effort", options)]
     assert coerce({"reasoning_effort": given}, rules) == {"reasoning_effort": taken}
 
@@ -63,13 +61,13 @@ def test_an_effort_becomes_the_option_that_comes_nearest(
         (Rule("response_format", options=("text", "json_object")), "yaml", "yaml"),
     ],
 )
-def test_what_is_nearly_right_is_made_right(rule: Rule, given: Any, taken: Any) -> None:
+def test_values_that_nearly_fit_are_made_to_fit(rule: Rule, given: Any, taken: Any) -> None:
     result = coerce({rule.name: given, "unknown": 1, "empty": None}, [rule, Rule("empty")])
     assert result == {rule.name: taken, "unknown": 1, "empty": None}
     assert type(result[rule.name]) is type(taken)
 
 
-def test_an_option_that_is_empty_was_not_chosen() -> None:
+def test_an_empty_option_counts_as_not_chosen() -> None:
     rules = [Rule("reasoning_effort", options=("low", "medium")), Rule("stop")]
     assert coerce({"reasoning_effort": " ", "stop": ""}, rules) == {"stop": ""}
 

@@ -52,7 +52,7 @@ def rules(described: dict[str, Any]) -> dict[str, Any]:
     return {rule["name"]: rule for rule in described["parameter_rules"]}
 
 
-def test_our_server_says_what_its_model_can_do(plugin: PluginProcess) -> None:
+def test_mlx_backend_says_what_its_model_can_do(plugin: PluginProcess) -> None:
     with mlx_backend(GPT_OSS) as server:
         described = schema(plugin, server, "gpt-oss")
     assert set(described["features"]) == {
@@ -69,7 +69,7 @@ def test_our_server_says_what_its_model_can_do(plugin: PluginProcess) -> None:
     assert "json_schema" in offered["response_format"]["options"]
 
 
-def test_sampling_starts_from_the_models_own_values_where_they_are_values(plugin: PluginProcess) -> None:
+def test_sampling_defaults_are_the_models_own_if_they_are_valid(plugin: PluginProcess) -> None:
     with mlx_backend(GPT_OSS) as server:
         offered = rules(schema(plugin, server, "gpt-oss"))
     assert (offered["temperature"]["default"], offered["top_p"]["default"]) == (0.7, 0.8)
@@ -78,7 +78,7 @@ def test_sampling_starts_from_the_models_own_values_where_they_are_values(plugin
     assert offered["max_tokens"]["default"] == 8_192
 
 
-def test_a_model_with_a_switch_has_none_and_the_level_that_it_maps_to(plugin: PluginProcess) -> None:
+def test_a_model_with_a_switch_offers_none_and_one_level(plugin: PluginProcess) -> None:
     with mlx_backend(QWEN) as server:
         described = schema(plugin, server, "qwen")
     effort = rules(described)["reasoning_effort"]
@@ -104,7 +104,7 @@ def test_a_model_that_does_not_reason_has_no_settings_for_it(plugin: PluginProce
     assert rules(described)["max_tokens"]["default"] == 4_096
 
 
-def test_what_the_form_says_is_stronger_than_what_the_server_says(plugin: PluginProcess) -> None:
+def test_the_form_overrides_the_server(plugin: PluginProcess) -> None:
     with mlx_backend(GPT_OSS) as server:
         described = schema(
             plugin,
@@ -133,14 +133,14 @@ def test_what_the_form_says_is_stronger_than_what_the_server_says(plugin: Plugin
         ("qwen", "none", "none"),
     ],
 )
-def test_the_forms_effort_is_what_the_select_starts_with(
+def test_the_select_starts_with_the_forms_effort(
     plugin: PluginProcess, model: str, wished: str, default: str
 ) -> None:
     with mlx_backend(GPT_OSS, QWEN) as server:
         assert rules(schema(plugin, server, model, effort=wished))["reasoning_effort"]["default"] == default
 
 
-def test_that_effort_is_what_a_call_without_one_gets(plugin: PluginProcess) -> None:
+def test_a_call_without_an_effort_gets_the_forms(plugin: PluginProcess) -> None:
     with mlx_backend(GPT_OSS) as server:
         form = {"endpoint_url": server.address, "effort": "high"}
         question = {"role": "user", "content": "hi"}
@@ -153,7 +153,7 @@ def test_that_effort_is_what_a_call_without_one_gets(plugin: PluginProcess) -> N
         assert [body["reasoning_effort"] for body in server.bodies] == ["high", "low"]
 
 
-def test_a_call_asks_the_server_for_its_list_once_and_not_at_every_look_at_the_schema(
+def test_a_call_requests_the_list_of_models_once_however_often_dify_needs_the_schema(
     plugin: PluginProcess,
 ) -> None:
     with mlx_backend(GPT_OSS) as server:
@@ -185,7 +185,7 @@ def test_without_a_server_the_form_counts_and_nothing_fails(plugin: PluginProces
     "wrong",
     [{"context_size": "x"}, {"endpoint_url": "my server"}, {"endpoint_url": None}, {"api_key": "a\nb"}],
 )
-def test_a_form_that_cannot_be_used_has_a_schema_and_an_answer_that_names_the_field(
+def test_an_unusable_form_has_a_schema_and_its_calls_name_the_field(
     plugin: PluginProcess, wrong: dict[str, Any]
 ) -> None:
     described = schema(plugin, NOBODY, "m", **{"vision": "supported", **wrong})
@@ -213,7 +213,7 @@ def test_a_form_that_cannot_be_used_has_a_schema_and_an_answer_that_names_the_fi
         (ollama, "gemma3", 32_768, True, None),
     ],
 )
-def test_other_servers_are_believed_as_far_as_they_tell(
+def test_other_servers_descriptions_are_used(
     plugin: PluginProcess,
     start: Callable[[], FakeServer],
     model: str,
@@ -228,14 +228,14 @@ def test_other_servers_are_believed_as_far_as_they_tell(
     assert rules(described).get("reasoning_effort", {}).get("options") == efforts
 
 
-def test_settings_that_a_server_overlooks_are_not_offered(plugin: PluginProcess) -> None:
+def test_settings_that_a_server_ignores_are_not_offered(plugin: PluginProcess) -> None:
     with ollama() as server:
         offered = rules(schema(plugin, server, "gpt-oss:20b"))
     assert not {"top_k", "min_p", "repetition_penalty", "thinking_budget"} & offered.keys()
     assert {"temperature", "seed", "extra_body"} <= offered.keys()
 
 
-def test_a_budget_is_offered_where_the_server_has_one(plugin: PluginProcess) -> None:
+def test_a_thinking_budget_is_offered_where_the_server_has_one(plugin: PluginProcess) -> None:
     for start, has in ((llama_cpp, True), (vllm, True), (mlx_lm, False), (lm_studio, False)):
         with start() as server:
             model = server.answers["/v1/models"]["data"][0]["id"]

@@ -58,7 +58,7 @@ def test_a_server_of_any_make_is_accepted(plugin: PluginProcess, start: Any) -> 
         save(plugin, server.address)
 
 
-def test_no_server_is_told_with_how_to_start_one(plugin: PluginProcess) -> None:
+def test_without_a_server_the_error_says_how_to_start_one(plugin: PluginProcess) -> None:
     words = refusal(plugin, NOBODY)
     assert words.startswith("No server at http://127.0.0.1:9/v1: start it with `mlx-backend`.")
     assert "host.docker.internal" in words
@@ -72,13 +72,13 @@ def test_no_server_is_told_with_how_to_start_one(plugin: PluginProcess) -> None:
         ("my-mac.local", "enter an IP address"),
     ],
 )
-def test_a_name_that_is_not_known_is_told_with_how_to_make_it_known(host: str, advice: str) -> None:
+def test_an_unknown_host_is_reported_with_advice(host: str, advice: str) -> None:
     words = str(unknown_host(f"http://{host}:8080/v1"))
     assert f"the name {host} is not known where Dify runs" in words
     assert advice in words
 
 
-def test_a_web_page_at_the_port_is_told_by_its_title(plugin: PluginProcess) -> None:
+def test_a_web_page_at_the_port_is_named_by_its_title(plugin: PluginProcess) -> None:
     page = b"<!doctype html><html><head><title>Open WebUI &amp; more</title></head></html>"
     with CannedServer(status("200 OK", page, "Content-Type: text/html")) as server:
         words = refusal(plugin, server.address)
@@ -86,20 +86,20 @@ def test_a_web_page_at_the_port_is_told_by_its_title(plugin: PluginProcess) -> N
     assert "Check the port" in words
 
 
-def test_another_service_at_the_port_is_told_by_its_name(plugin: PluginProcess) -> None:
+def test_another_service_at_the_port_is_named_by_its_header(plugin: PluginProcess) -> None:
     with CannedServer(status("404 Not Found", b"", "Server: nginx/1.27.1")) as server:
         assert "another service (nginx/1.27.1)" in refusal(plugin, server.address)
 
 
 @pytest.mark.parametrize(("typed", "there"), [("/mlx", "/mlx/v1"), ("/v1", "/api/v1"), ("/v2", "/v1")])
-def test_a_wrong_path_is_told_with_the_right_one(plugin: PluginProcess, typed: str, there: str) -> None:
+def test_a_wrong_path_is_reported_with_the_right_one(plugin: PluginProcess, typed: str, there: str) -> None:
     with FakeServer({f"{there}/models": listed({"id": "m"})}) as server:
         words = refusal(plugin, server.address + typed)
         assert words.endswith(f"but at {server.address}{there}. Enter {server.address}{there}")
         save(plugin, server.address + there)
 
 
-def test_https_for_a_server_without_a_certificate_is_told(plugin: PluginProcess) -> None:
+def test_https_for_a_server_without_a_certificate_is_reported(plugin: PluginProcess) -> None:
     with mlx_backend({"id": "m"}) as server:
         address = server.address.replace("http://", "https://")
         words = refusal(plugin, address, api_key="secret")
@@ -134,21 +134,21 @@ def encrypted(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_http_for_a_server_with_a_certificate_is_told(plugin: PluginProcess, encrypted: str) -> None:
+def test_http_for_a_server_with_a_certificate_is_reported(plugin: PluginProcess, encrypted: str) -> None:
     words = refusal(plugin, f"http://{encrypted}")
     assert f"speaks https, not http. Enter https://{encrypted}/v1" in words
 
 
-def test_a_certificate_that_nobody_signed_is_told(plugin: PluginProcess, encrypted: str) -> None:
+def test_an_untrusted_certificate_is_reported(plugin: PluginProcess, encrypted: str) -> None:
     assert "certificate is not trusted" in refusal(plugin, f"https://{encrypted}")
 
 
-def test_a_redirect_is_told_with_where_it_leads(plugin: PluginProcess) -> None:
+def test_a_redirect_at_validation_is_reported_with_its_target(plugin: PluginProcess) -> None:
     with CannedServer(status("302 Found", b"", "Location: https://mac.example/login")) as server:
         assert "https://mac.example/login" in refusal(plugin, server.address)
 
 
-def test_a_wrong_key_is_told_and_not_repeated(plugin: PluginProcess, real_server: str) -> None:
+def test_a_wrong_key_is_reported_and_not_repeated(plugin: PluginProcess, real_server: str) -> None:
     words = refusal(plugin, real_server, api_key="wrong-secret")
     assert "refused the API key" in words
     assert "wrong-secret" not in words
@@ -164,14 +164,14 @@ def test_a_server_that_is_still_loading_is_accepted(plugin: PluginProcess, body:
         save(plugin, server.address, "m")
 
 
-def test_a_server_that_fails_for_another_reason_is_not(plugin: PluginProcess) -> None:
+def test_a_server_that_fails_for_another_reason_is_refused(plugin: PluginProcess) -> None:
     with CannedServer(
         status("500 Internal Server Error", b'{"error": {"message": "out of disk"}}')
     ) as server:
         assert refusal(plugin, server.address) == "Out of disk"
 
 
-def test_the_form_is_looked_at_anew_each_time(plugin: PluginProcess) -> None:
+def test_saving_a_form_clears_what_was_cached(plugin: PluginProcess) -> None:
     with mlx_backend({"id": "old"}) as server:
         assert "It serves: old" in refusal(plugin, server.address, "new")
         server.answers["/v1/models"] = listed({"id": "new", "owned_by": "mlx-backend"})
@@ -181,7 +181,7 @@ def test_the_form_is_looked_at_anew_each_time(plugin: PluginProcess) -> None:
 # -- the model ---------------------------------------------------------------------------------------
 
 
-def test_a_model_that_is_not_there_is_told_with_those_that_are(plugin: PluginProcess) -> None:
+def test_a_missing_model_is_reported_with_those_served(plugin: PluginProcess) -> None:
     with mlx_backend({"id": "mlx-community/gpt-oss-20b-MXFP4-Q8"}, {"id": "b"}) as server:
         words = refusal(plugin, server.address, "mlx-community/gpt-oss-20b-MXFP4-Q4")
     assert "does not serve 'mlx-community/gpt-oss-20b-MXFP4-Q4'" in words
@@ -210,7 +210,7 @@ def test_a_model_that_is_not_in_memory_yet_is_accepted(plugin: PluginProcess) ->
             save(plugin, server.address, "m")
 
 
-def test_a_model_of_another_type_is_told_where_it_belongs(plugin: PluginProcess) -> None:
+def test_a_model_of_another_type_is_reported_with_its_type(plugin: PluginProcess) -> None:
     with mlx_backend({"id": "bge-m3", "type": "embedding"}) as server:
         words = refusal(plugin, server.address, "bge-m3")
     assert words == "'bge-m3' does not chat. Add it as a model of the type Text Embedding."
@@ -224,14 +224,14 @@ def test_mlx_lm_server_may_have_more_than_it_lists(plugin: PluginProcess) -> Non
 # -- versions ----------------------------------------------------------------------------------------
 
 
-def test_a_server_of_another_age_is_told_with_what_to_update(plugin: PluginProcess) -> None:
+def test_an_incompatible_version_is_reported_with_what_to_update(plugin: PluginProcess) -> None:
     with mlx_backend({"id": "m"}, version="7.0.0") as server:
         words = refusal(plugin, server.address)
     assert words.startswith("The server is mlx-backend 7.0.0, newer than this plugin")
     assert words.endswith("Update the plugin in Dify.")
 
 
-def test_our_own_server_says_its_version_where_the_plugin_looks_for_it(plugin: PluginProcess) -> None:
+def test_mlx_backend_sends_its_version_where_the_plugin_looks_for_it(plugin: PluginProcess) -> None:
     start = "import sys, mlx_backend; mlx_backend.__version__ = '0.0.9'\n"
     start += "from mlx_backend.cli import main; sys.exit(main(['--port', '0']))"
     with listening([sys.executable, "-c", start]) as address:
@@ -254,7 +254,7 @@ def test_our_own_server_says_its_version_where_the_plugin_looks_for_it(plugin: P
         ("from the sources", "0.1.0", (0, 1), None),
     ],
 )
-def test_the_rule_on_versions(
+def test_versions_are_compared_by_major_and_oldest(
     server: str, plugin_version: str, oldest: tuple[int, int], words: str | None
 ) -> None:
     said = incompatibility(server, plugin=plugin_version, oldest=oldest)

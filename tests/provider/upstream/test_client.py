@@ -35,7 +35,7 @@ def text_of(chunks: list[dict[str, Any]]) -> str:
 # -- leaving -----------------------------------------------------------------------------------------
 
 
-def test_closing_the_iterator_leaves_the_server() -> None:
+def test_closing_the_iterator_closes_the_connection() -> None:
     with RawServer([STREAM, HI, None]) as server:
         chunks = Client(Credentials(base_url=server.address)).chat({})
         assert next(iter(chunks))["choices"][0]["delta"] == {"content": "Hi"}
@@ -44,7 +44,7 @@ def test_closing_the_iterator_leaves_the_server() -> None:
         assert server.left.wait(30)
 
 
-def test_a_server_that_falls_silent_is_named_and_left() -> None:
+def test_a_server_that_falls_silent_times_out_and_is_disconnected() -> None:
     with RawServer([STREAM, HI, None]) as server:
         chunks = Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
         with pytest.raises(Unavailable, match=r"sent nothing for 0\.2 seconds"):
@@ -52,7 +52,7 @@ def test_a_server_that_falls_silent_is_named_and_left() -> None:
         assert server.left.wait(30)
 
 
-def test_a_server_that_never_answers_is_named_and_left() -> None:
+def test_a_server_that_never_answers_times_out_and_is_disconnected() -> None:
     with RawServer([None]) as server:
         with pytest.raises(Unavailable, match=r"sent nothing for 0\.2 seconds"):
             Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
@@ -62,7 +62,7 @@ def test_a_server_that_never_answers_is_named_and_left() -> None:
 # -- streams -----------------------------------------------------------------------------------------
 
 
-def test_however_a_stream_is_cut_into_packets_it_says_the_same() -> None:
+def test_a_stream_gives_the_same_events_however_it_is_split_into_packets() -> None:
     stream = (
         b'\xef\xbb\xbf: hello\r\n\r\ndata: {"a":\r\ndata: "\xe3\x81\x82"}\r\n\r\ndata:{}\rdata: [DONE]\r\r'
     )
@@ -96,25 +96,25 @@ def test_a_broken_compression_is_an_answer_that_broke_off() -> None:
         chat(head, gzip.compress(HI + DONE)[:20] + b"no gzip at all" * 9)
 
 
-def test_a_stream_that_is_called_something_else_is_read_as_one() -> None:
+def test_a_stream_with_another_content_type_is_read_as_a_stream() -> None:
     assert text_of(chat(STREAM.replace(b"text/event-stream", b"text/plain"), b"\n", HI, DONE)) == "Hi"
 
 
-def test_not_a_number_and_null_fields_do_no_harm() -> None:
+def test_nan_and_null_fields_are_accepted() -> None:
     odd = b'data: {"choices": null, "usage": null, "error": null, "x": NaN, "y": -Infinity}\n\n'
     assert text_of(chat(STREAM, odd, HI, DONE)) == "Hi"
 
 
-def test_half_a_line_after_the_end_of_the_answer_does_no_harm() -> None:
+def test_half_a_line_after_the_end_of_the_answer_is_ignored() -> None:
     assert text_of(chat(STREAM, HI, event({}, "stop"), b'data: {"usage"')) == "Hi"
 
 
-def test_an_answer_that_was_finished_needs_no_farewell() -> None:
+def test_a_finished_answer_needs_no_done_event() -> None:
     assert text_of(chat(STREAM, HI, event({}, "stop"))) == "Hi"
 
 
 @pytest.mark.parametrize("end", [b"", b'data: {"choices"', b"data: nonsense\n\n", b"data: " + b"[" * 100_000])
-def test_a_stream_that_ends_too_soon_broke_off(end: bytes) -> None:
+def test_a_stream_that_ends_too_soon_is_reported_as_broken_off(end: bytes) -> None:
     with pytest.raises(Unavailable, match="broke off"):
         chat(STREAM, HI, end)
 
@@ -129,24 +129,24 @@ def test_an_event_that_is_an_error_is_read_as_one() -> None:
         chat(STREAM, HI, b'event: error\ndata: {"message": "out of memory", "code": 500}\n\n')
 
 
-def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_an_end_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_LINE_BYTES", 100_000)
     with pytest.raises(Unavailable, match="broke off"):
         chat(STREAM, b"data: ", *[b"x" * 50_000] * 10)
 
 
-def test_a_very_long_line_is_read_in_linear_work() -> None:
+def test_a_very_long_line_takes_linear_work() -> None:
     long = event({"content": "x" * 5_000_000})
     pieces = [long[at : at + 1000] for at in range(0, len(long), 1000)]
     assert len(text_of(list(sse.iter_events(pieces)))) == 5_000_000
 
 
-def test_comments_are_a_sign_of_life() -> None:
+def test_comments_keep_a_stream_alive() -> None:
     comments = b": keepalive\n\n" * 1000
     assert text_of(chat(STREAM, comments, HI, comments, DONE)) == "Hi"
 
 
-def test_a_server_that_is_faster_than_the_plugin_leaves_its_turns_to_other_calls(
+def test_a_server_faster_than_the_plugin_does_not_starve_other_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(time, "sleep", gevent.sleep)  # as the SDK has it
@@ -173,7 +173,7 @@ WHOLE = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": 
 
 
 @pytest.mark.parametrize("beginning", [b"", b"\n\n", b"\xef\xbb\xbf"])
-def test_a_whole_answer_is_a_stream_of_one(beginning: bytes) -> None:
+def test_an_answer_that_is_not_streamed_is_a_stream_of_one_chunk(beginning: bytes) -> None:
     assert text_of(chat(JSON, beginning, WHOLE)) == "Hi"
 
 
@@ -181,12 +181,12 @@ def test_a_whole_answer_is_a_stream_of_one(beginning: bytes) -> None:
     "answer",
     [b"<html>welcome</html>", b"", b"null", b"[]", b'{"choices": null}', b"\xff\xfe", b"[" * 100_000],
 )
-def test_a_body_that_is_no_answer_is_named_as_such(answer: bytes) -> None:
+def test_a_body_that_is_no_answer_is_reported_as_another_kind_of_server(answer: bytes) -> None:
     with pytest.raises(Refused, match="not an OpenAI-compatible server"):
         chat(JSON, answer)
 
 
-def test_a_body_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_without_an_end_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_BODY_BYTES", 100_000)
     with pytest.raises(Refused, match="not an OpenAI-compatible server"):
         chat(JSON, b"{", *[b" " * 50_000] * 10)
@@ -195,26 +195,26 @@ def test_a_body_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.Mon
 # -- refusals ----------------------------------------------------------------------------------------
 
 
-def test_a_redirect_is_told_with_the_address_it_leads_to() -> None:
+def test_a_redirect_is_reported_with_its_target() -> None:
     with pytest.raises(Refused, match="redirects to https://elsewhere/v1"):
         chat(status("302 Found", b"", "Location: https://elsewhere/v1"))
 
 
-def test_what_a_redirect_may_hold_of_secrets_is_not_told() -> None:
+def test_secrets_in_a_redirect_are_not_shown() -> None:
     with pytest.raises(Refused, match=r"redirects to https://elsewhere:8/login\. Enter") as caught:
         chat(status("302 Found", b"", "Location: https://me:hunter2@elsewhere:8/login?token=abc#x"))
     assert "hunter2" not in str(caught.value)
     assert "abc" not in str(caught.value)
 
 
-def test_who_closes_the_connection_is_told_apart_from_nobody_and_from_another_protocol() -> None:
+def test_a_closed_connection_no_server_and_another_protocol_are_different_errors() -> None:
     with pytest.raises(Unreachable, match="the connection was closed instead"):
         chat()
     with pytest.raises(Refused, match="not an OpenAI-compatible server"):
         chat(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
-def test_a_proxy_in_front_of_nothing_is_told_apart_from_a_server() -> None:
+def test_a_proxy_without_a_server_behind_it_is_recognised() -> None:
     with pytest.raises(Unavailable, match="the server behind it does not"):
         chat(status("502 Bad Gateway", b"<html>nginx</html>"))
 
@@ -230,7 +230,7 @@ def test_a_traceback_in_an_error_stays_on_the_server() -> None:
         chat(status("500 Oops", json.dumps(words).encode()))
 
 
-def test_a_list_of_what_does_not_fit_is_told_in_words() -> None:
+def test_a_list_of_validation_errors_becomes_a_sentence() -> None:
     words = {"detail": [{"loc": ["body", "top_k"], "msg": "Input should be greater than 0"}]}
     with pytest.raises(Refused, match=r"^Input should be greater than 0$"):
         chat(status("422 Unprocessable", json.dumps(words).encode()))
@@ -244,7 +244,7 @@ def test_a_key_with_a_space_is_sent_as_it_is() -> None:
     assert "two words" not in str(caught.value)
 
 
-def test_a_secure_address_of_a_server_that_is_not_says_so() -> None:
+def test_https_to_a_server_without_tls_suggests_http() -> None:
     with RawServer([b"HTTP/1.1 400 Bad Request\r\n\r\n"]) as server:
         address = server.address.replace("http:", "https:")
         with pytest.raises(Unreachable, match="http://"):
@@ -257,7 +257,7 @@ LOADING = b'{"error": {"message": "The model is being loaded (40 %).", "code": "
 FULL = b'{"error": {"message": "8 requests are waiting; try again in 900 s.", "code": "queue_full"}}'
 
 
-def test_a_server_that_loads_its_model_is_waited_for() -> None:
+def test_a_request_is_retried_while_the_server_loads_its_model() -> None:
     pauses: list[float] = []
     loading = status("503 Service Unavailable", LOADING, "Retry-After: 2")
     with RawServer([loading], [loading], [STREAM, HI, DONE]) as server:
@@ -266,7 +266,7 @@ def test_a_server_that_loads_its_model_is_waited_for() -> None:
     assert pauses == [2.0, 2.0]
 
 
-def test_a_server_is_waited_for_no_longer_than_the_timeout_and_never_in_a_busy_loop() -> None:
+def test_retries_end_with_the_timeout_and_are_never_a_busy_loop() -> None:
     pauses: list[float] = []
     loading = status("503 Service Unavailable", LOADING, "Retry-After: 0")
     with RawServer(*[[loading]] * 5) as server:
@@ -277,7 +277,7 @@ def test_a_server_is_waited_for_no_longer_than_the_timeout_and_never_in_a_busy_l
     assert pauses == [0.5] * 4
 
 
-def test_a_queue_that_is_full_for_too_long_is_told_at_once_with_the_time() -> None:
+def test_a_retry_after_beyond_the_timeout_is_reported_at_once() -> None:
     with pytest.raises(Overloaded, match="900 s") as caught:
         chat(status("503 Service Unavailable", FULL, "Retry-After: 900"))
     assert caught.value.retry_after == 900
@@ -286,12 +286,12 @@ def test_a_queue_that_is_full_for_too_long_is_told_at_once_with_the_time() -> No
         chat(status("429 Too Many Requests", words, "Retry-After: 900"))
 
 
-def test_a_server_that_does_not_say_when_to_come_again_is_not_asked_again() -> None:
+def test_without_retry_after_a_request_is_not_retried() -> None:
     with pytest.raises(Overloaded):
         chat(status("429 Too Many Requests"))
 
 
-def test_a_date_to_come_again_is_understood() -> None:
+def test_retry_after_may_be_a_date() -> None:
     with pytest.raises(Overloaded) as caught:
         chat(status("429 Too Many Requests", b"", "Retry-After: Fri, 31 Dec 2100 23:59:59 GMT"))
     assert caught.value.retry_after is not None
@@ -299,7 +299,7 @@ def test_a_date_to_come_again_is_understood() -> None:
 
 
 @pytest.mark.parametrize("header", ["soon", "nan", "-1", "Fri, 31 Dec 99999 23:59:59 GMT"])
-def test_a_time_to_come_again_that_makes_no_sense_is_none(header: str) -> None:
+def test_an_invalid_retry_after_is_ignored(header: str) -> None:
     with pytest.raises(Overloaded) as caught:
         chat(status("429 Too Many Requests", b"", f"Retry-After: {header}"))
     assert caught.value.retry_after is None

@@ -71,7 +71,7 @@ def test_an_address_is_understood_however_it_was_typed(typed: str, meant: str) -
         ("http://mac:8080/v1?api-version=1", "no part behind a question mark"),
     ],
 )
-def test_what_is_no_address_is_refused_with_an_example(typed: str, words: str) -> None:
+def test_an_unusable_address_is_refused_with_an_example(typed: str, words: str) -> None:
     with pytest.raises(CredentialsError, match=words) as caught:
         parse_base_url(typed)
     assert "http://host.docker.internal:8080/v1" in str(caught.value)
@@ -95,12 +95,12 @@ def test_a_password_in_the_address_is_refused_without_repeating_it() -> None:
         ("", ""),
     ],
 )
-def test_a_key_is_taken_as_it_was_meant(typed: str, meant: str) -> None:
+def test_a_key_is_cleaned_of_what_was_copied_with_it(typed: str, meant: str) -> None:
     assert parse_api_key(typed) == meant
 
 
 @pytest.mark.parametrize("typed", ["鍵", "se\ncret", "ｓｅｃｒｅｔ", "se\x00cret"])
-def test_what_can_be_no_key_is_refused_without_repeating_it(typed: str) -> None:
+def test_an_impossible_key_is_refused_without_repeating_it(typed: str) -> None:
     with pytest.raises(CredentialsError, match="Copy it again") as caught:
         parse_api_key(typed)
     assert typed not in str(caught.value)
@@ -143,12 +143,12 @@ def test_a_context_size_is_understood_as_people_write_it(typed: str, tokens: int
         ),
     ],
 )
-def test_a_field_that_cannot_be_used_is_named_with_what_it_holds(field: str, value: str, words: str) -> None:
+def test_an_unusable_field_is_named_with_its_value(field: str, value: str, words: str) -> None:
     with pytest.raises(CredentialsError, match=words):
         Credentials.from_form({**ADDRESS, field: value})
 
 
-def test_what_can_be_read_of_a_form_is_read_and_the_rest_is_as_if_it_were_empty() -> None:
+def test_lenient_parsing_takes_unusable_fields_as_empty() -> None:
     form = {
         **ADDRESS, "api_key": "two\nlines", "timeout": "soon", "context_size": "64k", "reasoning": "maybe"
     }  # fmt: skip
@@ -161,12 +161,12 @@ def test_what_can_be_read_of_a_form_is_read_and_the_rest_is_as_if_it_were_empty(
     assert Credentials.from_form_leniently(right) == Credentials.from_form(right)
 
 
-def test_choices_are_read() -> None:
+def test_choices_are_parsed() -> None:
     form = {"tool_calling": "supported", "vision": "unsupported", "effort": "高", "server_kind": "lm-studio"}
     read = Credentials.from_form({**ADDRESS, **form})
     assert (read.tool_calling, read.vision, read.effort) == (True, False, "high")
     assert read.server_kind is ServerKind.LM_STUDIO
 
 
-def test_a_key_is_not_in_what_a_log_would_show() -> None:
+def test_a_key_is_not_in_the_repr() -> None:
     assert "sesame" not in repr(Credentials.from_form({**ADDRESS, "api_key": "sesame"}))

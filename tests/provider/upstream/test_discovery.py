@@ -72,7 +72,9 @@ def at(server: FakeServer | RawServer | CannedServer, **form: str) -> Credential
         ),
     ],
 )
-def test_a_kind_is_known_by_its_answers(start: Callable[[], FakeServer], kind: ServerKind) -> None:
+def test_a_kind_of_server_is_recognised_by_its_answers(
+    start: Callable[[], FakeServer], kind: ServerKind
+) -> None:
     with start() as server:
         assert discovery.find_server(at(server)).kind is kind
 
@@ -84,7 +86,7 @@ def test_a_kind_set_in_the_form_is_believed() -> None:
     assert found.models[0].context_size == 65_536
 
 
-def test_our_own_server_says_everything() -> None:
+def test_mlx_backend_describes_its_models_completely() -> None:
     with mlx_backend(GPT_OSS, version="0.3.1") as server:
         found = discovery.find_server(at(server))
         model = discovery.find_model("gpt-oss-20b-MXFP4-Q8", at(server))
@@ -96,14 +98,14 @@ def test_our_own_server_says_everything() -> None:
     assert model.sampling == {"temperature": 0.7}
 
 
-def test_a_model_of_which_no_reasoning_is_told_does_not_reason() -> None:
+def test_a_model_listed_without_reasoning_does_not_reason() -> None:
     with mlx_backend({"id": "plain", "capabilities": ["completion"]}) as server:
         model = discovery.find_model("plain", at(server))
     assert model is not None
     assert model.efforts == ()
 
 
-def test_an_older_server_of_ours_that_says_nothing_leaves_it_open() -> None:
+def test_an_older_mlx_backend_leaves_open_what_it_does_not_say() -> None:
     with mlx_backend({"id": "plain"}) as server:
         model = discovery.find_model("plain", at(server))
     assert model is not None
@@ -123,7 +125,7 @@ def test_an_older_server_of_ours_that_says_nothing_leaves_it_open() -> None:
         (mlx_lm, "mlx-community/some-model", None),
     ],
 )
-def test_context_sizes_are_taken_where_they_are_certain(
+def test_a_context_size_is_used_only_where_it_is_certain(
     start: Callable[[], FakeServer], name: str, size: int | None
 ) -> None:
     with start() as server:
@@ -163,14 +165,14 @@ def test_lm_studio_is_asked_what_a_model_can_do() -> None:
     assert calling.efforts is None
 
 
-def test_default_is_the_first_model_that_chats_and_is_there() -> None:
+def test_default_is_the_first_loaded_chat_model() -> None:
     with lm_studio() as server:
         model = discovery.find_model("default", at(server))
     assert model is not None
     assert model.name == "openai/gpt-oss-20b"
 
 
-def test_the_key_is_shown_to_the_server() -> None:
+def test_the_key_is_sent_to_the_server() -> None:
     with mlx_backend(GPT_OSS) as server:
         discovery.find_server(at(server, api_key="a key of my own"))
         assert server.keys == ["Bearer a key of my own"]
@@ -179,7 +181,7 @@ def test_the_key_is_shown_to_the_server() -> None:
 # -- seldom ------------------------------------------------------------------------------------------
 
 
-def test_many_callers_make_one_question() -> None:
+def test_concurrent_callers_share_one_request() -> None:
     with mlx_backend(GPT_OSS) as server:
         server.gate.clear()
         found: list[ServerInfo] = []
@@ -195,7 +197,7 @@ def test_many_callers_make_one_question() -> None:
     assert {len(one.models) for one in found} == {1}
 
 
-def test_a_server_that_is_not_there_is_asked_once_too() -> None:
+def test_the_absence_of_a_server_is_cached_too() -> None:
     with FakeServer() as server:
         pass
     credentials = at(server)
@@ -227,7 +229,7 @@ def test_a_server_that_is_not_there_is_asked_once_too() -> None:
         b"",
     ],
 )
-def test_whatever_answers_nothing_is_raised(answer: bytes) -> None:
+def test_no_answer_whatsoever_raises(answer: bytes) -> None:
     with CannedServer(answer) as server:
         found = discovery.find_server(at(server))
         assert found.kind is ServerKind.OTHER
@@ -237,14 +239,14 @@ def test_whatever_answers_nothing_is_raised(answer: bytes) -> None:
 @pytest.mark.parametrize(
     "shown", [[], {"capabilities": ["thinking"], "details": ["gptoss"]}, {"parameters": 3}]
 )
-def test_whatever_ollama_says_of_a_model_nothing_is_raised(shown: Any) -> None:
+def test_no_answer_of_ollama_about_a_model_raises(shown: Any) -> None:
     with ollama() as server:
         server.answers["/api/show"] = {"gpt-oss:20b": shown}
         found = discovery.find_model("gpt-oss:20b", at(server))
     assert found is None or found.name == "gpt-oss:20b"
 
 
-def test_an_endless_answer_is_left() -> None:
+def test_an_endless_answer_is_abandoned() -> None:
     with RawServer([JSON + b'{"data": [' + b" " * (MAX_RESPONSE_BYTES + 1), None]) as server:
         found: Any = discovery.find_server(at(server, server_kind="vllm"))
     assert found.models == ()

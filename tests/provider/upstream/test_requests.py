@@ -47,7 +47,7 @@ def other(name: str = "m", **more: Any) -> FakeServer:
     return FakeServer({"/v1/models": listed({"id": name, "owned_by": "me"})}, **more)
 
 
-def test_fields_that_are_refused_one_after_the_other_are_left_out_and_that_is_remembered() -> None:
+def test_refused_fields_are_omitted_one_after_the_other_and_remembered() -> None:
     with other(chat=strict("reasoning_effort")) as server:
         assert answer(server) == "ok"
         sent = [set(body) - {"model", "messages", "stream"} for body in server.bodies]
@@ -61,7 +61,7 @@ def test_fields_that_are_refused_one_after_the_other_are_left_out_and_that_is_re
         assert server.bodies[3]["reasoning_effort"] == "high"
 
 
-def test_one_models_refusal_says_nothing_of_another_model() -> None:
+def test_a_refusal_is_remembered_for_one_model_only() -> None:
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] == "gemma3" and "reasoning_effort" in body:
             return 400, {"error": {"message": '"gemma3" does not support thinking', "type": "api_error"}}
@@ -73,14 +73,14 @@ def test_one_models_refusal_says_nothing_of_another_model() -> None:
         assert server.bodies[-1]["reasoning_effort"] == "high"
 
 
-def test_what_the_user_chose_is_never_left_out() -> None:
+def test_a_field_the_user_chose_is_never_omitted() -> None:
     with other(chat=strict("stream_options", "reasoning_effort", "chat_template_kwargs")) as server:
         with pytest.raises(Refused, match="supplied: top_k"):
             answer(server, top_k=3)
         assert len(server.bodies) == 1
 
 
-def test_a_refusal_that_leaving_out_does_not_cure_is_told_and_not_remembered() -> None:
+def test_a_refusal_that_omitting_does_not_cure_is_reported_and_not_remembered() -> None:
     def reply(_: dict[str, Any]) -> tuple[int, Any]:
         return 400, {"error": {"message": "reasoning_effort and stream_options are bad, so is all else"}}
 
@@ -91,7 +91,7 @@ def test_a_refusal_that_leaving_out_does_not_cure_is_told_and_not_remembered() -
         assert [len(body) for body in server.bodies[:2]] == [len(body) for body in server.bodies[2:]]
 
 
-def test_default_is_a_model_that_chats() -> None:
+def test_default_becomes_a_chat_model() -> None:
     with lm_studio() as server:
         assert answer(server, model="default") == "ok"
         assert server.bodies[0]["model"] == "openai/gpt-oss-20b"
@@ -108,14 +108,14 @@ def only(*served: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:
     return reply
 
 
-def test_a_server_that_does_not_know_default_after_all_is_asked_for_its_first_model() -> None:
+def test_a_server_that_refuses_default_gets_its_first_models_name() -> None:
     with other(chat=only("m")) as server:
         assert answer(server, "mlx-backend", model="default") == "ok"
         assert [body["model"] for body in server.bodies] == ["default", "m"]
 
 
 @pytest.mark.parametrize("served", ["gemma", "m"])
-def test_an_unknown_model_is_answered_with_what_there_is(served: str) -> None:
+def test_an_unknown_model_is_reported_with_those_served(served: str) -> None:
     with other(served, chat=only(served)) as server:
         with pytest.raises(
             Refused, match=rf"model x does not exist\. The server at this address serves: {served}\."
@@ -124,20 +124,20 @@ def test_an_unknown_model_is_answered_with_what_there_is(served: str) -> None:
         assert len(server.bodies) == 1
 
 
-def test_a_server_that_lists_default_and_does_not_know_it_is_not_asked_for_ever() -> None:
+def test_a_server_that_lists_default_but_refuses_it_is_asked_once() -> None:
     with other("default", chat=only("m")) as server:
         with pytest.raises(Refused, match="model default does not exist"):
             answer(server, model="default")
         assert len(server.bodies) == 1
 
 
-def test_our_own_server_is_asked_for_default_by_that_name() -> None:
+def test_mlx_backend_gets_the_name_default() -> None:
     with mlx_backend({"id": "one"}, {"id": "two"}) as server:
         assert answer(server, model="default") == "ok"
         assert server.bodies[0]["model"] == "default"
 
 
-def test_a_server_that_tells_nothing_of_itself_is_still_asked() -> None:
+def test_a_server_that_describes_nothing_is_still_used() -> None:
     with FakeServer() as server:
         assert answer(server) == "ok"
         assert server.bodies[0]["reasoning_effort"] == "high"

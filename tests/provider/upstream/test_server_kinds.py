@@ -28,7 +28,7 @@ def effort_part(kind: ServerKind, effort: str) -> dict[str, Any]:
     return {name: value for name, value in posted(kind, reasoning_effort=effort).items() if name in names}
 
 
-def test_every_kind_has_its_ways_and_a_name() -> None:
+def test_every_kind_has_a_profile_and_a_name() -> None:
     assert set(PROFILES) == set(DISPLAY_NAMES) == set(ServerKind)
 
 
@@ -72,23 +72,23 @@ def test_every_kind_has_its_ways_and_a_name() -> None:
         ),
     ],
 )
-def test_effort_is_sent_in_the_servers_words(kind: ServerKind, effort: str, sent: dict[str, Any]) -> None:
+def test_effort_is_sent_in_the_servers_fields(kind: ServerKind, effort: str, sent: dict[str, Any]) -> None:
     assert effort_part(kind, effort) == sent
 
 
 @pytest.mark.parametrize("kind", ServerKind)
-def test_without_an_effort_nothing_is_said_of_it(kind: ServerKind) -> None:
+def test_without_an_effort_no_effort_field_is_sent(kind: ServerKind) -> None:
     body = posted(kind)
     assert not {"reasoning_effort", "chat_template_kwargs", "reasoning"} & body.keys()
 
 
 @pytest.mark.parametrize("kind", set(ServerKind) - {ServerKind.MLX_BACKEND})
-def test_our_own_servers_fields_are_kept_from_the_others(kind: ServerKind) -> None:
+def test_other_servers_do_not_get_mlx_backends_fields(kind: ServerKind) -> None:
     body = posted(kind, answer_reserve=64, priority=1, reasoning_format="separate")
     assert not {"answer_reserve", "priority", "reasoning_format"} & body.keys()
 
 
-def test_our_own_server_gets_them() -> None:
+def test_mlx_backend_gets_its_fields() -> None:
     body = posted(ServerKind.MLX_BACKEND, answer_reserve=64, priority=1, thinking_budget=0)
     assert (body["answer_reserve"], body["priority"], body["thinking_budget"]) == (64, 1, 0)
     assert body["reasoning_format"] == "separate"
@@ -107,7 +107,7 @@ def test_a_thinking_budget_has_the_servers_name(kind: ServerKind, name: str) -> 
 @pytest.mark.parametrize(
     "kind", [ServerKind.MLX_LM, ServerKind.OLLAMA, ServerKind.LM_STUDIO, ServerKind.OTHER]
 )
-def test_a_budget_that_would_be_overlooked_is_refused_by_its_name(kind: ServerKind) -> None:
+def test_a_thinking_budget_that_a_server_would_ignore_is_refused(kind: ServerKind) -> None:
     with pytest.raises(ValueError, match="Switch the setting Thinking budget off"):
         posted(kind, thinking_budget=100)
 
@@ -124,18 +124,18 @@ def test_the_repetition_penalty_has_the_servers_name(kind: ServerKind) -> None:
     [ServerKind.MLX_BACKEND, ServerKind.LLAMA_CPP, ServerKind.OLLAMA, ServerKind.VLLM, ServerKind.OTHER],
 )
 @pytest.mark.parametrize("wanted", [{"type": "json_object"}, {"type": "json_schema", "json_schema": SCHEMA}])
-def test_structure_is_asked_for_in_openais_way(kind: ServerKind, wanted: dict[str, Any]) -> None:
+def test_a_response_format_is_sent_as_openai_defines_it(kind: ServerKind, wanted: dict[str, Any]) -> None:
     body = posted(kind, response_format=wanted)
     assert body["response_format"] == wanted
     assert body["messages"] == [QUESTION]
 
 
-def test_lm_studio_takes_schemas_only() -> None:
+def test_lm_studio_gets_schemas_only() -> None:
     body = posted(ServerKind.LM_STUDIO, response_format={"type": "json_object"})
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
-def test_where_no_format_is_held_the_prompt_asks_for_it() -> None:
+def test_a_server_that_cannot_constrain_is_asked_in_the_prompt() -> None:
     wanted = {"type": "json_schema", "json_schema": SCHEMA}
     body = posted(ServerKind.MLX_LM, response_format=wanted)
     assert "response_format" not in body
@@ -149,7 +149,7 @@ def test_where_no_format_is_held_the_prompt_asks_for_it() -> None:
     assert told["content"] == "Be kind."
 
 
-def test_a_turns_reasoning_goes_back_under_the_servers_key() -> None:
+def test_reasoning_goes_back_in_the_servers_field() -> None:
     turn = {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": []}
     for kind in ServerKind:
         (sent,) = posted(kind, messages=[turn])["messages"]
@@ -161,14 +161,14 @@ def test_a_turns_reasoning_goes_back_under_the_servers_key() -> None:
     assert "thinking" not in sent  # gpt-oss's template refuses both in one turn
 
 
-def test_mlx_lm_server_is_given_room_and_its_own_word_for_the_model_it_has() -> None:
+def test_mlx_lm_server_gets_a_token_limit_and_its_name_for_the_default_model() -> None:
     body = posted(ServerKind.MLX_LM, model="default")
     assert (body["model"], body["max_tokens"]) == ("default_model", 8192)
     assert posted(ServerKind.MLX_LM, max_tokens=5)["max_tokens"] == 5
     assert "max_tokens" not in posted(ServerKind.OLLAMA)
 
 
-def test_the_extra_body_wins_and_joins_objects() -> None:
+def test_the_extra_body_wins_and_objects_are_merged() -> None:
     extra = {"temperature": 0.1, "chat_template_kwargs": {"builtin_tools": []}, "mirostat": 2}
     body = posted(ServerKind.LLAMA_CPP, temperature=0.9, reasoning_effort="low", extra_body=extra)
     assert body["temperature"] == 0.1
@@ -202,7 +202,7 @@ def test_a_refusal_is_searched_for_the_fields_that_we_added(words: str, fields: 
     assert refused_fields(words, {}) == frozenset()
 
 
-def test_what_was_refused_stays_out_but_not_what_the_user_added() -> None:
+def test_a_refused_field_is_omitted_unless_the_user_added_it() -> None:
     body = {"model": "m", "messages": [], "reasoning_effort": "low", "extra_body": {"reasoning_effort": "x"}}
     omitted = frozenset({"reasoning_effort"})
     assert adapt_request(body, ServerKind.OTHER, omit=omitted)["reasoning_effort"] == "x"
