@@ -1,4 +1,4 @@
-"""What an engine is: the protocols between the service and whatever makes tokens.
+"""What an engine is: the protocols between the service and whatever generates tokens.
 
 Knows no HTTP, no channels and no MLX. Everything here is plain data or a protocol; `scripted.py` and `mlx/`
 implement it, `scheduler.py` runs it on one thread.
@@ -17,7 +17,7 @@ UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen. The defaults are neutral: greedy, nothing penalised."""
+    """How the next token is chosen. The defaults are neutral: greedy, without penalties."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -33,30 +33,30 @@ class Sampling:
 
 
 class Constraint(Protocol):
-    """What a reply may still say: a grammar or a budget, read token by token on the engine thread.
+    """What a reply may still contain: a grammar or a budget, advanced token by token on the engine thread.
 
-    What it raises is its own request's failure and nobody else's. `never_raises` promises that there is none:
-    processes that share a model could not tell each other of it in time.
+    An exception fails its own request and no other. `never_raises` promises that there will be none: processes that
+    share a model could not tell each other in time.
     """
 
     @property
     def never_raises(self) -> bool:
-        """Whether nothing it is asked can fail."""
+        """Whether none of its methods can raise."""
         ...
 
     def unconstrained_tokens(self) -> int:
-        """How many tokens from the next one on are certainly not masked, whatever they turn out to be.
+        """How many tokens from the next one on are certainly not masked, whichever they turn out to be.
 
-        Where these are enough, the engine chooses ahead of what it has read.
+        For that many the engine may sample ahead of `advance`.
         """
         ...
 
     def allowed_mask(self) -> Sequence[int] | None:
-        """Return the next token's mask, 32 tokens to a word, lowest bit first; None: anything goes."""
+        """Return the next token's mask, 32 tokens to a word, lowest bit first; None if any token is allowed."""
         ...
 
     def advance(self, token: int) -> None:
-        """Read the token that was chosen."""
+        """Take note of the token that was chosen."""
         ...
 
 
@@ -66,12 +66,12 @@ class GenerationRequest:
 
     `prompt` is not empty and every id is in the vocabulary (`EngineRefused` otherwise). `checkpoints` are
     positions in the prompt (0 < p < len) after which other requests are likely to differ: the end of the
-    system part, the end of the history. An engine may keep its cache there; it may also ignore them.
+    system part, the end of the history. An engine may cache its state there; it may also ignore them.
 
     `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit;
-    memory is set aside for that many. `logprobs` asks for the chosen token's log probability and for that many
-    of the likeliest beside it. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds
-    the request may wait for its turn; of those who wait, one of a lower `priority` has its turn sooner.
+    memory is reserved for that many. `logprobs` asks for the chosen token's log probability and those of that many
+    most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds the
+    request may be queued; a lower `priority` number is served sooner.
     """
 
     prompt: Sequence[int]
@@ -110,9 +110,9 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """How likely the model found a token, before penalties, bias and temperature: natural logarithms.
+    """A token's log probability (natural), before penalties, bias and temperature.
 
-    `top` are the likeliest tokens at this place, likeliest first, as many as were asked for.
+    `top` holds the most likely tokens at its position, most likely first, as many as were asked for.
     """
 
     chosen: float
@@ -121,7 +121,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The generation is over; always the last item. Times are seconds, measured by the engine thread."""
+    """The generation is over; always the last item. Times are in seconds, measured by the engine thread."""
 
     reason: Literal["stop", "length"]
     prompt_tokens: int
@@ -147,7 +147,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class GenerationTimes:
-    """How long a request has waited for its turn, been read, and been answered, in seconds, up to now or its end."""
+    """How long a request was queued, prefilled and decoded, in seconds, up to now or its end."""
 
     queue: float
     prefill: float = 0.0
@@ -166,7 +166,7 @@ class Generation(Protocol):
         ...
 
     def times(self) -> GenerationTimes:
-        """Return what it has taken so far; from any thread."""
+        """Return how long each stage has taken so far; from any thread."""
         ...
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class Tokenizer(Protocol):
 
     @property
     def bos_tokens(self) -> Sequence[int]:
-        """What a prompt begins with that no chat template writes: the BOS token of a model that wants one."""
+        """What a prompt begins with where no chat template writes it: the BOS token, for a model that needs one."""
         ...
 
     def render(
@@ -205,7 +205,7 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> str:
-        """Render the chat template to text. A template's own refusal is raised as EngineRefused."""
+        """Render the chat template to text. Raises EngineRefused if the template rejects the conversation."""
         ...
 
     def encode(self, text: str, *, control_tokens: bool) -> list[int]:
@@ -213,11 +213,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special tokens included."""
+        """Return the text of tokens, special tokens included."""
         ...
 
     def bytes_of(self, token: int) -> bytes:
-        """What one token stands for; it need not be whole characters."""
+        """Return the bytes of one token; they need not be whole characters."""
         ...
 
 
@@ -241,22 +241,22 @@ class Engine(Protocol):
 
     @property
     def sampling_defaults(self) -> Mapping[str, float]:
-        """What the model's makers advise (generation_config.json), by the names of `Sampling`."""
+        """What the model's authors recommend (generation_config.json), by the names of `Sampling`."""
         ...
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         ...
 
-    def prewarm(self, plan: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
-        """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done.
+    def prewarm(self, make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
+        """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done.
 
-        `plan` says what it is, on the engine thread and only once there is time for it.
+        `make_prompt` returns its tokens. It is called on the engine thread, and only once there is time for it.
         """
         ...
 
     def status(self) -> EngineStatus:
-        """What it is doing."""
+        """Return what it is doing."""
         ...
 
     def is_healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the engine thread drives: several requests that are stepped together. MLX implements it, and the scripts."""
+"""What the engine thread drives: several requests that are stepped together. A new engine implements `Batch`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the world may know of a loaded model."""
+    """What a loaded model reports about itself."""
 
     model_id: str
     context_length: int
@@ -39,40 +39,40 @@ class Batch(Protocol):
     """Several requests, stepped together. Every method is called on the engine thread."""
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
-        """Load the model, reporting from 0 to 1; raise EngineError with a text for people if that fails."""
+        """Load the model, reporting progress from 0 to 1. Raises EngineError if that fails."""
         ...
 
     def admits(self, request: GenerationRequest) -> bool:
-        """Whether there is room to begin a request now. An empty batch never says no.
+        """Whether there is room to start a request now. An empty batch always has room.
 
-        Raises EngineError if there can never be, or not while others outside the batch take so much.
+        Raises EngineRefused if there never can be, EngineBusy if other models leave no room for it even alone.
         """
         ...
 
     def insert(self, key: int, request: GenerationRequest) -> None:
-        """Begin a request. What this raises is that request's failure alone."""
+        """Start a request. An exception fails this request and no other."""
         ...
 
     def ready(self) -> bool:
-        """Whether a step would move anything. If not, the thread sleeps until its inbox wakes it."""
+        """Whether a step would advance anything. If not, the thread sleeps until a message comes."""
         ...
 
     def step(self) -> Iterable[tuple[int, Outcome]]:
         """Advance every request by a token or a chunk of prompt.
 
-        After `Ended` or an `EngineError` a request has left the batch. What this raises breaks the engine: it
-        is unloaded and loaded again; EngineStopped is the end.
+        After `Ended` or an `EngineError` a request has left the batch. An exception breaks the engine: it is unloaded
+        and loaded again, unless it is EngineStopped, which is final.
         """
         ...
 
     def remove(self, key: int) -> None:
-        """Drop a request that nobody wants any more."""
+        """Drop a request that was cancelled."""
         ...
 
     def unload(self) -> None:
-        """Give everything back, also after a failed load; `load` may follow."""
+        """Free everything, also after a failed load; `load` may follow."""
         ...
 
     def close(self) -> None:
-        """The last act of the thread."""
+        """Called last, before the thread ends."""
         ...

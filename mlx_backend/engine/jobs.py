@@ -1,6 +1,6 @@
-"""A request on its way through the engine thread, and the caller's end of it.
+"""A request on its way through the engine thread (a job), and the caller's end of it.
 
-Other threads only put into the inbox and get from an outbox (scheduler.py says why that is enough).
+Other threads only put into the inbox and get from an outbox; scheduler.py says why that is enough.
 """
 
 from __future__ import annotations
@@ -20,89 +20,91 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import EngineItem, GenerationRequest
 
 
-# A request has its turn as if one of the next better priority had come so much later. So nobody is overtaken for
-# ever, however many of the better ones keep coming.
-OVERTAKING_SECONDS = 30.0
+# A request is queued as if it had come so much later for each step of its priority number: nobody is overtaken for
+# ever, however many requests of a better priority keep coming.
+SECONDS_PER_PRIORITY = 30.0
 
 
-class Order(Enum):
-    """What the thread is told beside requests."""
+class Signal(Enum):
+    """What the thread is sent beside requests."""
 
     WAKE = auto()
     STOP = auto()
 
 
 class Job:
-    """A request on its way: written by the engine thread, except for `left`."""
+    """A request on its way: written by the engine thread, except for `is_cancelled`."""
 
     __slots__ = (
-        "admitted",
-        "born",
-        "cached",
+        "admitted_at",
+        "cached_tokens",
         "deadline",
-        "ended",
-        "first",
+        "ended_at",
+        "first_token_at",
+        "generated_tokens",
+        "is_cancelled",
+        "is_finished",
         "key",
-        "left",
         "outbox",
-        "over",
         "request",
-        "tokens",
+        "submitted_at",
     )
 
     def __init__(self, key: int, request: GenerationRequest) -> None:
         self.key = key
         self.request = request
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
-        self.left = False  # nobody listens any more
-        self.over = False  # nothing more will come
-        self.born = perf_counter()
+        self.is_cancelled = False  # by the caller, who no longer gets from the outbox
+        self.is_finished = False  # nothing more is put into the outbox
+        self.submitted_at = perf_counter()
         self.deadline = None if request.queue_timeout is None else monotonic() + request.queue_timeout
-        self.admitted = 0.0
-        self.first = 0.0
-        self.ended = 0.0
-        self.cached = 0
-        self.tokens = 0
+        self.admitted_at = 0.0
+        self.first_token_at = 0.0
+        self.ended_at = 0.0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
 
     @property
-    def turn(self) -> tuple[float, int]:
-        """Its place in the line of those who wait."""
-        return self.born + OVERTAKING_SECONDS * self.request.priority, self.key
+    def queue_key(self) -> tuple[float, int]:
+        """What the queue is sorted by."""
+        return self.submitted_at + SECONDS_PER_PRIORITY * self.request.priority, self.key
 
     def finished(self, reason: Literal["stop", "length"]) -> Finished:
-        """Say that it is over and what it cost."""
+        """Return the last item, with what the request has cost."""
         times = self.times()
         return Finished(
             reason=reason,
             prompt_tokens=len(self.request.prompt),
-            completion_tokens=self.tokens,
-            cached_tokens=self.cached,
+            completion_tokens=self.generated_tokens,
+            cached_tokens=self.cached_tokens,
             queue_seconds=times.queue,
             prefill_seconds=times.prefill,
             decode_seconds=times.decode,
         )
 
     def times(self) -> GenerationTimes:
-        """Say what it has taken up to now, or to its end."""
-        now = self.ended or perf_counter()
-        admitted = self.admitted or now
-        first = self.first or now
-        return GenerationTimes(admitted - self.born, first - admitted, now - first)
+        """Return how long each stage has taken, up to now or to the end."""
+        now = self.ended_at or perf_counter()
+        admitted_at = self.admitted_at or now
+        first_token_at = self.first_token_at or now
+        return GenerationTimes(
+            admitted_at - self.submitted_at, first_token_at - admitted_at, now - first_token_at
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Warmup:
-    """A prompt that may come: nobody listens, and anybody goes first."""
+    """A prompt that is likely to come: nobody waits for it, and every request goes first."""
 
     key: int
-    plan: Callable[[], GenerationRequest]
+    make_request: Callable[[], GenerationRequest]
 
 
-type Message = Job | Warmup | Order | EngineStopped
+type Message = Job | Warmup | Signal | EngineStopped
 
 
 class ScheduledGeneration:
-    """The caller's end of a job. Closing it, leaving its iterator or forgetting it cancels the job."""
+    """The caller's end of a job. Closing it, leaving its iterator or dropping it cancels the job."""
 
     def __init__(self, job: Job, inbox: SimpleQueue[Message]) -> None:
         self._job = job
@@ -111,7 +113,7 @@ class ScheduledGeneration:
 
     def next(self, timeout: float | None = None) -> EngineItem | None:
         """Return the next item, None when `timeout` seconds passed without one. StopIteration at the end."""
-        if self._exhausted or self._job.left:
+        if self._exhausted or self._job.is_cancelled:
             raise StopIteration
         try:
             item = self._job.outbox.get(timeout=timeout)
@@ -140,16 +142,16 @@ class ScheduledGeneration:
             self.close()
 
     def times(self) -> GenerationTimes:
-        """Return what it has taken so far."""
+        """Return how long each stage has taken so far."""
         return self._job.times()
 
     def close(self) -> None:
         """Stop generating within one step. Idempotent; a finished generation ignores it."""
         job = self._job
-        if not job.left:
-            job.left = True
+        if not job.is_cancelled:
+            job.is_cancelled = True
             job.outbox.put(None)
-            if not job.over:
+            if not job.is_finished:
                 self._inbox.put(job)
 
     def __del__(self) -> None:

@@ -1,34 +1,32 @@
-"""The one engine thread: what it hears, what it runs, what it tells, and how it gets up again.
+"""The engine thread: what it receives, what it runs, what it delivers, and how it restarts.
 
-Knows requests, items and time; no model, no HTTP and no MLX. What it drives is a `Batch`: something that is
-loaded, given requests, stepped, and unloaded, always on this thread and on no other.
+Knows requests, items and time; no model, no HTTP and no MLX. It drives a `Batch`, which is loaded, given requests,
+stepped and unloaded, always on this thread and on no other.
 
-The theory:
+    generate()  ── a new job ─────────▶ ┌───────┐  insert  ┌─────────┐  step  ┌────────┐
+    close()     ── a cancelled job ───▶ │ inbox │ ───────▶ │ running │ ─────▶ │ outbox │ ──▶ Generation.next()
+    stop()      ── a signal ──────────▶ └───────┘          └─────────┘        └────────┘
 
-    generate() ── a job is born ──▶ ┌───────┐  insert  ┌─────────┐  step  ┌────────┐
-    close()    ── a job is left ──▶ │ inbox │ ───────▶ │ running │ ─────▶ │ outbox │ ──▶ Generation.next()
-    stop()     ── an order ───────▶ └───────┘          └─────────┘        └────────┘
+Between two steps the thread empties its inbox, so a new request waits for one step at most, and so does a
+cancellation. With nothing to step it sleeps on the inbox. A job is put into the inbox when it is submitted and once
+more if its generation is closed; it finishes exactly once.
 
-Between two steps the thread reads its inbox to the end, so a new request waits for one step at most, and so
-does a cancellation. With nothing to step it sleeps on the inbox. A job appears in the inbox when it is born
-and once more if its generation is closed; it departs exactly once.
+Queue: first come, first served among requests of one priority. A request of a lower priority number goes before those
+of a higher one that came up to 30 seconds earlier for each step between them, and behind those that have waited for
+longer. The batch decides whether the first in the queue has room now. Warm-ups, prompts that are likely to come,
+rank below every request: they are prefilled while nothing else is to be done, and preempted within a step when a
+request comes.
 
-The waiting line is first come, first served, among those of one priority; one of a lower number goes before
-those of a higher that came up to 30 seconds earlier (for each step between them), and behind those who have
-waited for longer. The batch says whether the first of the line has room now. Below all of them are the
-warm-ups, prompts that are likely to come: they are read while nobody waits for anything, and put aside within a
-step when somebody does.
+Failures: what a step raises cannot be blamed on one request. Those that were running fail, the batch is unloaded and
+loaded again, and those in the queue go on waiting. If it fails again before any request was answered, those fail as
+well, and the next attempt is made after a delay that doubles each time.
 
-What a step raises is nobody's fault in particular. Those who were running are told, the batch is unloaded and
-loaded anew, those who wait go on waiting. If it fails again before any request was answered, those are told
-as well, and it is tried again after a pause that doubles.
+Locks: other threads only ever put into the inbox and get from an outbox. Both are `queue.SimpleQueue`, whose `put` is
+reentrant: a finaliser or a signal handler may call it while it interrupts another `put`. The one lock is for callers
+of `submit` among themselves; the engine thread never takes it, so `stop` cannot deadlock.
 
-Locks: other threads only ever put into the inbox and get from an outbox. Both are `queue.SimpleQueue`, whose
-`put` is reentrant: it may be called by a finaliser or a signal handler that interrupts another `put`. The one
-lock is for callers of `submit` among themselves; the engine thread never takes it, so `stop` cannot deadlock.
-
-Memory: an outbox holds at most what its request may produce (prompt / chunk + max_tokens items), the waiting
-line at most `max_waiting` jobs, the warm-ups at most `MAX_WARMUPS`.
+Memory: an outbox holds at most what its request may produce (prompt / chunk + max_tokens items), the queue at most
+`max_waiting` jobs, the warm-ups are at most `MAX_WARMUPS`.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.jobs import Job, Message, Order, ScheduledGeneration, Warmup
+from mlx_backend.engine.jobs import Job, Message, ScheduledGeneration, Signal, Warmup
 from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineStopped
 
 if TYPE_CHECKING:
@@ -59,8 +57,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_WARMUPS = 16
-FIRST_PAUSE = 1.0  # seconds before the second restart in a row; doubled for each one after it
-LONGEST_PAUSE = 60.0
+FIRST_RESTART_DELAY = 1.0  # seconds before the second restart in a row; doubled for each one after it
+MAX_RESTART_DELAY = 60.0
 
 
 class Scheduler:
@@ -73,31 +71,31 @@ class Scheduler:
         max_running: int = 32,
         max_waiting: int = 256,
         report: Callable[[float], None] | None = None,
-        first_pause: float = FIRST_PAUSE,
+        first_restart_delay: float = FIRST_RESTART_DELAY,
     ) -> None:
         self._batch = batch
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._report = report or (lambda _part: None)
-        self._first_pause = first_pause
+        self._first_restart_delay = first_restart_delay
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._door = threading.Lock()
+        self._submitting = threading.Lock()
         self._keys = itertools.count()
-        self._arrived = 0  # written at the door
-        self._departed = 0  # written by the engine thread
-        self._waiting: list[Job] = []  # in the order of their turns
-        self._warmups: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
-        self._warming: Warmup | None = None
+        self._submitted = 0  # written under the lock
+        self._finished = 0  # written by the engine thread
+        self._queue: list[Job] = []  # sorted
         self._running: dict[int, Job] = {}
-        self._mean_seconds = 1.0
+        self._warmups: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
+        self._running_warmup: Warmup | None = None
+        self._mean_seconds = 1.0  # that a request runs
         self._facts: ModelFacts | None = None
         self._failures = 0  # in a row, with nothing answered in between
-        self._broken = ""  # why it is being restarted
-        self._pause = 0.0
-        self._ending: EngineError | None = None
-        self._left_behind = False
+        self._restart_reason = ""  # while it is being restarted
+        self._restart_delay = 0.0
+        self._final_error: EngineError | None = None
+        self._is_abandoned = False  # the thread did not come out of its batch
         self._started = threading.Event()
-        # A daemon: the interpreter waits for the others before it runs atexit, and it is there that we stop.
+        # A daemon: the interpreter waits for other threads before it runs atexit handlers, where this one is stopped.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # -- called from any thread -----------------------------------------------------------------------------
@@ -109,282 +107,291 @@ class Scheduler:
         self._started.wait()
         if self._facts is None:
             self.stop()
-            assert self._ending is not None  # set before `_started` when nothing was loaded
-            raise self._ending
+            assert self._final_error is not None  # set before `_started` when nothing was loaded
+            raise self._final_error
         return self._facts
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """Queue a request that has been checked. Raises EngineBusy, EngineFailed or EngineStopped."""
-        if self._broken:
-            raise EngineFailed(self._broken, self._retry_after())
-        with self._door:
-            here = self._arrived - self._departed
-            if here >= self._max_running + self._max_waiting:
-                later = self._retry_after()
-                text = f"The server is busy: {here} requests are running or waiting already"
-                raise EngineBusy(f"{text}; try again in {later} s.", later)
-            self._arrived += 1
+        if self._restart_reason:
+            raise EngineFailed(self._restart_reason, self._retry_after())
+        with self._submitting:
+            unfinished = self._submitted - self._finished
+            if unfinished >= self._max_running + self._max_waiting:
+                retry_after = self._retry_after()
+                text = f"The server is busy: {unfinished} requests are running or waiting already"
+                raise EngineBusy(f"{text}; try again in {retry_after} s.", retry_after)
+            self._submitted += 1
             job = Job(next(self._keys), request)
             self._inbox.put(job)
-        # Put first, look second: either the thread's last look at its inbox saw this job, or we see its end.
-        if self._ending is not None:
-            raise EngineStopped(str(self._ending))
+        # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.
+        if self._final_error is not None:
+            raise EngineStopped(str(self._final_error))
         return ScheduledGeneration(job, self._inbox)
 
-    def prewarm(self, plan: Callable[[], GenerationRequest]) -> None:
-        """Have a prompt read whenever there is nothing else to do; `plan` is called then."""
-        self._inbox.put(Warmup(next(self._keys), plan))
+    def prewarm(self, make_request: Callable[[], GenerationRequest]) -> None:
+        """Have a prompt prefilled when there is nothing else to do; `make_request` is called then."""
+        self._inbox.put(Warmup(next(self._keys), make_request))
 
     def wake(self) -> None:
         """Have the thread ask its batch again whether it is ready."""
-        self._inbox.put(Order.WAKE)
+        self._inbox.put(Signal.WAKE)
 
-    def end(self, ending: EngineStopped, *, within: float) -> bool:
-        """End with an error for everybody: what the batch needs is gone and will not come back.
+    def terminate(self, error: EngineStopped, *, timeout: float) -> bool:
+        """End with an error for every request: what the batch needs is gone and will not come back.
 
-        False if the thread does not leave its batch within so many seconds; it is left behind then.
+        False if the thread does not come out of its batch within `timeout` seconds; it is abandoned then.
         """
-        self._inbox.put(ending)
-        self._thread.join(within)
+        self._inbox.put(error)
+        self._thread.join(timeout)
         if not self._thread.is_alive():
             return True
-        self._left_behind = True
-        self._tell_everybody(ending)
+        self._is_abandoned = True
+        self._fail_all(error)
         return False
 
     def status(self) -> EngineStatus:
         """What it is doing; the figures may be a step old."""
         running = len(self._running)
-        waiting = max(0, self._arrived - self._departed - running)
-        if self._ending is not None:
-            return EngineStatus(state="stopped", detail=str(self._ending))
-        if self._broken:
-            return EngineStatus(state="restarting", waiting=waiting, detail=self._broken)
+        waiting = max(0, self._submitted - self._finished - running)
+        if self._final_error is not None:
+            return EngineStatus(state="stopped", detail=str(self._final_error))
+        if self._restart_reason:
+            return EngineStatus(state="restarting", waiting=waiting, detail=self._restart_reason)
         return EngineStatus(state="ready" if self._facts else "loading", running=running, waiting=waiting)
 
     def is_healthy(self) -> bool:
         """False before `start`, while it restarts, and once it has been stopped."""
-        return self._facts is not None and self._ending is None and not self._broken
+        return self._facts is not None and self._final_error is None and not self._restart_reason
 
     def stop(self) -> None:
         """Cancel everything, end the thread and join it. Idempotent, also from atexit or a signal handler."""
         atexit.unregister(self.stop)
-        self._inbox.put(Order.STOP)
-        joinable = self._thread.ident is not None and not self._left_behind
+        self._inbox.put(Signal.STOP)
+        joinable = self._thread.ident is not None and not self._is_abandoned
         if joinable and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _retry_after(self) -> int:
-        # A place is free as soon as one of the running requests ends, or the engine has been restarted.
-        seconds = max(self._pause, self._mean_seconds / self._max_running)
+        # There is room as soon as one of the running requests ends, or the engine has been restarted.
+        seconds = max(self._restart_delay, self._mean_seconds / self._max_running)
         return min(60, max(1, math.ceil(seconds)))
 
     # -- the engine thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        ending: EngineError = EngineStopped("The engine has been stopped.")
+        error: EngineError = EngineStopped("The engine has been stopped.")
         try:
-            while not self._serve():
+            while not self._load_and_serve():
                 pass
-        except EngineError as error:
-            ending = error
-        except BaseException as error:  # whatever it is, nobody may be left waiting
+        except EngineError as raised:
+            error = raised
+        except BaseException as raised:  # whatever it is, no caller may be left waiting
             log.exception("The engine thread died.")
-            ending = EngineStopped(f"The engine has died: {_name(error)}")
+            error = EngineStopped(f"The engine has died: {_described(raised)}")
         finally:
-            self._end(ending)
+            self._shut_down(error)
 
-    def _serve(self) -> bool:
+    def _load_and_serve(self) -> bool:
         """Load, and step until told to stop (True) or until something breaks (False)."""
         try:
             self._facts = self._batch.load(self._report)
-            self._broken, self._pause = "", 0.0
+            self._restart_reason, self._restart_delay = "", 0.0
             self._started.set()
-            while self._listen():
+            while self._wait_for_work():
                 for key, outcome in self._batch.step():
                     self._deliver(key, outcome)
             return True
         except EngineStopped:  # for good
             raise
         except Exception as error:
-            if not self._started.is_set():  # it never ran: that is for whoever starts it
+            if not self._started.is_set():  # it never ran: `start` raises this
                 raise
             log.exception("The engine broke; it is being restarted.")
-            return not self._get_up(error)
+            return not self._prepare_restart(error)
 
-    def _get_up(self, error: Exception) -> bool:
-        """Tell those it concerns, give everything back, and pause if this is not the first time."""
+    def _prepare_restart(self, error: Exception) -> bool:
+        """Fail the requests concerned, unload, and wait unless this is the first failure. False: stop."""
         self._failures += 1
         again = self._failures > 1
-        self._pause = min(LONGEST_PAUSE, self._first_pause * 2 ** (self._failures - 2)) if again else 0.0
-        self._broken = f"The engine broke and is being restarted: {_name(error)}"
-        failure = EngineFailed(self._broken, self._retry_after())
-        for job in [*self._running.values(), *(self._waiting if again else ())]:
-            self._depart(job, failure)
+        delay = min(MAX_RESTART_DELAY, self._first_restart_delay * 2 ** (self._failures - 2))
+        self._restart_delay = delay if again else 0.0
+        self._restart_reason = f"The engine broke and is being restarted: {_described(error)}"
+        failure = EngineFailed(self._restart_reason, self._retry_after())
+        for job in [*self._running.values(), *(self._queue if again else ())]:
+            self._finish(job, failure)
         self._running.clear()
         self._warmups.clear()
-        self._warming = None
+        self._running_warmup = None
         if again:
-            self._waiting.clear()
+            self._queue.clear()
         try:
             self._batch.unload()
         except Exception:
             log.exception("What was left of the engine could not be unloaded cleanly.")
-        until = monotonic() + self._pause
-        while (left := until - monotonic()) > 0:
+        deadline = monotonic() + self._restart_delay
+        while (remaining := deadline - monotonic()) > 0:
             try:
-                if not self._take(self._inbox.get(timeout=left)):
+                if not self._handle(self._inbox.get(timeout=remaining)):
                     return False
             except Empty:
                 break
         return True
 
-    def _listen(self) -> bool:
-        """Read the inbox; sleep on it while there is nothing to step. False: stop."""
+    def _wait_for_work(self) -> bool:
+        """Empty the inbox and admit requests; sleep on the inbox while there is nothing to step. False: stop."""
         while True:
             while not self._inbox.empty():
-                if not self._take(self._inbox.get()):
+                if not self._handle(self._inbox.get()):
                     return False
-            patience = self._give_up_on_the_late()
+            next_timeout = self._expire_queued()
             self._admit()
-            if (self._running or self._warming) and self._batch.ready():
+            self._admit_warmup()
+            if (self._running or self._running_warmup) and self._batch.ready():
                 return True
             try:
-                message = self._inbox.get(timeout=patience)
+                message = self._inbox.get(timeout=next_timeout)
             except Empty:
                 continue
-            if not self._take(message):
+            if not self._handle(message):
                 return False
 
-    def _take(self, message: Message) -> bool:
+    def _handle(self, message: Message) -> bool:
+        """Act on a message. False: stop."""
         match message:
-            case Order.STOP:
+            case Signal.STOP:
                 return False
-            case Order.WAKE:
+            case Signal.WAKE:
                 pass
             case EngineStopped():
                 raise message
             case Warmup():
                 self._warmups.append(message)
-            case job if job.over:  # ended before we read that it was left
+            case job if job.is_finished:  # before its cancellation arrived here
                 pass
-            case job if job.left:
-                self._drop(job)
+            case job if job.is_cancelled:
+                self._cancel(job)
             case job:
-                insort(self._waiting, job, key=attrgetter("turn"))
-                self._put_warmup_aside()
+                insort(self._queue, job, key=attrgetter("queue_key"))
+                self._preempt_warmup()
         return True
 
-    def _drop(self, job: Job) -> None:
-        runs = self._running.pop(job.key, None) is not None
-        if job in self._waiting:
-            self._waiting.remove(job)
-        self._depart(job, None)
-        if runs:
+    def _cancel(self, job: Job) -> None:
+        is_running = self._running.pop(job.key, None) is not None
+        if job in self._queue:
+            self._queue.remove(job)
+        self._finish(job, None)
+        if is_running:
             self._batch.remove(job.key)
 
-    def _put_warmup_aside(self) -> None:
-        warmup, self._warming = self._warming, None
+    def _preempt_warmup(self) -> None:
+        warmup, self._running_warmup = self._running_warmup, None
         if warmup is not None:
             self._batch.remove(warmup.key)
             if len(self._warmups) < MAX_WARMUPS:
                 self._warmups.appendleft(warmup)
 
-    def _give_up_on_the_late(self) -> float | None:
-        """Refuse those who have waited for too long; return the seconds until the next of them has."""
-        soonest: float | None = None
-        for job in [job for job in self._waiting if job.deadline is not None]:
+    def _expire_queued(self) -> float | None:
+        """Refuse requests that have been queued for too long; return the seconds until the next one has."""
+        next_timeout: float | None = None
+        for job in [job for job in self._queue if job.deadline is not None]:
             assert job.deadline is not None
-            left = job.deadline - monotonic()
-            if left > 0:
-                soonest = left if soonest is None else min(soonest, left)
+            remaining = job.deadline - monotonic()
+            if remaining > 0:
+                next_timeout = remaining if next_timeout is None else min(next_timeout, remaining)
                 continue
-            self._waiting.remove(job)
-            later = self._retry_after()
-            text = f"The request waited {job.request.queue_timeout:g} seconds for its turn and did not get it"
-            self._depart(job, EngineBusy(f"{text}; try again in {later} s.", later))
-        return soonest
+            self._queue.remove(job)
+            retry_after = self._retry_after()
+            text = (
+                f"The request was queued for {job.request.queue_timeout:g} seconds and could not be started"
+            )
+            self._finish(job, EngineBusy(f"{text}; try again in {retry_after} s.", retry_after))
+        return next_timeout
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
-            job = self._waiting[0]
+        while self._queue and len(self._running) < self._max_running:
+            job = self._queue[0]
             try:
                 if not self._batch.admits(job.request):
                     break
-                job.admitted = perf_counter()
+                job.admitted_at = perf_counter()
                 self._batch.insert(job.key, job.request)
             except EngineError as error:
-                self._depart(self._waiting.pop(0), error)
+                self._finish(self._queue.pop(0), error)
             except Exception as error:
                 log.exception("A request could not be started.")
                 failure = EngineError(f"The request could not be started: {error}")
-                self._depart(self._waiting.pop(0), failure)
+                self._finish(self._queue.pop(0), failure)
             else:
-                self._running[job.key] = self._waiting.pop(0)
-        while self._warmups and not (self._running or self._waiting or self._warming):
+                self._running[job.key] = self._queue.pop(0)
+
+    def _admit_warmup(self) -> None:
+        while self._warmups and not (self._running or self._queue or self._running_warmup):
             warmup = self._warmups.popleft()
             try:
-                request = warmup.plan()
+                request = warmup.make_request()
                 if self._batch.admits(request):
                     self._batch.insert(warmup.key, request)
-                    self._warming = warmup
-            except Exception as error:  # it was only a guess
+                    self._running_warmup = warmup
+            except Exception as error:  # nobody waits for it
                 log.debug("A warm-up was given up: %s", error)
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        if self._warming is not None and key == self._warming.key:
+        if self._final_error is not None:  # this thread was abandoned meanwhile
+            raise self._final_error
+        if self._running_warmup is not None and key == self._running_warmup.key:
             if isinstance(outcome, Ended | EngineError):
-                self._warming = None
+                self._running_warmup = None
             return
         job = self._running[key]
         match outcome:
             case TokenDelta():
-                job.tokens += 1
-                if job.tokens == 1:
-                    job.first = perf_counter()
+                job.generated_tokens += 1
+                if job.generated_tokens == 1:
+                    job.first_token_at = perf_counter()
                 job.outbox.put(outcome)
             case Progress():
-                job.cached = outcome.cached
+                job.cached_tokens = outcome.cached
                 job.outbox.put(outcome)
             case Ended(reason):
                 del self._running[key]
                 self._failures = 0
-                self._mean_seconds += 0.1 * (perf_counter() - job.admitted - self._mean_seconds)
-                self._depart(job, job.finished(reason))
+                self._mean_seconds += 0.1 * (perf_counter() - job.admitted_at - self._mean_seconds)
+                self._finish(job, job.finished(reason))
             case EngineError():
                 del self._running[key]
-                self._depart(job, outcome)
+                self._finish(job, outcome)
 
-    def _depart(self, job: Job, last: Finished | EngineError | None) -> None:
-        """Let a job go. Its place is free before anybody can hear that it has ended."""
-        job.over = True
-        job.ended = perf_counter()
-        self._departed += 1
+    def _finish(self, job: Job, last: Finished | EngineError | None) -> None:
+        """Count a job as finished before its last item can be seen: the caller may submit another at once."""
+        job.is_finished = True
+        job.ended_at = perf_counter()
+        self._finished += 1
         job.outbox.put(last)
 
-    def _end(self, ending: EngineError) -> None:
-        self._tell_everybody(ending)
-        for give_back in (self._batch.unload, self._batch.close):
+    def _shut_down(self, error: EngineError) -> None:
+        self._fail_all(error)
+        for step in (self._batch.unload, self._batch.close):
             try:
-                give_back()
+                step()
             except Exception:
                 log.exception("The engine could not be unloaded cleanly.")
 
-    def _tell_everybody(self, ending: EngineError) -> None:
-        self._ending = ending
+    def _fail_all(self, error: EngineError) -> None:
+        self._final_error = error
         self._started.set()
-        jobs = [*self._running.values(), *self._waiting]
+        jobs = [*self._running.values(), *self._queue]
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, Job):
                 jobs.append(message)
         for job in jobs:
-            if not job.over:  # one that was left may be here twice
-                self._depart(job, EngineStopped(str(ending)))
+            if not job.is_finished:  # a cancelled one may be here twice
+                self._finish(job, EngineStopped(str(error)))
         self._running.clear()
-        self._waiting.clear()
+        self._queue.clear()
         self._warmups.clear()
 
 
-def _name(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

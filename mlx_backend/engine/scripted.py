@@ -1,9 +1,9 @@
 """An engine that replays transcripts: for tests, and for people without a model.
 
-It runs on the same scheduler as the real one and knows no MLX. A transcript is what a model would have
-written, markers spelt out. It is cut into tokens (a marker is one, other text goes in pieces of three bytes,
-so that characters of other scripts are sometimes cut in two) and dealt one token a step. Where a request's
-constraint does not allow the next token, the transcript goes on at the next one that is allowed.
+It runs on the same scheduler as the real one and knows no MLX. A transcript is what a model would have written,
+markers spelt out. It is split into tokens (a marker is one; other text is split every three bytes, so that non-Latin
+characters are sometimes cut in two) and replayed one token a step. Where a request's constraint masks the next token,
+the transcript continues at the next one that is allowed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HARMONY_MARKERS = (
 )
 END_MARKERS = ("<|return|>", "<|call|>", "<|endoftext|>", "<|im_end|>")
 
-# The layout of Harmony in its shortest form: enough for a transcript's prompt to be read by a person.
+# The layout of Harmony in its shortest form: enough for a person to read a transcript's prompt.
 HARMONY_TEMPLATE = """\
 {%- set thinking = {"low": "low", "high": "high"}.get(reasoning_effort, "medium") -%}
 <|start|>system<|message|>Reasoning: {{ thinking }}<|end|>
@@ -74,7 +74,7 @@ HARMONY_TEMPLATE = """\
 class Transcript:
     """One reply: `prefill` Progress items, the text, and then an end or a failure.
 
-    An EngineError as `failure` fails this request alone; any other exception kills the engine.
+    An EngineError as `failure` fails this request alone; any other exception breaks the engine.
     """
 
     text: str
@@ -102,7 +102,7 @@ class ScriptedTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja source this was made with."""
+        """The Jinja source that this was made with."""
         return self._chat_template
 
     @property
@@ -128,7 +128,7 @@ class ScriptedTokenizer:
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> str:
-        """Render the template to text. Its own refusal is raised as EngineRefused."""
+        """Render the template to text. Raises EngineRefused if the template rejects the conversation."""
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -157,11 +157,11 @@ class ScriptedTokenizer:
         ]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special tokens included."""
+        """Return the text of tokens, special tokens included."""
         return b"".join(map(self.bytes_of, tokens)).decode("utf-8", "replace")
 
     def bytes_of(self, token: int) -> bytes:
-        """What a token stands for."""
+        """Return the bytes of a token."""
         if token in self._special:
             return self._special[token].encode()
         for length, size in enumerate(self._SIZES, 1):
@@ -178,7 +178,7 @@ class ScriptedTokenizer:
 
 @dataclass(slots=True, eq=False)
 class ScriptedRequest:
-    """A request as the engine began it; `over` is set when it has ended, and `cancelled` if nobody waited."""
+    """A request that the engine has started. `ended` is set when it has ended; `cancelled` too if it was cancelled."""
 
     request: GenerationRequest
     prompt: str
@@ -186,12 +186,14 @@ class ScriptedRequest:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-class _Play:
-    """One transcript, dealt item by item."""
+class _Playback:
+    """One transcript, item by item."""
 
-    def __init__(self, asked: ScriptedRequest, transcript: Transcript, tokenizer: ScriptedTokenizer) -> None:
-        self.asked = asked
-        self._items = self._deal(transcript, tokenizer)
+    def __init__(
+        self, started: ScriptedRequest, transcript: Transcript, tokenizer: ScriptedTokenizer
+    ) -> None:
+        self.started = started
+        self._items = self._replay(transcript, tokenizer)
 
     def next(self) -> Outcome:
         try:
@@ -199,18 +201,19 @@ class _Play:
         except EngineError as error:
             return error
 
-    def _deal(self, transcript: Transcript, tokenizer: ScriptedTokenizer) -> Iterator[Outcome]:
-        total = len(self.asked.request.prompt)
+    def _replay(self, transcript: Transcript, tokenizer: ScriptedTokenizer) -> Iterator[Outcome]:
+        request = self.started.request
+        total = len(request.prompt)
         for chunk in range(1, transcript.prefill + 1):
             yield Progress(total * chunk // transcript.prefill, total)
         characters = codecs.getincrementaldecoder("utf-8")("replace")
-        written = tokenizer.encode(transcript.text, control_tokens=True)
-        for count, token in enumerate(_held(written, self.asked.request.constraint), 1):
+        tokens = tokenizer.encode(transcript.text, control_tokens=True)
+        for count, token in enumerate(_constrained(tokens, request.constraint), 1):
             text = tokenizer.special_tokens.get(token) or characters.decode(tokenizer.bytes_of(token))
             yield TokenDelta(token, text)
             if text in END_MARKERS:
                 break
-            if count == self.asked.request.max_tokens:
+            if count == request.max_tokens:
                 yield Ended("length")
         if transcript.failure is not None:
             if not isinstance(transcript.failure, EngineError):
@@ -219,33 +222,34 @@ class _Play:
         yield Ended("stop")
 
 
-def _held(written: Sequence[int], constraint: Constraint | None) -> Iterator[int]:
-    """Deal tokens, as far as they are allowed; where none of the rest is, the lowest that is allowed is said."""
+def _constrained(tokens: Sequence[int], constraint: Constraint | None) -> Iterator[int]:
+    """Yield the tokens that are allowed; where none of the rest is, the lowest id that is."""
     if constraint is None:
-        yield from written
+        yield from tokens
         return
     at = 0
-    while at < len(written):
-        token, mask = written[at], _guarded(constraint.allowed_mask)
+    while at < len(tokens):
+        token, mask = tokens[at], _call(constraint.allowed_mask)
         if mask is not None:
-            allowed = (position for position in range(at, len(written)) if _has(mask, written[position]))
+            allowed = (position for position in range(at, len(tokens)) if _is_set(mask, tokens[position]))
             if (found := next(allowed, None)) is not None:
-                at, token = found, written[found]
+                at, token = found, tokens[found]
             else:
                 at, token = at - 1, _lowest(mask)
         yield token
         at += 1
-        _guarded(constraint.advance, token)
+        _call(constraint.advance, token)
 
 
-def _guarded[**P, R](ask: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def _call[**P, R](method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a constraint's method; what it raises fails its own request alone."""
     try:
-        return ask(*args, **kwargs)
+        return method(*args, **kwargs)
     except Exception as error:
         raise EngineError(f"Choosing the next token failed: {error}") from error
 
 
-def _has(mask: Sequence[int], token: int) -> bool:
+def _is_set(mask: Sequence[int], token: int) -> bool:
     return bool(mask[token // 32] >> token % 32 & 1)
 
 
@@ -261,9 +265,9 @@ class _ScriptedBatch:
         self._facts = facts
         self._tokenizer = tokenizer
         self._scripts = scripts
-        self._plays: dict[int, _Play] = {}
-        self.asked: list[ScriptedRequest] = []
-        self.permits: threading.Semaphore | None = None
+        self._playing: dict[int, _Playback] = {}
+        self.started: list[ScriptedRequest] = []
+        self.permits: threading.Semaphore | None = None  # one is needed for each step
 
     def load(self, report: Callable[[float], None]) -> ModelFacts:
         report(1.0)
@@ -273,32 +277,30 @@ class _ScriptedBatch:
         return True
 
     def insert(self, key: int, request: GenerationRequest) -> None:
-        asked = ScriptedRequest(request, self._tokenizer.decode(request.prompt))
-        self.asked.append(asked)
-        script = self._scripts(asked.prompt)
+        started = ScriptedRequest(request, self._tokenizer.decode(request.prompt))
+        self.started.append(started)
+        script = self._scripts(started.prompt)
         transcript = Transcript(text=script) if isinstance(script, str) else script
-        self._plays[key] = _Play(asked, transcript, self._tokenizer)
+        self._playing[key] = _Playback(started, transcript, self._tokenizer)
 
     def ready(self) -> bool:
         return self.permits is None or self.permits.acquire(blocking=False)
 
     def step(self) -> Iterable[tuple[int, Outcome]]:
-        for key, play in list(self._plays.items()):
-            outcome = play.next()
-            if isinstance(outcome, TokenDelta | Progress):
-                yield key, outcome
-            else:
-                del self._plays[key]
-                play.asked.ended.set()
-                yield key, outcome
+        for key, playback in list(self._playing.items()):
+            outcome = playback.next()
+            if not isinstance(outcome, TokenDelta | Progress):
+                del self._playing[key]
+                playback.started.ended.set()
+            yield key, outcome
 
     def remove(self, key: int) -> None:
-        play = self._plays.pop(key)
-        play.asked.cancelled.set()
-        play.asked.ended.set()
+        started = self._playing.pop(key).started
+        started.cancelled.set()
+        started.ended.set()
 
     def unload(self) -> None:
-        for key in list(self._plays):
+        for key in list(self._playing):
             self.remove(key)
 
     def close(self) -> None:
@@ -309,7 +311,7 @@ class ScriptedEngine(ThreadedEngine):
     """Replays transcripts through the real scheduler.
 
     `transcripts` is a list, the next one for each request, or a function from the prompt's text to one.
-    With `gated` nothing moves by itself: `advance` lets the engine take so many steps, a token each for every
+    With `gated` the engine takes no steps by itself: `advance` allows a number of them, each of one token for every
     running request.
     """
 
@@ -335,20 +337,20 @@ class ScriptedEngine(ThreadedEngine):
 
     @property
     def requests(self) -> Sequence[ScriptedRequest]:
-        """Every request that was begun, in that order."""
-        return self._batch.asked
+        """Every request that was started, in that order."""
+        return self._batch.started
 
     @property
     def cancelled(self) -> Sequence[ScriptedRequest]:
         """Those that were cancelled while they ran."""
-        return [asked for asked in self._batch.asked if asked.cancelled.is_set()]
+        return [request for request in self._batch.started if request.cancelled.is_set()]
 
-    def prewarm(self, plan: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
-        """Keep the plan: a script has nothing to warm up."""
-        self.warmups.append(plan)
+    def prewarm(self, make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
+        """Only take note: a script has nothing to warm up."""
+        self.warmups.append(make_prompt)
 
     def advance(self, steps: int = 1) -> None:
-        """Let a gated engine take this many steps more."""
+        """Let a gated engine take this many more steps."""
         if self._batch.permits is None:
             raise ValueError("Only a gated engine can be advanced.")
         self._batch.permits.release(steps)
@@ -360,10 +362,10 @@ def _as_function(transcripts: Iterable[Script] | Callable[[str], Script]) -> Cal
         return transcripts
     scripts = iter(transcripts)
 
-    def following(_prompt: str) -> Script:
+    def next_script(_prompt: str) -> Script:
         try:
             return next(scripts)
         except StopIteration:
             raise EngineError("The scripted engine has no transcript left.") from None
 
-    return following
+    return next_script

@@ -1,7 +1,7 @@
-"""An `Engine` made of a batch and a scheduler, and the checks that nothing may pass without.
+"""An `Engine` made of a batch and a scheduler, with the checks that every request must pass.
 
-A token id outside the vocabulary reads past the embedding table and can kill the process, so everything about
-a request that could harm others is looked at here, in the caller's thread, before the engine sees it.
+A token id outside the vocabulary reads past the embedding table and can crash the process, so everything about a
+request that could harm others is checked here, in the caller's thread, before the engine sees it.
 """
 
 from __future__ import annotations
@@ -57,36 +57,36 @@ class ThreadedEngine:
 
     @property
     def sampling_defaults(self) -> Mapping[str, float]:
-        """What the model's makers advise, by the names of `Sampling`."""
+        """What the model's authors recommend, by the names of `Sampling`."""
         return self._facts.sampling_defaults
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         return self._scheduler.submit(self._checked(request))
 
-    def prewarm(self, plan: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
-        """Read the beginning of a prompt that is likely to come, whenever nothing else is to be done."""
+    def prewarm(self, make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
+        """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done."""
 
-        def planned() -> GenerationRequest:
-            prompt = plan()
+        def make_request() -> GenerationRequest:
+            prompt = make_prompt()
             if not 0 < len(prompt) < self.context_length:
-                raise EngineRefused(f"A prompt of {len(prompt)} tokens cannot be read.")
+                raise EngineRefused(f"A prompt of {len(prompt)} tokens cannot be prefilled.")
             self._check_ids("The prompt", prompt)
             return GenerationRequest(prompt=prompt, max_tokens=0, adapter=adapter)
 
-        self._scheduler.prewarm(planned)
+        self._scheduler.prewarm(make_request)
 
     def status(self) -> EngineStatus:
-        """What it is doing."""
+        """Return what it is doing."""
         return self._scheduler.status()
 
     def is_healthy(self) -> bool:
         """Whether requests are being served: False while it loads, restarts or is stopped."""
         return self._scheduler.is_healthy()
 
-    def end(self, ending: EngineStopped, *, within: float) -> bool:
-        """End with an error for everybody who is here or comes; False if the engine's thread is left behind."""
-        return self._scheduler.end(ending, within=within)
+    def terminate(self, error: EngineStopped, *, timeout: float) -> bool:
+        """End with an error for every request, now and from now on; False if the thread had to be abandoned."""
+        return self._scheduler.terminate(error, timeout=timeout)
 
     def stop(self) -> None:
         """Cancel everything, stop the engine thread and join it. Idempotent."""
@@ -99,7 +99,7 @@ class ThreadedEngine:
         self.stop()
 
     def _checked(self, request: GenerationRequest) -> GenerationRequest:
-        """Refuse what cannot run; clip max_tokens to what the context has room for; settle the seed."""
+        """Refuse what cannot run, clip max_tokens to what the context has room for, choose a seed if none is set."""
         length, room = len(request.prompt), self.context_length - len(request.prompt)
         if not length:
             raise EngineRefused("The prompt is empty.")
@@ -113,17 +113,19 @@ class ThreadedEngine:
         if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
             raise EngineRefused(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {request.logprobs}.")
         if not -MAX_PRIORITY <= request.priority <= MAX_PRIORITY:
-            raise EngineRefused(f"A priority is at most {MAX_PRIORITY} from 0, not {request.priority}.")
-        if request.adapter is not None and request.adapter not in self._facts.adapters:
-            there = ", ".join(map(repr, self._facts.adapters)) or "none"
             raise EngineRefused(
-                f"There is no adapter {request.adapter!r} here; there are: {there}.", "adapter"
+                f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {request.priority}."
+            )
+        if request.adapter is not None and request.adapter not in self._facts.adapters:
+            known = ", ".join(map(repr, self._facts.adapters)) or "none"
+            raise EngineRefused(
+                f"There is no adapter {request.adapter!r} here; there are: {known}.", "adapter"
             )
         self._check_ids("The prompt", request.prompt)
         self._check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
         _check_sampling(request.sampling)
         sampling = request.sampling
-        if sampling.seed is None:  # every reply has a seed; this one nobody knows
+        if sampling.seed is None:  # every reply has a seed of its own
             sampling = replace(sampling, seed=int.from_bytes(os.urandom(8)))
         return replace(request, max_tokens=min(request.max_tokens, room), sampling=sampling)
 
@@ -135,18 +137,18 @@ class ThreadedEngine:
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    def demand(name: str, value: float, holds: bool, what: str) -> None:
-        if not (holds and math.isfinite(value)):
-            raise EngineRefused(f"{name} must be {what}, not {value}.")
+    def require(name: str, value: float, is_valid: bool, expected: str) -> None:
+        if not (is_valid and math.isfinite(value)):
+            raise EngineRefused(f"{name} must be {expected}, not {value}.")
 
-    demand("temperature", sampling.temperature, sampling.temperature >= 0, "a number from 0 up")
+    require("temperature", sampling.temperature, sampling.temperature >= 0, "a number from 0 up")
     for name in ("top_p", "min_p", "xtc_probability", "xtc_threshold"):
         value = getattr(sampling, name)
-        demand(name, value, 0 <= value <= 1, "between 0 and 1")
-    demand("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more")
+        require(name, value, 0 <= value <= 1, "between 0 and 1")
+    require("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more")
     penalty = sampling.repetition_penalty
-    demand("repetition_penalty", penalty, penalty > 0, "a number above 0")
-    demand("presence_penalty", sampling.presence_penalty, True, "a number")
-    demand("frequency_penalty", sampling.frequency_penalty, True, "a number")
+    require("repetition_penalty", penalty, penalty > 0, "a number above 0")
+    require("presence_penalty", sampling.presence_penalty, True, "a number")
+    require("frequency_penalty", sampling.frequency_penalty, True, "a number")
     for _, bias in sampling.logit_bias:
-        demand("logit_bias", bias, -100 <= bias <= 100, "between -100 and 100")
+        require("logit_bias", bias, -100 <= bias <= 100, "between -100 and 100")

@@ -57,12 +57,12 @@ def load_engine(
         report=on_progress,
     )
     if leader is not None:
-        leader.on_lost(partial(_end, engine))
+        leader.on_lost(partial(_terminate, engine))
     return engine
 
 
-def _end(engine: ThreadedEngine, ending: EngineStopped) -> None:
-    if not engine.end(ending, within=COLLECTIVE_GRACE):
+def _terminate(engine: ThreadedEngine, error: EngineStopped) -> None:
+    if not engine.terminate(error, timeout=COLLECTIVE_GRACE):
         # Its thread waits in MLX for a rank that is gone, and would abort the process when the interpreter exits.
         atexit.register(os._exit, 1)
 

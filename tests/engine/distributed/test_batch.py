@@ -36,7 +36,7 @@ EVERYTHING = GenerationRequest(
 
 
 class PlainBatch:
-    """A batch that counts, and remembers what was asked of it."""
+    """A batch that generates 0, 1, 2 …, and records its calls."""
 
     def __init__(self, *, wrong_at: int | None = None, breaks_at: int | None = None) -> None:
         self.rate: float | None = None
@@ -93,7 +93,7 @@ class PlainBatch:
 
 
 class PlainRanks:
-    """A place on the wire; the endpoint goes through a queue."""
+    """A rank whose endpoint comes through a queue."""
 
     def __init__(self, rank: int, size: int, endpoint: queue.SimpleQueue[Endpoint]) -> None:
         self.rank = rank
@@ -112,34 +112,36 @@ class PlainRanks:
             self.follower = Follower(self.rank, self.size, self._endpoint.get(timeout=SOON))
 
     def close(self) -> None:
-        line = self.leader or self.follower
-        if line is not None:
-            line.close()
+        transport = self.leader or self.follower
+        if transport is not None:
+            transport.close()
 
 
 @contextmanager
-def group(leads: PlainBatch, *follows: PlainBatch) -> Iterator[tuple[Scheduler, list[Future[int]]]]:
+def group(
+    leader_batch: PlainBatch, *follower_batches: PlainBatch
+) -> Iterator[tuple[Scheduler, list[Future[int]]]]:
     """A scheduler on rank 0, and what the others will return."""
     endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
-    size = 1 + len(follows)
-    leading = LeaderBatch(leads, PlainRanks(0, size, endpoint))
-    scheduler = Scheduler(leading)
+    size = 1 + len(follower_batches)
+    batch_of_all = LeaderBatch(leader_batch, PlainRanks(0, size, endpoint))
+    scheduler = Scheduler(batch_of_all)
     with ThreadPoolExecutor() as threads:
         others = [
             threads.submit(follow, batch, PlainRanks(rank, size, endpoint))
-            for rank, batch in enumerate(follows, 1)
+            for rank, batch in enumerate(follower_batches, 1)
         ]
         try:
             scheduler.start()
-            leading.on_lost(lambda ending: scheduler.end(ending, within=SOON))
+            batch_of_all.on_lost(lambda error: scheduler.terminate(error, timeout=SOON))
             yield scheduler, others
         finally:
             scheduler.stop()
 
 
 def test_followers_do_what_rank_0_does_before_the_same_step() -> None:
-    leads, *follows = batches = [PlainBatch() for _ in range(3)]
-    with group(leads, *follows) as (scheduler, others):
+    leader_batch, *follower_batches = batches = [PlainBatch() for _ in range(3)]
+    with group(leader_batch, *follower_batches) as (scheduler, others):
         both = [scheduler.submit(REQUEST), scheduler.submit(replace(REQUEST, max_tokens=5))]
         for generation in both:
             list(generation)
@@ -150,53 +152,60 @@ def test_followers_do_what_rank_0_does_before_the_same_step() -> None:
         list(scheduler.submit(EVERYTHING))
         scheduler.stop()
         assert [other.result(SOON) for other in others] == [0, 0]
-    assert [batch.log for batch in follows] == [leads.log] * 2
-    assert ("remove", 2) in leads.log
-    assert ("insert", 3, EVERYTHING) in leads.log
+    assert [batch.log for batch in follower_batches] == [leader_batch.log] * 2
+    assert ("remove", 2) in leader_batch.log
+    assert ("insert", 3, EVERYTHING) in leader_batch.log
     assert (
-        len({rate for name, rate in (entry for entry in leads.log if len(entry) == 2) if name == "step"}) > 3
+        len(
+            {
+                rate
+                for name, rate in (entry for entry in leader_batch.log if len(entry) == 2)
+                if name == "step"
+            }
+        )
+        > 3
     )
     assert all(not batch.rows for batch in batches)
 
 
-def test_a_request_survives_the_way_to_another_process() -> None:
+def test_a_request_survives_the_wire() -> None:
     assert from_wire(json.loads(json.dumps(to_wire(EVERYTHING)))) == EVERYTHING
 
 
-def test_a_constraint_that_never_raises_is_rank_0s_alone() -> None:
-    class Wish:
+def test_a_constraint_that_never_raises_is_applied_by_rank_0_alone() -> None:
+    class Harmless:
         never_raises = True
 
         def unconstrained_tokens(self) -> int:
-            """Nothing is promised."""
+            """None are certain."""
             return 0
 
         def allowed_mask(self) -> None:
-            """Anything goes."""
+            """Nothing is masked."""
 
         def advance(self, token: int) -> None:
-            """Nothing is read."""
+            """Keeps no state."""
 
-    there = from_wire(json.loads(json.dumps(to_wire(replace(REQUEST, constraint=Wish()))))).constraint
+    there = from_wire(json.loads(json.dumps(to_wire(replace(REQUEST, constraint=Harmless()))))).constraint
     assert there is not None
     there.advance(7)
     assert (there.allowed_mask(), there.unconstrained_tokens(), there.never_raises) == (None, 0, True)
     assert from_wire(json.loads(json.dumps(to_wire(REQUEST)))).constraint is None
 
 
-def test_what_lives_in_one_process_is_refused_and_the_others_go_on() -> None:
+def test_a_grammar_is_refused_and_other_requests_go_on() -> None:
     class Grammar:
         never_raises = False
 
         def unconstrained_tokens(self) -> int:
-            """Nothing is promised."""
+            """None are certain."""
             return 0
 
         def allowed_mask(self) -> None:
-            """Anything goes."""
+            """Nothing is masked."""
 
         def advance(self, token: int) -> None:
-            """Nothing is read."""
+            """Keeps no state."""
 
     with group(PlainBatch(), PlainBatch()) as (scheduler, _):
         bound, free = scheduler.submit(replace(REQUEST, constraint=Grammar())), scheduler.submit(REQUEST)
@@ -205,7 +214,7 @@ def test_what_lives_in_one_process_is_refused_and_the_others_go_on() -> None:
         assert isinstance(list(free)[-1], Finished)
 
 
-def test_ranks_that_come_to_different_results_do_not_go_on() -> None:
+def test_ranks_with_different_results_stop() -> None:
     with group(PlainBatch(), PlainBatch(wrong_at=2)) as (scheduler, [other]):
         with pytest.raises(EngineStopped, match="Rank 1 has ended: It came to another result than rank 0"):
             list(scheduler.submit(replace(REQUEST, max_tokens=1 << 20)))
@@ -213,25 +222,25 @@ def test_ranks_that_come_to_different_results_do_not_go_on() -> None:
         assert scheduler.status().state == "stopped"
 
 
-def test_an_exception_on_rank_0_is_the_end_for_all_and_nothing_is_restarted() -> None:
-    leads, follows = PlainBatch(breaks_at=2), PlainBatch()
-    with group(leads, follows) as (scheduler, [other]):
+def test_an_exception_on_rank_0_ends_all_ranks_without_a_restart() -> None:
+    leader_batch = PlainBatch(breaks_at=2)
+    with group(leader_batch, PlainBatch()) as (scheduler, [other]):
         with pytest.raises(EngineStopped, match=r"Rank 0 could not go on: RuntimeError: out of memory"):
             list(scheduler.submit(REQUEST))
         assert other.result(SOON) == 1
         with pytest.raises(EngineStopped, match="out of memory"):
             scheduler.submit(REQUEST)
-    assert [entry for entry in leads.log if isinstance(entry, str)] == ["load", "unload", "close"]
+    assert [entry for entry in leader_batch.log if isinstance(entry, str)] == ["load", "unload", "close"]
 
 
 def test_a_follower_whose_rank_0_has_gone_ends_with_an_error() -> None:
     endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
-    leads = PlainRanks(0, 2, endpoint)
+    leader = PlainRanks(0, 2, endpoint)
     batch = PlainBatch()
     with ThreadPoolExecutor() as threads:
         other = threads.submit(follow, batch, PlainRanks(1, 2, endpoint))
-        leads.open()
-        leads.close()
+        leader.open()
+        leader.close()
         assert other.result(SOON) == 1
     assert batch.log == ["load", "unload", "close"]
 
@@ -243,27 +252,25 @@ def test_an_exception_on_another_rank_is_quoted() -> None:
         assert [other.result(SOON) for other in others] == [1, 1]
 
 
-def test_a_rank_that_is_lost_while_nobody_asks_for_anything_is_noticed() -> None:
-    leads, follows = PlainBatch(), PlainBatch()
+def test_a_rank_that_is_lost_while_there_are_no_requests_is_noticed() -> None:
     endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
-    leading = LeaderBatch(leads, PlainRanks(0, 2, endpoint))
-    scheduler = Scheduler(leading)
+    batch_of_all = LeaderBatch(PlainBatch(), PlainRanks(0, 2, endpoint))
+    scheduler = Scheduler(batch_of_all)
     lost = PlainRanks(1, 2, endpoint)
     opening = threading.Thread(target=lost.open)
     opening.start()
     scheduler.start()
-    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    leading.on_lost(lambda ending: told.put(scheduler.end(ending, within=SOON)))
+    terminated: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    batch_of_all.on_lost(lambda error: terminated.put(scheduler.terminate(error, timeout=SOON)))
     opening.join(SOON)
     lost.close()
-    assert told.get(timeout=SOON) is True
+    assert terminated.get(timeout=SOON) is True
     assert scheduler.status().state == "stopped"
     assert scheduler.status().detail.startswith("Rank 1 was lost")
     scheduler.stop()
-    assert follows.log == []
 
 
-def test_a_rank_that_cannot_load_is_quoted_to_whoever_started_rank_0() -> None:
+def test_a_rank_that_cannot_load_is_quoted_when_rank_0_starts() -> None:
     broken = PlainBatch()
     broken.load_error = EngineRefused("there is no such model")
 
@@ -276,16 +283,16 @@ def test_a_rank_that_cannot_load_is_quoted_to_whoever_started_rank_0() -> None:
 
     endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
     ranks = PlainRanks(0, 2, endpoint)
-    leading = LeaderBatch(Meeting(), NothingToOpen(ranks))
+    batch_of_all = LeaderBatch(Meeting(), ConnectedRanks(ranks))
     with ThreadPoolExecutor() as threads:
         other = threads.submit(follow, broken, PlainRanks(1, 2, endpoint))
         with pytest.raises(EngineStopped, match="Rank 1 has ended: there is no such model"):
-            Scheduler(leading).start()
+            Scheduler(batch_of_all).start()
         assert other.result(SOON) == 1
 
 
-class NothingToOpen:
-    """A place whose line is opened by somebody else."""
+class ConnectedRanks:
+    """Ranks that are connected already."""
 
     def __init__(self, ranks: PlainRanks) -> None:
         self._ranks = ranks
@@ -297,24 +304,27 @@ class NothingToOpen:
         return self._ranks.leader
 
     def open(self) -> None:
-        """It is open."""
+        """They are."""
 
     def close(self) -> None:
         self._ranks.close()
 
 
-def test_everybody_is_told_even_if_the_thread_does_not_come_back() -> None:
+def test_every_request_fails_even_if_the_thread_does_not_come_out_of_its_batch() -> None:
     batch = PlainBatch()
     batch.block = threading.Event()
     scheduler = Scheduler(batch)
     scheduler.start()
     running = scheduler.submit(REQUEST)
     assert batch.stepping.wait(SOON)
-    assert scheduler.end(EngineStopped("rank 1 was lost"), within=0.1) is False
+    assert scheduler.terminate(EngineStopped("rank 1 was lost"), timeout=0.1) is False
     with pytest.raises(EngineStopped, match="rank 1 was lost"):
         list(running)
     with pytest.raises(EngineStopped, match="rank 1 was lost"):
         scheduler.submit(REQUEST)
     assert scheduler.status().state == "stopped"
-    scheduler.stop()  # waits for nobody
+    scheduler.stop()  # does not wait for the thread
     batch.block.set()
+    scheduler._thread.join(SOON)
+    assert not scheduler._thread.is_alive(), "it ends once it comes out, and does not start anew"
+    assert [entry for entry in batch.log if isinstance(entry, str)] == ["load", "unload", "close"]
