@@ -92,18 +92,18 @@ class PoolHarness:
         self.gates[name] = threading.Event()
         return self.gates[name]
 
-    def load(self, spec: ModelSpec, report: Callable[[float], None]) -> FakeService:
+    def load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> FakeService:
         self.loads.append(spec.name)
         self.concurrent_loads += 1
         self.max_concurrent_loads = max(self.max_concurrent_loads, self.concurrent_loads)
         try:
-            self.reports[spec.name] = report
+            self.reports[spec.name] = on_progress
             if spec.name in self.gates:
                 self.started[spec.name].set()
                 assert self.gates[spec.name].wait(SOON)
             if self.failures.get(spec.name):
                 raise self.failures[spec.name].pop(0)
-            report(1.0)
+            on_progress(1.0)
             self.services.append(FakeService(spec.name))
             return self.services[-1]
         finally:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import EngineItem, Finished, GenerationRequest, TokenDelta
-from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
+from mlx_backend.engine.batch import Ended, ModelInfo, Outcome
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer, Transcript
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -53,11 +53,11 @@ class RecordingBatch:
     def _note(self, name: str) -> None:
         self.calls.append((name, threading.get_ident()))
 
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
+    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         self._note("load")
         if self._load_error is not None:
             raise self._load_error
-        return ModelFacts(model_id="recording", context_length=10, tokenizer=ScriptedTokenizer())
+        return ModelInfo(model_id="recording", context_length=10, tokenizer=ScriptedTokenizer())
 
     def admits(self, request: GenerationRequest) -> bool:
         return True
@@ -96,14 +96,14 @@ class FailingBatch(RecordingBatch):
         self._failures = failures
         self._failed_loads = failed_loads
 
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
+    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         self.loads += 1
         if self.loads > 1 and self._failed_loads:
             self._failed_loads -= 1
             raise EngineError("the file is gone")
         if self.loads > 1:
             self.reloaded.set()
-        return super().load(report)
+        return super().load(on_progress)
 
     def step(self) -> Iterable[tuple[int, Outcome]]:
         self.gate.wait(SOON)

@@ -34,10 +34,10 @@ class ScriptedNetwork:
         self.fails = fails
         self.unloaded = False
 
-    def load(self, report: Callable[[float], None]) -> NetworkInfo:
+    def load(self, on_progress: Callable[[float], None]) -> NetworkInfo:
         if self.fails == "load":
             raise EngineError("There is no such model.")
-        report(1.0)
+        on_progress(1.0)
         return NetworkInfo(
             model_id="m",
             model_type="embedding",

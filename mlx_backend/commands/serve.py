@@ -210,12 +210,14 @@ def _recommended_memory() -> int:
     return recommended_memory()
 
 
-def _load(device: Device, spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
+def _load(
+    device: Device, spec: ModelSpec, options: EngineOptions, on_progress: Callable[[float], None]
+) -> Engine:
     """Load a language model and show on a terminal how far it is."""
     from mlx_backend.engine.mlx import load_engine
 
     return load_engine(
-        spec.source, options, device=device, model_id=spec.name, on_progress=_shown(spec, report)
+        spec.source, options, device=device, model_id=spec.name, on_progress=_shown(spec, on_progress)
     )
 
 
@@ -224,22 +226,22 @@ def _load_reader(
     spec: ModelSpec,
     kind: ModelType,
     options: EmbeddingOptions,
-    report: Callable[[float], None],
+    on_progress: Callable[[float], None],
 ) -> Worker:
     """Load a model that makes vectors or ranks, and show on a terminal how far it is."""
     from mlx_backend.embedding.mlx import load_worker
 
     return load_worker(
-        spec.source, kind, options, device=device, model_id=spec.name, report=_shown(spec, report)
+        spec.source, kind, options, device=device, model_id=spec.name, on_progress=_shown(spec, on_progress)
     )
 
 
-def _shown(spec: ModelSpec, report: Callable[[float], None]) -> Callable[[float], None]:
+def _shown(spec: ModelSpec, on_progress: Callable[[float], None]) -> Callable[[float], None]:
     shown = -1
 
     def show(part: float) -> None:
         nonlocal shown
-        report(part)
+        on_progress(part)
         if sys.stderr.isatty() and int(part * 100) != shown:
             shown = int(part * 100)
             ending = "\n" if part >= 1 else ""

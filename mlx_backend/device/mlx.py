@@ -52,8 +52,8 @@ def set_precision(network: Any, name: str) -> None:
         network.set_dtype(mx.float32)
 
 
-def load_weights(network: Any, report: Callable[[float], None]) -> None:
-    """Read lazily loaded weights into memory, a gigabyte at a time; `report` hears the share, up to 0.95.
+def load_weights(network: Any, on_progress: Callable[[float], None]) -> None:
+    """Read lazily loaded weights into memory, a gigabyte at a time; `on_progress` gets the share, up to 0.95.
 
     The rest is for the warm-up.
     """
@@ -66,4 +66,4 @@ def load_weights(network: Any, report: Callable[[float], None]) -> None:
             mx.eval(chunk)
             done += sum(each.nbytes for each in chunk)
             chunk = []
-            report(0.95 * done / total)
+            on_progress(0.95 * done / total)

@@ -65,7 +65,7 @@ class NetworkInfo:
 class Network(Protocol):
     """An embedding or rerank model. Every method is called on the worker's thread."""
 
-    def load(self, report: Callable[[float], None]) -> NetworkInfo:
+    def load(self, on_progress: Callable[[float], None]) -> NetworkInfo:
         """Load it, reporting progress from 0 to 1. Raises EngineError with a message for users."""
         ...
 

@@ -100,7 +100,7 @@ class Worker:
         device: AbstractContextManager[None],
         *,
         max_waiting: int = 256,
-        report: Callable[[float], None] | None = None,
+        on_progress: Callable[[float], None] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._clock = clock
@@ -108,7 +108,7 @@ class Worker:
         self._network = network
         self._device = device
         self._max_waiting = max_waiting
-        self._report = report or (lambda _fraction: None)
+        self._on_progress = on_progress or (lambda _fraction: None)
         self._changed = threading.Condition()
         self._queue: deque[EmbeddingJob] = deque()
         self._current: EmbeddingJob | None = None
@@ -190,7 +190,7 @@ class Worker:
 
     def _load(self) -> None:
         try:
-            self._info = self._network.load(self._report)
+            self._info = self._network.load(self._on_progress)
         except EngineError as error:
             self._load_error = error
         except Exception as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelInfo:
     """What a loaded model reports about itself."""
 
     model_id: str
@@ -38,8 +38,8 @@ type Outcome = Progress | TokenDelta | Ended | EngineError
 class Batch(Protocol):
     """Several requests, stepped together. Every method is called on the engine thread."""
 
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
-        """Load the model, reporting progress from 0 to 1. Raises EngineError if that fails."""
+    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
+        """Load the model; `on_progress` gets the share, from 0 to 1. Raises EngineError if that fails."""
         ...
 
     def admits(self, request: GenerationRequest) -> bool:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mlx_backend.engine.base import GenerationRequest
-    from mlx_backend.engine.batch import Batch, ModelFacts, Outcome
+    from mlx_backend.engine.batch import Batch, ModelInfo, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ MAX_RESTART_DELAY = 60.0
 
 
 class Scheduler:
-    """Runs one batch on one thread. `report` hears how far loading has come, from 0 to 1."""
+    """Runs one batch on one thread. `on_progress` is called with the share that is loaded, from 0 to 1."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Scheduler:
         *,
         max_running: int = 32,
         max_waiting: int = 256,
-        report: Callable[[float], None] | None = None,
+        on_progress: Callable[[float], None] | None = None,
         first_restart_delay: float = FIRST_RESTART_DELAY,
     ) -> None:
         self._batch = batch
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self._report = report or (lambda _part: None)
+        self._on_progress = on_progress or (lambda _share: None)
         self._first_restart_delay = first_restart_delay
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._submitting = threading.Lock()
@@ -88,7 +88,7 @@ class Scheduler:
         self._warmups: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
         self._running_warmup: Warmup | None = None
         self._mean_seconds = 1.0  # that a request runs
-        self._facts: ModelFacts | None = None
+        self._facts: ModelInfo | None = None
         self._failures = 0  # in a row, with nothing answered in between
         self._restart_reason = ""  # while it is being restarted
         self._restart_delay = 0.0
@@ -100,7 +100,7 @@ class Scheduler:
 
     # -- called from any thread -----------------------------------------------------------------------------
 
-    def start(self) -> ModelFacts:
+    def start(self) -> ModelInfo:
         """Start the thread, let it load, and return what it loaded; raise what loading raised."""
         self._thread.start()
         atexit.register(self.stop)
@@ -195,7 +195,7 @@ class Scheduler:
     def _load_and_serve(self) -> bool:
         """Load, and step until told to stop (True) or until something breaks (False)."""
         try:
-            self._facts = self._batch.load(self._report)
+            self._facts = self._batch.load(self._on_progress)
             self._restart_reason, self._restart_delay = "", 0.0
             self._started.set()
             while self._wait_for_work():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.base import Progress, TokenDelta
-from mlx_backend.engine.batch import Ended, ModelFacts
+from mlx_backend.engine.batch import Ended, ModelInfo
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -260,7 +260,7 @@ def _lowest(mask: Sequence[int]) -> int:
 
 class _ScriptedBatch:
     def __init__(
-        self, facts: ModelFacts, tokenizer: ScriptedTokenizer, scripts: Callable[[str], Script]
+        self, facts: ModelInfo, tokenizer: ScriptedTokenizer, scripts: Callable[[str], Script]
     ) -> None:
         self._facts = facts
         self._tokenizer = tokenizer
@@ -269,8 +269,8 @@ class _ScriptedBatch:
         self.started: list[ScriptedRequest] = []
         self.permits: threading.Semaphore | None = None  # one is needed for each step
 
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
-        report(1.0)
+    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
+        on_progress(1.0)
         return self._facts
 
     def admits(self, request: GenerationRequest) -> bool:
@@ -328,7 +328,7 @@ class ScriptedEngine(ThreadedEngine):
         max_waiting: int = 256,
     ) -> None:
         tokenizer = ScriptedTokenizer(markers, chat_template)
-        facts = ModelFacts(model_id=model_id, context_length=context_length, tokenizer=tokenizer)
+        facts = ModelInfo(model_id=model_id, context_length=context_length, tokenizer=tokenizer)
         self._batch = _ScriptedBatch(facts, tokenizer, _as_function(transcripts))
         if gated:
             self._batch.permits = threading.Semaphore(0)

@@ -35,9 +35,11 @@ class ThreadedEngine:
         *,
         max_concurrent: int = 32,
         max_waiting: int = 256,
-        report: Callable[[float], None] | None = None,
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        self._scheduler = Scheduler(batch, max_running=max_concurrent, max_waiting=max_waiting, report=report)
+        self._scheduler = Scheduler(
+            batch, max_running=max_concurrent, max_waiting=max_waiting, on_progress=on_progress
+        )
         self._facts = self._scheduler.start()
 
     @property

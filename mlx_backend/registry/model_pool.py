@@ -51,7 +51,7 @@ class UnloadResult(StrEnum):
 class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
-    `load(spec, report)` runs on the loader's thread, takes as long as it likes and reports progress from 0 to 1.
+    `load(spec, on_progress)` runs on the loader's thread, takes as long as it likes and reports progress from 0 to 1.
     With a `memory_limit` in bytes, `measure(spec)` says how many bytes a model needs. `default_name` is for
     requests that name no model.
     """

@@ -198,16 +198,16 @@ class MultiModelRegistry:
 
     # -- loading ---------------------------------------------------------------------------------------------
 
-    def _load(self, spec: ModelSpec, report: Callable[[float], None]) -> Service | Embedder:
+    def _load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> Service | Embedder:
         model_type = self._catalogue.model_type(spec)
         if model_type != "llm":
             if self._load_worker is None:
                 raise EngineError("This server was set up without embedding and rerank models.")
-            return Embedder(self._load_worker(spec, model_type, self._embedding_options(spec), report))
+            return Embedder(self._load_worker(spec, model_type, self._embedding_options(spec), on_progress))
         options = spec.options(self._options)
         options = replace(options, allow_download=self._catalogue.may_download(spec))
         settings = self._settings
-        engine = self._load_engine(spec, options, report)
+        engine = self._load_engine(spec, options, on_progress)
         service = Service(
             engine,
             defaults=self._defaults(spec),

@@ -220,7 +220,7 @@ def test_whatever_loading_raises_no_request_is_left_waiting(
 def test_a_failed_load_keeps_no_reference_to_the_half_loaded_model(harness: PoolHarness) -> None:
     references: list[weakref.ref[PoolHarness]] = []
 
-    def load(_spec: ModelSpec, _report: Callable[[float], None]) -> FakeService:
+    def load(_spec: ModelSpec, _on_progress: Callable[[float], None]) -> FakeService:
         half_loaded = PoolHarness()
         references.append(weakref.ref(half_loaded))
         try:
@@ -258,7 +258,7 @@ def test_a_stopped_engine_that_others_lease_is_unloaded_after_their_release(
 
 
 def test_an_engine_that_is_stopped_when_loaded_is_reloaded_only_once(harness: PoolHarness) -> None:
-    def load(_spec: ModelSpec, _report: Callable[[float], None]) -> FakeService:
+    def load(_spec: ModelSpec, _on_progress: Callable[[float], None]) -> FakeService:
         service = FakeService("a")
         service.engine.stop()
         harness.loads.append("a")

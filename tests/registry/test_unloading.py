@@ -194,7 +194,7 @@ def test_a_model_whose_load_finishes_after_the_stop_is_stopped(harness: PoolHarn
     services: list[FakeService] = []
     started, gate = threading.Event(), threading.Event()
 
-    def load(_spec: ModelSpec, _report: Callable[[float], None]) -> FakeService:
+    def load(_spec: ModelSpec, _on_progress: Callable[[float], None]) -> FakeService:
         started.set()
         assert gate.wait(SOON)
         services.append(FakeService("a"))

@@ -21,12 +21,12 @@ def load_worker(
     *,
     device: Device | None = None,
     model_id: str | None = None,
-    report: Callable[[float], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> Worker:
     """Load a model folder or Hugging Face repository and start its thread.
 
     `device` is shared with the other models of the process; without one the model has a device of its own.
-    `report` is called on that thread with the progress, from 0 to 1. Raises EngineError with a message for users.
+    `on_progress` is called on that thread with the progress, from 0 to 1. Raises EngineError with a message for users.
     """
     from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.embedding.mlx.network import MLXNetwork
@@ -34,4 +34,4 @@ def load_worker(
     chosen = options or EmbeddingOptions()
     device = device or Device(recommended_memory)
     network = MLXNetwork(model, model_type, chosen, memory=device.memory, model_id=model_id)
-    return Worker(network, device.lock, max_waiting=chosen.max_waiting, report=report)
+    return Worker(network, device.lock, max_waiting=chosen.max_waiting, on_progress=on_progress)

@@ -58,7 +58,7 @@ class EmbeddingModel:
 
 
 def load_embedding_model(
-    source: str, options: EmbeddingOptions, report: Callable[[float], None], *, rerank: bool
+    source: str, options: EmbeddingOptions, on_progress: Callable[[float], None], *, rerank: bool
 ) -> EmbeddingModel:
     """Load a folder or a Hugging Face repository. Must run on the thread that will use the model."""
     folder, name = find_folder(source, allow_download=options.allow_download, extra_files=_EXTRA_FILES)
@@ -80,7 +80,7 @@ def load_embedding_model(
         weights.eval()
         set_precision(weights, name)
         dense = tuple(_dense_layers(folder, embedding, config))
-        load_weights(weights, report)
+        load_weights(weights, on_progress)
     dtypes = [value.dtype for _, value in tree_flatten(weights.parameters())]
     dtype = next((each for each in dtypes if mx.issubdtype(each, mx.floating)), mx.float32)
     return EmbeddingModel(

@@ -57,10 +57,10 @@ class MLXNetwork:
         self._yes_no_tokens = (0, 0)  # of a causal reranker
         self._reservation: MemoryReservation | None = None
 
-    def load(self, report: Callable[[float], None]) -> NetworkInfo:
+    def load(self, on_progress: Callable[[float], None]) -> NetworkInfo:
         """Load the model on this thread and run it once."""
         rerank = self._model_type == "rerank"
-        model = self._model = load_embedding_model(self._source, self._options, report, rerank=rerank)
+        model = self._model = load_embedding_model(self._source, self._options, on_progress, rerank=rerank)
         causal = isinstance(model.network, Causal)
         encoder = TextEncoder(
             model.folder,
@@ -77,7 +77,7 @@ class MLXNetwork:
             [vector] = _run_to_end(self.run([text], None, WARM_UP_TOKENS))
         except Exception as error:
             raise EngineError(f"The model was loaded but cannot be run: {error}") from error
-        report(1.0)
+        on_progress(1.0)
         return NetworkInfo(
             model_id=self._model_id or model.name,
             model_type=self._model_type,

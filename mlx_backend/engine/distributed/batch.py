@@ -28,7 +28,7 @@ from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from mlx_backend.engine.batch import ModelFacts, Outcome
+    from mlx_backend.engine.batch import ModelInfo, Outcome
     from mlx_backend.engine.distributed.transport import Follower, Leader
 
 log = logging.getLogger(__name__)
@@ -81,14 +81,14 @@ class LeaderBatch:
         assert self._ranks.leader is not None
         self._ranks.leader.on_lost(callback)
 
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
+    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load together with the other ranks."""
         if self._loaded:  # the other ranks are gone
             raise self._error or EngineStopped(f"The engine broke. {_RESTART_ALL}")
         self._loaded = True
         try:
             self._ranks.open()
-            return self._batch.load(report)
+            return self._batch.load(on_progress)
         except Exception as error:
             self._error = self._cause_of(error)
             if isinstance(error, EngineError) and not isinstance(error, EngineStopped):
@@ -169,7 +169,7 @@ def follow(batch: SteppedBatch, ranks: Ranks) -> int:
         try:
             ranks.open()
             log.info("Rank %d of %d: loading; rank 0 serves.", ranks.rank, ranks.size)
-            batch.load(lambda _part: None)
+            batch.load(lambda _share: None)
             log.info("Rank %d of %d: ready.", ranks.rank, ranks.size)
             reason = _step_with_leader(batch, ranks)
             status = 1 if reason else 0

@@ -54,7 +54,7 @@ def load_engine(
         leader or batch,
         max_concurrent=chosen.max_concurrent,
         max_waiting=chosen.max_waiting,
-        report=on_progress,
+        on_progress=on_progress,
     )
     if leader is not None:
         leader.on_lost(partial(_terminate, engine))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.batch import ModelFacts
+from mlx_backend.engine.batch import ModelInfo
 from mlx_backend.engine.mlx.loaded_batch import LoadedBatch
 from mlx_backend.engine.mlx.runtime import Runtime
 from mlx_backend.errors import EngineError
@@ -57,12 +57,12 @@ class MLXBatch:
             raise RuntimeError("No model is loaded.")
         return self._loaded
 
-    def load(self, on_progress: Callable[[float], None]) -> ModelFacts:
+    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread, warm it up, and see how much memory is left."""
         runtime = Runtime(self._source, self._options, self._device.memory, self._ranks, on_progress)
         self._loaded = LoadedBatch(runtime, self._device.lock, self._ranks)
         model = runtime.model
-        return ModelFacts(
+        return ModelInfo(
             model_id=self._model_id or model.name,
             context_length=self._options.context_length or model.context_length,
             tokenizer=model.tokenizer,

@@ -54,14 +54,14 @@ model = "{folder}/reranker"
 """
 
 
-def talk(spec: ModelSpec, _options: EngineOptions, _report: Callable[[float], None]) -> Engine:
+def talk(spec: ModelSpec, _options: EngineOptions, _on_progress: Callable[[float], None]) -> Engine:
     return ScriptedEngine(lambda _: "<|channel|>final<|message|>Hello.<|return|>", model_id=spec.name)
 
 
 def read(
-    spec: ModelSpec, kind: ModelType, options: EmbeddingOptions, report: Callable[[float], None]
+    spec: ModelSpec, kind: ModelType, options: EmbeddingOptions, on_progress: Callable[[float], None]
 ) -> Worker:
-    return load_worker(spec.source, kind, options, model_id=spec.name, report=report)
+    return load_worker(spec.source, kind, options, model_id=spec.name, on_progress=on_progress)
 
 
 @contextmanager

@@ -51,9 +51,9 @@ class Workshop:
         self.half = threading.Event()
         self.broken: set[str] = set()
 
-    def load(self, spec: ModelSpec, _options: EngineOptions, report: Callable[[float], None]) -> Engine:
+    def load(self, spec: ModelSpec, _options: EngineOptions, on_progress: Callable[[float], None]) -> Engine:
         self.loads.append(spec.name)
-        report(0.5)
+        on_progress(0.5)
         self.half.set()
         if spec.name == self.held:
             assert self.gate.wait(SOON)
@@ -302,8 +302,8 @@ def test_a_reply_that_is_cut_by_the_servers_end_is_told_so(stream: bool) -> None
 def test_what_schemas_need_is_made_after_loading_and_not_by_the_first_reply() -> None:
     spec = ModelSpec(name="demo", source=str(MODEL_PATH), pinned=True)
 
-    def load(spec: ModelSpec, options: EngineOptions, report: Callable[[float], None]) -> Engine:
-        return load_engine(spec.source, options, model_id=spec.name, on_progress=report)
+    def load(spec: ModelSpec, options: EngineOptions, on_progress: Callable[[float], None]) -> Engine:
+        return load_engine(spec.source, options, model_id=spec.name, on_progress=on_progress)
 
     models = MultiModelRegistry(Catalogue([spec]), load, EngineOptions(), Settings(), default_name="demo")
     try:

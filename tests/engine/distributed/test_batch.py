@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
-from mlx_backend.engine.batch import Ended, ModelFacts, Outcome
+from mlx_backend.engine.batch import Ended, ModelInfo, Outcome
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow, from_wire, to_wire
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
 from mlx_backend.engine.scheduler import Scheduler
@@ -49,11 +49,11 @@ class PlainBatch:
         self._wrong_at = wrong_at
         self._breaks_at = breaks_at
 
-    def load(self, report: Callable[[float], None]) -> ModelFacts:
+    def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         if self.load_error is not None:
             raise self.load_error
         self.log.append("load")
-        return ModelFacts(model_id="plain", context_length=100, tokenizer=ScriptedTokenizer())
+        return ModelInfo(model_id="plain", context_length=100, tokenizer=ScriptedTokenizer())
 
     def admits(self, request: GenerationRequest) -> bool:
         return True
@@ -275,11 +275,11 @@ def test_a_rank_that_cannot_load_is_quoted_when_rank_0_starts() -> None:
     broken.load_error = EngineRefused("there is no such model")
 
     class Meeting(PlainBatch):
-        def load(self, report: Callable[[float], None]) -> ModelFacts:
+        def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
             ranks.open()
             assert ranks.leader is not None
             ranks.leader.all_gather("loaded")
-            return super().load(report)
+            return super().load(on_progress)
 
     endpoint: queue.SimpleQueue[Endpoint] = queue.SimpleQueue()
     ranks = PlainRanks(0, 2, endpoint)

@@ -35,8 +35,8 @@ class Fragile(MLXBatch):
         self.broken: Exception | None = None
         self.loads = 0
 
-    def load(self, report: Any) -> Any:
-        facts = super().load(report)
+    def load(self, on_progress: Any) -> Any:
+        facts = super().load(on_progress)
         self.loads += 1
         self.loaded.runtime.networks[""] = FragileNetwork(self.loaded.runtime.networks[""], self)
         return facts
@@ -142,8 +142,8 @@ def test_a_short_prompt_is_read_beside_a_long_one(model: Path) -> None:
 class Counting(MLXBatch):
     """Counts how long the pieces are in which its network reads."""
 
-    def load(self, report: Any) -> Any:
-        facts = super().load(report)
+    def load(self, on_progress: Any) -> Any:
+        facts = super().load(on_progress)
         self.pieces: list[int] = []
         self.loaded.runtime.networks[""] = CountingNetwork(self.loaded.runtime.networks[""], self.pieces)
         return facts
