@@ -1,18 +1,30 @@
-"""What the person who starts the server may choose: one frozen object, passed down, never changed.
+"""The settings of a reply and of the server: each declared once, with its limits and its help.
+
+`SamplingSettings` and `ReplySettings` exist three times over: as a request sends them, as a model's own, and as the
+server's. None always means "not set": the next of these decides, and last the model itself.
 
 Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
+from mlx_backend.conversation.effort import Effort
+from mlx_backend.conversation.effort import parse as parse_effort
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
-
-if TYPE_CHECKING:
-    from mlx_backend.conversation.effort import Effort
+from mlx_backend.declaration import (
+    Kind,
+    Setting,
+    declared,
+    number,
+    one_of,
+    seconds,
+    size,
+    switch,
+    text,
+    whole,
+)
 
 
 class ReasoningFormat(StrEnum):
@@ -33,26 +45,212 @@ class ReasoningField(StrEnum):
     BOTH = "both"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The server's own defaults and limits. A request may choose effort, format and max_tokens for itself."""
+_EFFORT = Kind(
+    words=f"one of {', '.join(Effort)}",
+    metavar="EFFORT",
+    type=Effort,
+    parse=parse_effort,
+    convert=parse_effort,
+)
+_SHARE = number(0, 1)
+_PENALTY = number(-2, 2)
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    api_key: str | None = field(default=None, repr=False)
-    reasoning_effort: Effort | None = None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """How the next token is chosen, by the names of the engine's `Sampling`."""
+
+    temperature: Annotated[
+        float | None,
+        Setting(
+            kind=number(0, 2),
+            help="randomness of sampling; 0 always takes the most likely token",
+            default="what the model's makers recommend, or 1; 0 for the demo model",
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Setting(kind=_SHARE, help="choose among the most likely tokens that together have this probability"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Setting(
+            kind=whole(0, words="a whole number, or 0 for all"),
+            help="choose among this many of the most likely tokens; 0: all",
+        ),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Setting(
+            kind=_SHARE,
+            help="leave out tokens whose probability is below this fraction of the most likely one's",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Setting(
+            kind=whole(0, (1 << 63) - 1, words="a whole number from 0 up"),
+            help="the same seed gives the same reply to the same request",
+            default="a new one for each reply",
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Setting(kind=number(0, 10, above=True), help="above 1, recent tokens become less likely"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        Setting(kind=_PENALTY, help="above 0, tokens that have been used become less likely"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        Setting(kind=_PENALTY, help="above 0, tokens become less likely each time they are used"),
+    ] = None
+    xtc_probability: Annotated[
+        float | None,
+        Setting(kind=_SHARE, help="how often the most likely tokens are excluded (XTC sampling)"),
+    ] = None
+    xtc_threshold: Annotated[
+        float | None,
+        Setting(
+            kind=number(0, 0.5),
+            help="XTC excludes all tokens above this probability except the least likely of them",
+        ),
+    ] = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Those that are set, by name."""
+        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+
+
+SAMPLING = tuple(declared(SamplingSettings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplySettings(SamplingSettings):
+    """What a reply is like."""
+
+    reasoning_effort: Annotated[
+        Effort | None,
+        Setting(
+            kind=_EFFORT,
+            help=f"how much the model reasons before it answers: {', '.join(Effort)}",
+            default="medium",
+        ),
+    ] = None
+    reasoning_format: Annotated[
+        ReasoningFormat | None,
+        Setting(kind=one_of(ReasoningFormat), help="how the reasoning is sent", default="separate"),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Setting(
+            kind=whole(1), help="most tokens in a reply, reasoning included", default="what the context holds"
+        ),
+    ] = None
+    thinking_budget: Annotated[
+        int | None,
+        Setting(
+            kind=whole(0, words="a whole number of tokens, 0 for no reasoning"),
+            help="most tokens of reasoning before the answer begins; 0: no reasoning",
+            default="no limit",
+        ),
+    ] = None
+    answer_reserve: Annotated[
+        int | None,
+        Setting(
+            kind=whole(1),
+            help="how many of max_tokens are kept for the answer; at most half of them, unless the request sets it",
+            default="none",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ReplySettings):
+    """The server's own settings: defaults for replies, addresses and limits."""
+
+    host: Annotated[str, Setting(kind=text("HOST"), help="address to listen on", group="network")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int,
+        Setting(
+            kind=whole(0, 65535, words="a port (0 to 65535)"),
+            help="port to listen on; 0: any free one",
+            group="network",
+        ),
+    ] = 8080
+    api_key: Annotated[
+        str | None,
+        Setting(
+            kind=text("KEY"),
+            help="key that clients must send; other users of the machine can see an option in `ps`, "
+            "but not an environment variable",
+            group="network",
+            default="none",
+        ),
+    ] = field(default=None, repr=False)
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Setting(
+            kind=text("ORIGIN"),
+            help="origin of web pages that may use the server",
+            group="network",
+            option="--cors-origin",
+            repeatable=True,
+        ),
+    ] = ()
+
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
-    reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT
-    temperature: float | None = None  # None: what the model's makers advise, or 1
-    max_tokens: int | None = None  # None: as many as the context still holds
-    thinking_budget: int | None = None  # most tokens of reasoning; None: no limit but max_tokens
-    answer_reserve: int | None = None  # tokens of a reply that are kept for the answer
-    max_concurrent: int = 32
-    max_queue: int = 256
-    queue_seconds: float = 600.0  # how long a request may wait for its turn
-    load_seconds: float = 300.0  # and how long for its model to be loaded
-    max_body_bytes: int = 8 * 1024 * 1024
-    cors_origins: tuple[str, ...] = ()
+    reasoning_field: Annotated[
+        ReasoningField,
+        Setting(
+            kind=one_of(ReasoningField),
+            help="name of the field for separate reasoning",
+            group="replies",
+        ),
+    ] = ReasoningField.REASONING_CONTENT
+
+    max_concurrent: Annotated[
+        int,
+        Setting(kind=whole(1), help="requests that are generated at the same time", group="limits"),
+    ] = 32
+    max_queue: Annotated[
+        int, Setting(kind=whole(1), help="requests that may wait in the queue", group="limits")
+    ] = 256
+    queue_seconds: Annotated[
+        float, Setting(kind=seconds(), help="how long a request may wait in the queue", group="limits")
+    ] = 600.0
+    load_seconds: Annotated[
+        float,
+        Setting(kind=seconds(), help="how long a request may wait for its model to load", group="limits"),
+    ] = 300.0
+    max_body_bytes: Annotated[
+        int,
+        Setting(
+            kind=size(1 << 20, "MB", "a number of megabytes above 0", above=True),
+            help="largest body of a request, in megabytes",
+            group="limits",
+            option="--max-body-mb",
+        ),
+    ] = 8 << 20
+    drain_seconds: Annotated[
+        float,
+        Setting(
+            kind=seconds(),
+            help="time for running replies to finish when the server is stopped",
+            group="limits",
+        ),
+    ] = 30.0
+    prewarm: Annotated[
+        bool,
+        Setting(
+            kind=switch(),
+            help="process the start of the next turn's prompt while idle",
+            group="memory and speed",
+            option="--no-prewarm",
+        ),
+    ] = True
     keepalive_seconds: float = 5.0
-    drain_seconds: float = 30.0  # what running replies get to finish when the server is stopped
-    prewarm: bool = True  # read ahead for the next turn while idle

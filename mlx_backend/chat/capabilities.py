@@ -58,7 +58,7 @@ def describe(
         "tools": traits.reads_tools and has_calls,
         "structured_output": held,
     }
-    wanted = defaults.effort or server_effort or Effort.MEDIUM
+    wanted = defaults.reasoning_effort or server_effort or Effort.MEDIUM
     return ModelDescription(
         context_length=context_length,
         capabilities=tuple(word for word, true in holds.items() if true),

@@ -81,7 +81,10 @@ class ChatPrompts:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
         messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
         resolution = efforts.resolve(
-            request.fields, messages, model_default=self._defaults.effort, server_default=self._server_effort
+            request.fields,
+            messages,
+            model_default=self._defaults.reasoning_effort,
+            server_default=self._server_effort,
         )
         messages = self._restore_reasoning(resolution.messages)
         last = messages[-1]

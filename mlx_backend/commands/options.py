@@ -1,447 +1,318 @@
-"""The options of `mlx-backend serve`, and what they come to: settings, models, engine options.
+"""The options of `mlx-backend serve`, made from the declarations of settings, and what they come to.
 
-Knows argparse and the plain data it fills; starts nothing.
+An option that is not given is taken from its environment variable, if that is set and not empty. Starts nothing.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from mlx_backend.declaration import (
+    Kind,
+    Setting,
+    SettingError,
+    declared,
+    one_of_words,
+    option_of,
+    path,
+    seconds,
+    switch,
+    text,
+    variable_of,
+)
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.spec import ModelDefaults, ModelSpec
-from mlx_backend.registry.config_file import is_repository
+from mlx_backend.models.spec import ModelDefaults, ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError
-from mlx_backend.settings import ReasoningField, ReasoningFormat, Settings
+from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mlx_backend.models.model_type import ModelType
 
-API_KEY_VARIABLE = "MLX_BACKEND_API_KEY"
-_MEBI, _GIBI = 1 << 20, 1 << 30
+GROUPS = ("model", "several models", "replies", "memory and speed", "network", "limits", "log")
+_DEFAULT_ADAPTER = "default"  # the name of an adapter that is given without one
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    if not equals:
+        name, folder = _DEFAULT_ADAPTER, text
+    if not name.strip() or not folder.strip():
+        raise ValueError
+    return name, Path(folder)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The options that belong to the command alone: which models there are. Others are engine options and settings."""
+
+    model: Annotated[
+        str | None,
+        Setting(
+            kind=text("PATH_OR_REPO"),
+            help="model folder or Hugging Face repository",
+            group="model",
+            default="the demo model",
+        ),
+    ] = None
+    model_id: Annotated[
+        str | None,
+        Setting(kind=text("NAME"), help="name that clients use", group="model", default="the model's own"),
+    ] = None
+    adapter_path: Annotated[
+        tuple[tuple[str, Path], ...],
+        Setting(
+            kind=Kind(words="PATH or NAME=PATH", metavar="[NAME=]PATH", type=tuple, parse=_adapter),
+            help="LoRA adapter: always on without a name, with a name for requests that ask for it",
+            group="model",
+            repeatable=True,
+        ),
+    ] = ()
+    chat_template_args: Annotated[
+        Mapping[str, Any],
+        Setting(
+            kind=Kind(words="a JSON object", metavar="JSON", type=dict, parse=_json_object),
+            help="further variables for the chat template, such as '{\"enable_thinking\": false}'",
+            group="model",
+        ),
+    ] = field(default_factory=dict)
+    embedding_model: Annotated[
+        tuple[str, ...],
+        Setting(
+            kind=text("PATH_OR_REPO"),
+            help="embedding model (/v1/embeddings), loaded when a request first needs it",
+            group="several models",
+            repeatable=True,
+        ),
+    ] = ()
+    rerank_model: Annotated[
+        tuple[str, ...],
+        Setting(
+            kind=text("PATH_OR_REPO"),
+            help="rerank model (/v1/rerank), loaded when a request first needs it",
+            group="several models",
+            repeatable=True,
+        ),
+    ] = ()
+    config: Annotated[
+        Path | None,
+        Setting(
+            kind=path("FILE"),
+            help="models file: the models to serve and their settings, in TOML",
+            group="several models",
+        ),
+    ] = None
+    models_dir: Annotated[
+        tuple[Path, ...],
+        Setting(
+            kind=path("DIR"),
+            help="folder of models that requests may name",
+            group="several models",
+            repeatable=True,
+        ),
+    ] = ()
+    hf_cache: Annotated[
+        bool,
+        Setting(kind=switch(), help="serve the models in the Hugging Face cache too", group="several models"),
+    ] = False
+    allow_download: Annotated[
+        bool,
+        Setting(kind=switch(), help="download a repository that a request names", group="several models"),
+    ] = False
+    ttl: Annotated[
+        float | None,
+        Setting(
+            kind=seconds("a number of seconds, or 0 for never"),
+            help="unload a model after so many seconds without a request; 0: never. "
+            "The one named with --model stays",
+            group="several models",
+            default="never",
+        ),
+    ] = None
+    log_level: Annotated[
+        str,
+        Setting(kind=one_of_words("debug", "info", "warning", "error"), help="what to log", group="log"),
+    ] = "info"
+
+
+OWNERS = (ServeOptions, EngineOptions, Settings)
+# The engine options for the model of --model alone; the others hold for every model.
+_OF_ONE_MODEL = frozenset(
+    [
+        *("context_length", "chat_template", "draft_model", "draft_from_text", "draft_tokens"),
+        *("kv_bits", "kv_group_size", "max_kv_size"),
+    ]
+)
+
+
+def options_by_group() -> dict[str, list[tuple[str, Setting, str, Any]]]:
+    """Return name, setting, option and default of everything that has an option."""
+    groups: dict[str, list[tuple[str, Setting, str, Any]]] = {group: [] for group in GROUPS}
+    for owner in OWNERS:
+        defaults = {one.name: one.default for one in fields(owner)}
+        for name, setting in declared(owner).items():
+            if option := option_of(name, setting):
+                groups[setting.group].append((name, setting, option, defaults[name]))
+    return groups
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add all options of the command."""
-    _add_models(parser.add_argument_group("model"))
-    _add_several(parser.add_argument_group("several models"))
-    _add_memory(parser.add_argument_group("memory and speed"))
-    _add_network(parser.add_argument_group("network"))
-    _add_replies(parser.add_argument_group("replies, where a request does not say"))
-    _add_limits(parser.add_argument_group("limits"))
-    parser.add_argument(
-        "--log-level",
-        choices=["debug", "info", "warning", "error"],
-        default="info",
-        help="default: %(default)s",
-    )
+    """Add all options of the command. Those that are not given are left out of the namespace."""
+    for group, options in options_by_group().items():
+        add = parser.add_argument_group(group).add_argument
+        for name, setting, option, default in options:
+            more: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
+            more["help"] = _help(setting, default).replace("%", "%%")
+            if setting.is_switch:
+                add(option, action="store_false" if setting.turns_off else "store_true", **more)
+            else:
+                more |= {"type": _argument(setting), "metavar": setting.kind.metavar}
+                add(option, action="append" if setting.repeatable else "store", **more)
 
 
-def _add_models(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--model",
-        type=_not_empty,
-        metavar="PATH_OR_REPO",
-        help="model folder or Hugging Face repository (default: the demo)",
-    )
-    add("--model-id", type=_not_empty, metavar="NAME", help="name clients use (default: the model's own)")
-    add("--context-length", type=_count, metavar="N", help="a limit below the model's own context")
-    add(
-        "--adapter-path",
-        action="append",
-        default=[],
-        type=_adapter,
-        metavar="[NAME=]PATH",
-        help="LoRA adapter; without a name it is always on, with one a request asks for it; repeatable",
-    )
-    add(
-        "--draft-model",
-        type=_not_empty,
-        metavar="PATH_OR_REPO",
-        help="smaller model that drafts for this one",
-    )
-    add("--draft-from-text", action="store_true", help="draft what stood in the text before")
-    add(
-        "--num-draft-tokens",
-        type=_number(int, 1, 64, "a number from 1 to 64"),
-        default=4,
-        metavar="N",
-        help="tokens of a draft (default: %(default)s)",
-    )
-    add("--chat-template", type=_template, metavar="FILE_OR_TEXT", help="in place of the model's own")
-    add(
-        "--chat-template-args",
-        type=_object,
-        default={},
-        metavar="JSON",
-        help="what the template is given besides, such as '{\"enable_thinking\": false}'",
-    )
-    add("--trust-remote-code", action="store_true", help="run Python code that comes with a model")
+def _help(setting: Setting, default: Any) -> str:
+    if setting.turns_off:
+        return f"do not {setting.help}"
+    if setting.repeatable:
+        return f"{setting.help}; repeatable"
+    shown = default_in_words(setting, default)
+    return f"{setting.help} (default: {shown})" if shown else setting.help
 
 
-def _add_several(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    for kind, what in (("embedding", "makes vectors (/v1/embeddings)"), ("rerank", "ranks (/v1/rerank)")):
-        add(
-            f"--{kind}-model",
-            action="append",
-            default=[],
-            type=_not_empty,
-            metavar="PATH_OR_REPO",
-            help=f"model that {what}, loaded when it is asked for; repeatable",
-        )
-    add("--config", type=Path, metavar="FILE", help="models and what each is set to, in TOML")
-    add(
-        "--models-dir",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="DIR",
-        help="folder whose models requests may name; repeatable",
-    )
-    add("--hf-cache", action="store_true", help="serve what is in the Hugging Face cache, too")
-    add("--allow-download", action="store_true", help="download a repository that a request names")
-    add(
-        "--ttl",
-        type=_seconds,
-        metavar="S",
-        help="unload models that nobody asked for so long (default: never; not the one named with --model)",
-    )
-    add(
-        "--load-seconds",
-        type=_seconds,
-        default=300.0,
-        metavar="S",
-        help="how long a request waits for its model to be loaded (default: %(default)g)",
-    )
+def default_in_words(setting: Setting, default: Any) -> str:
+    """Return what holds where a setting is not set; empty where that goes without saying."""
+    plain = isinstance(default, str | int | float) and not setting.is_switch
+    return setting.default or (setting.kind.show(default) if plain else "")
 
 
-def _add_memory(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--memory-gb",
-        type=_number(float, 1e-6, 1 << 20, "a number of gigabytes above 0"),
-        metavar="GB",
-        help="for models, caches and kept prompts together (default: 90 %% of what the device recommends)",
-    )
-    add(
-        "--cache-gb",
-        type=_gibibytes,
-        metavar="GB",
-        help="of it for prompts that are kept for later (default: a quarter of what the model leaves)",
-    )
-    add("--prompt-cache-dir", type=Path, metavar="DIR", help="keep prompts across restarts, in this folder")
-    add(
-        "--prompt-cache-dir-gb",
-        type=_gibibytes,
-        default=20.0,
-        metavar="GB",
-        help="how large that folder may get (default: %(default)g)",
-    )
-    add("--no-prewarm", action="store_true", help="do not read ahead for the next turn while idle")
-    add(
-        "--prefill-chunk",
-        type=_count,
-        metavar="N",
-        help="tokens of prompt between two tokens of a running reply (default: adapts to the machine)",
-    )
-    add(
-        "--no-packing",
-        action="store_true",
-        help="run prompts and replies separately, with mlx-lm's attention as it is",
-    )
-    add(
-        "--kv-bits",
-        type=_number(int, 2, 8, "a number of bits from 2 to 8"),
-        metavar="N",
-        help="quantise the caches, where the model allows it; replies then take turns",
-    )
-    add(
-        "--kv-group-size",
-        type=int,
-        choices=[32, 64, 128],
-        default=64,
-        help="its group size (default: %(default)s)",
-    )
-    add(
-        "--max-kv-size",
-        type=_count,
-        metavar="N",
-        help="let the context slide over so many tokens, where the model allows it",
-    )
+def _argument(setting: Setting) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return setting.kind.from_text(text)
+        except SettingError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
-def _add_network(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add(
-        "--port",
-        type=_port,
-        default=8080,
-        help="port to listen on, 0 for any free one (default: %(default)s)",
-    )
-    add(
-        "--api-key",
-        type=_not_empty,
-        metavar="KEY",
-        help=f"key that clients must send (default: ${API_KEY_VARIABLE}, if set; others cannot see that one in `ps`)",
-    )
-    add(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="web page that may use the server; repeatable",
-    )
+def values_of(
+    owner: type, arguments: argparse.Namespace, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return those settings of a dataclass that an option or a variable sets. Raises ConfigurationError."""
+    environment = os.environ if environment is None else environment
+    values = {}
+    for name, setting in declared(owner).items():
+        option = option_of(name, setting)
+        if option is None:
+            continue
+        if hasattr(arguments, name):
+            value = getattr(arguments, name)
+            values[name] = tuple(value) if setting.repeatable else value
+        elif written := environment.get(variable_of(option), "").strip():
+            values[name] = _from_variable(variable_of(option), setting, written)
+    return values
 
 
-def _add_replies(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--reasoning-effort",
-        type=_effort,
-        metavar="E",
-        help="none, minimal, low, medium, high or xhigh (default: medium)",
-    )
-    add(
-        "--reasoning-format",
-        choices=[name.value for name in ReasoningFormat],
-        default=ReasoningFormat.SEPARATE.value,
-        help="where the reasoning goes (default: %(default)s)",
-    )
-    add(
-        "--reasoning-field",
-        choices=[name.value for name in ReasoningField],
-        default=ReasoningField.REASONING_CONTENT.value,
-        help="the field of separate reasoning (default: %(default)s)",
-    )
-    add(
-        "--thinking-budget",
-        type=_number(int, 0, 1 << 40, "a whole number from 0 up"),
-        metavar="N",
-        help="most tokens of reasoning; the answer follows at once (default: no limit)",
-    )
-    add(
-        "--answer-reserve",
-        type=_count,
-        metavar="N",
-        help="tokens of a reply, at most half of them, that are kept for the answer (default: none)",
-    )
-    add("--max-tokens", type=_count, metavar="N", help="longest reply (default: what the context holds)")
-    add(
-        "--temperature",
-        type=_temperature,
-        metavar="T",
-        help="0 is greedy (default: what the model's makers advise, or 1; 0 for the demo model)",
-    )
-
-
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--max-concurrent",
-        type=_count,
-        default=32,
-        metavar="N",
-        help="requests generated at once (default: %(default)s)",
-    )
-    add(
-        "--max-queue",
-        type=_count,
-        default=256,
-        metavar="N",
-        help="requests that may wait (default: %(default)s)",
-    )
-    add(
-        "--queue-seconds",
-        type=_seconds,
-        default=600.0,
-        metavar="S",
-        help="how long one may wait for its turn (default: %(default)g)",
-    )
-    add("--max-body-mb", type=_count, default=8, metavar="MB", help="largest request (default: %(default)s)")
-    add(
-        "--drain-seconds",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="what running replies get to finish when the server is stopped (default: %(default)g)",
-    )
+def _from_variable(variable: str, setting: Setting, written: str) -> Any:
+    """Read a variable: of an option that may be repeated, its values with commas between them."""
+    try:
+        if setting.repeatable:
+            return tuple(setting.kind.from_text(each.strip()) for each in written.split(",") if each.strip())
+        value = setting.kind.from_text(written)
+    except SettingError as error:
+        raise ConfigurationError(f"{variable}: {error}.") from None
+    return not value if setting.turns_off else value
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Read the server's settings."""
-    return Settings(
-        host=arguments.host,
-        port=arguments.port,
-        api_key=arguments.api_key or os.environ.get(API_KEY_VARIABLE) or None,
-        reasoning_effort=arguments.reasoning_effort,
-        reasoning_format=ReasoningFormat(arguments.reasoning_format),
-        reasoning_field=ReasoningField(arguments.reasoning_field),
-        temperature=arguments.temperature,
-        max_tokens=arguments.max_tokens,
-        thinking_budget=arguments.thinking_budget,
-        answer_reserve=arguments.answer_reserve,
-        max_concurrent=arguments.max_concurrent,
-        max_queue=arguments.max_queue,
-        max_body_bytes=arguments.max_body_mb * _MEBI,
-        cors_origins=tuple(arguments.cors_origin),
-        queue_seconds=arguments.queue_seconds,
-        load_seconds=arguments.load_seconds,
-        drain_seconds=arguments.drain_seconds,
-        prewarm=not arguments.no_prewarm,
-    )
+    """Return the server's settings."""
+    return Settings(**values_of(Settings, arguments))
+
+
+def serve_options_of(arguments: argparse.Namespace) -> ServeOptions:
+    """Return which models there are."""
+    return ServeOptions(**values_of(ServeOptions, arguments))
 
 
 def engine_options_of(arguments: argparse.Namespace) -> EngineOptions:
-    """Read what all models' engines have in common."""
+    """Return the engine options that all models share."""
+    settings, values = settings_of(arguments), values_of(EngineOptions, arguments)
     return EngineOptions(
-        trust_remote_code=arguments.trust_remote_code,
-        max_concurrent=arguments.max_concurrent,
-        max_waiting=arguments.max_queue,
-        prefill_chunk=arguments.prefill_chunk,
-        packing=not arguments.no_packing,
-        memory_bytes=_bytes(arguments.memory_gb),
-        cache_bytes=_bytes(arguments.cache_gb),
-        cache_folder=arguments.prompt_cache_dir,
-        cache_folder_bytes=_bytes(arguments.prompt_cache_dir_gb) or 0,
+        **{name: value for name, value in values.items() if name not in _OF_ONE_MODEL},
+        max_concurrent=settings.max_concurrent,
+        max_waiting=settings.max_queue,
     )
 
 
-def model_of(arguments: argparse.Namespace) -> ModelSpec | None:
-    """Read the model that is named on the command line: the demo, unless a file or a folder names others."""
-    if arguments.model is None and (arguments.config or arguments.models_dir or arguments.hf_cache):
+def named_model_of(arguments: argparse.Namespace) -> ModelSpec | None:
+    """Return the model that is named with --model: the demo, unless other options name models."""
+    options = serve_options_of(arguments)
+    demo = options.model is None
+    others = (options.config, options.models_dir, options.hf_cache)
+    if demo and any((*others, options.embedding_model, options.rerank_model)):
         return None
-    names = [name for name, _ in arguments.adapter_path]
-    if arguments.model is None and (arguments.embedding_model or arguments.rerank_model):
-        return None
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    names = [name for name, _ in options.adapter_path]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(
-            f"--adapter-path: there are two adapters called {twice[0]!r}; give each a name of its own (NAME=PATH)."
+            f"--adapter-path: there are two adapters called {duplicates[0]!r}; "
+            "give each a name of its own (NAME=PATH)."
         )
-    demo = arguments.model is None
-    source = str(MODEL_PATH) if demo else arguments.model
-    folder = Path(source).expanduser()
-    own_name = MODEL_NAME if demo else folder.resolve().name if folder.is_dir() else source
-    engine: dict[str, Any] = {
-        "context_length": arguments.context_length,
-        "adapters": dict(arguments.adapter_path),
-        "adapter": _ALWAYS_ON if _ALWAYS_ON in dict(arguments.adapter_path) else None,
-        "draft_model": arguments.draft_model,
-        "draft_from_text": arguments.draft_from_text,
-        "draft_tokens": arguments.num_draft_tokens,
-        "chat_template": arguments.chat_template,
-        "kv_bits": arguments.kv_bits,
-        "kv_group_size": arguments.kv_group_size,
-        "max_kv_size": arguments.max_kv_size,
-    }
+    source = str(MODEL_PATH) if options.model is None else options.model
+    values = values_of(EngineOptions, arguments)
+    engine = {name: value for name, value in values.items() if name in _OF_ONE_MODEL}
+    engine["adapters"] = dict(options.adapter_path)
+    engine["adapter"] = _DEFAULT_ADAPTER if _DEFAULT_ADAPTER in names else None
+    temperature = settings_of(arguments).temperature
     return ModelSpec(
-        name=arguments.model_id or own_name,
+        name=options.model_id or (MODEL_NAME if demo else _name_of(source)),
         source=source,
         pinned=True,
         named_on_command_line=True,
         defaults=ModelDefaults(
-            template_kwargs=arguments.chat_template_args, temperature=0.0 if demo else None
+            template_kwargs=options.chat_template_args,
+            temperature=0.0 if demo and temperature is None else None,
         ),
         engine=engine,
     )
 
 
-def readers_of(arguments: argparse.Namespace) -> list[ModelSpec]:
-    """Read the models for vectors and rankings that are named on the command line."""
+def embedding_and_rerank_models_of(arguments: argparse.Namespace) -> list[ModelSpec]:
+    """Return the models that are named with --embedding-model and --rerank-model."""
+    options = serve_options_of(arguments)
     specs: list[ModelSpec] = []
-    named: list[tuple[ModelType, list[str]]] = [
-        ("embedding", arguments.embedding_model),
-        ("rerank", arguments.rerank_model),
+    named: list[tuple[ModelType, tuple[str, ...]]] = [
+        ("embedding", options.embedding_model),
+        ("rerank", options.rerank_model),
     ]
     for kind, sources in named:
         for source in sources:
-            folder = Path(source).expanduser()
-            if not folder.is_dir() and not is_repository(source):
+            if not Path(source).expanduser().is_dir() and not is_repository(source):
                 raise ConfigurationError(
                     f"--{kind}-model {source}: there is no such folder, and a repository is written owner/name."
                 )
-            name = folder.resolve().name if folder.is_dir() else source
-            specs.append(ModelSpec(name=name, source=source, type=kind, named_on_command_line=True))
+            specs.append(
+                ModelSpec(
+                    name=_name_of(source),
+                    source=source,
+                    type=kind,
+                    ttl=options.ttl or None,
+                    named_on_command_line=True,
+                )
+            )
     return specs
 
 
-_ALWAYS_ON = "default"
-
-
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * _GIBI)
-
-
-def _number[T: (int, float)](
-    kind: Callable[[str], T], low: float, high: float, what: str
-) -> Callable[[str], T]:
-    def read(text: str) -> T:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-        return value
-
-    return read
-
-
-def _not_empty(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("is empty (an unset variable?)")
-    return text
-
-
-_count = _number(int, 1, 1 << 40, "a whole number from 1 up")
-_port = _number(int, 0, 65535, "a port (0 to 65535)")
-_temperature = _number(float, 0, 2, "a temperature (0 to 2)")
-_gibibytes = _number(float, 0, 1 << 20, "a number of gigabytes")
-_seconds = _number(float, 0, 1e9, "a number of seconds")
-
-
-def _adapter(text: str) -> tuple[str, Path]:
-    name, equals, path = text.partition("=")
-    if not equals:
-        name, path = _ALWAYS_ON, text
-    if not name.strip() or not path.strip():
-        raise argparse.ArgumentTypeError(f"{text!r} is not PATH or NAME=PATH")
-    return name, Path(path)
-
-
-def _template(text: str) -> str:
-    if "{" in text or "\n" in text:
-        return text
-    try:
-        return Path(text).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a template nor a file with one: {error}"
-        ) from None
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return value
-
-
-def _effort(text: str) -> object:
-    from mlx_backend.conversation.effort import EffortError, parse
-
-    try:
-        return parse(text)
-    except EffortError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _name_of(source: str) -> str:
+    folder = Path(source).expanduser()
+    return folder.resolve().name if folder.is_dir() else source

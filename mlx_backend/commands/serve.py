@@ -1,7 +1,7 @@
 """`mlx-backend serve`: from the command line to a running server, and back down in order.
 
-Start: bind (a port in use is known before gigabytes are loaded), answer, load. Stop: nobody new, some time for
-those who are being answered, then the engines' threads are stopped and joined.
+Start: bind (a port in use is known before gigabytes are loaded), answer, load. Stop: refuse new requests, give
+running replies some time to finish, then stop and join the engines' threads.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlx_backend.commands.options import (
-    API_KEY_VARIABLE,
     add_options,
+    embedding_and_rerank_models_of,
     engine_options_of,
-    model_of,
-    readers_of,
+    named_model_of,
+    serve_options_of,
     settings_of,
 )
+from mlx_backend.declaration import variable_of
 from mlx_backend.device import Device
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
+from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
@@ -38,18 +40,17 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Engine
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
-    from mlx_backend.models.spec import ModelSpec
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.settings import Settings
 
-A_REAL_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
+_RECOMMENDED_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
 _QUESTION = "What is the capital of France?"
-_TRY: dict[ModelType, tuple[str, str]] = {
+_EXAMPLES: dict[ModelType, tuple[str, str]] = {
     "llm": ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'),
     "embedding": ("/v1/embeddings", f'{{"input": "{_QUESTION}"}}'),
     "rerank": ("/v1/rerank", f'{{"query": "{_QUESTION}", "documents": ["Paris.", "Rome."]}}'),
 }
-_LOADED, _LEFT = b"\0", b"\0"  # what is told beside signals, whose numbers begin at 1
+_LOADED, _DRAINED = b"\0", b"\0"  # sent beside the numbers of signals, which begin at 1
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -57,9 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "serve",
         usage="mlx-backend [serve] [option …]",
-        description="Serve reasoning models on MLX behind OpenAI's API.",
-        epilog="Other commands: `mlx-backend parse` shows what a model's raw output means, `mlx-backend sanitise` "
-        "what a model gets of a history; `mlx-backend --version` prints the version.",
+        description="Serve reasoning models on MLX with an OpenAI-compatible API. "
+        f"Every option has an environment variable that sets it too: {variable_of('--max-tokens')} for "
+        "--max-tokens, with true or false for an option without a value, and with commas between the values of a "
+        "repeatable one. An option wins over its variable, the models file over both, a request over all.",
+        epilog="Other commands: `mlx-backend parse` shows how a model's raw output is parsed, `mlx-backend sanitise` "
+        "how a history is cleaned before a model gets it; `mlx-backend --version` prints the version.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
     )
     parser.set_defaults(run=run)
@@ -67,20 +71,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to stop; return the exit status."""
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    for chatty in ("httpx", "httpcore", "urllib3", "filelock", "fsspec"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    settings = settings_of(arguments)
+    """Serve until a signal; return the exit status."""
     try:
+        _configure_logging(serve_options_of(arguments).log_level)
         follow = _follower(arguments)
-        return follow() if follow is not None else _serve(settings, arguments)
+        return follow() if follow is not None else _serve(settings_of(arguments), arguments)
     except (ConfigurationError, EngineError, ModelError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
         return 130
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    for verbose in ("httpx", "httpcore", "urllib3", "filelock", "fsspec"):
+        logging.getLogger(verbose).setLevel(logging.WARNING)
 
 
 def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -94,113 +101,114 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     try:
         server.prepare()
     except OSError as error:
-        return _failed(_why_not_bound(settings, error))
+        return _failed(_bind_failure(settings, error))
     serving = threading.Thread(target=server.serve, name="http")
     try:
-        with _signals() as (told, teller):
-            # Requests are answered from now on: they wait for their model, and /health says how far it is.
+        with _signals() as (events, sender):
+            # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
-            loading = _Loading(models, teller)
+            loading = _Loading(models, sender)
             loading.start()
-            if told.recv(1) == _LOADED:
+            if events.recv(1) == _LOADED:
                 if loading.failure is not None:
                     return _failed(str(loading.failure))
                 _announce(server.url, models, settings, demo=_is_demo(arguments))
-                told.recv(1)
+                events.recv(1)
             print("Stopping …", flush=True)
             app.in_flight.drain()
 
-            def see_them_off() -> None:
+            def wait_for_replies() -> None:
                 if app.in_flight.wait_until_idle(settings.drain_seconds):
-                    with suppress(OSError):  # told twice: nobody listens any more
-                        teller.send(_LEFT)
+                    with suppress(OSError):  # a second signal has ended the wait, and closed the socket
+                        sender.send(_DRAINED)
 
-            threading.Thread(target=see_them_off, name="drain", daemon=True).start()
-            told.settimeout(settings.drain_seconds)
+            threading.Thread(target=wait_for_replies, name="drain", daemon=True).start()
+            events.settimeout(settings.drain_seconds)
             with suppress(TimeoutError):
-                told.recv(1)  # the last has left, or told twice: wait for nobody
+                events.recv(1)  # the last reply has ended, or a second signal ends the wait
         return 0
     finally:
-        models.stop()  # replies that are still running are cut, and their clients told so
+        models.stop()  # ends replies that are still running, with an error to their clients
         server.stop()
         serving.join()
 
 
 def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
-    """Where several processes were launched to share one model, return what all but the first of them do."""
+    """Return what this process does if it was launched to share a model and is not the first; None otherwise."""
     if distributed_backend() is None:
         return None
     from mlx_backend.engine.mlx import follow_engine, rank
 
-    model = model_of(arguments)
-    others = arguments.config or arguments.models_dir or arguments.hf_cache
-    if model is None or others or arguments.embedding_model or arguments.rerank_model:
+    model, options = named_model_of(arguments), serve_options_of(arguments)
+    others = options.config or options.models_dir or options.hf_cache
+    if model is None or others or options.embedding_model or options.rerank_model:
         raise ConfigurationError("Several processes share one model: name it with --model, and no others.")
     if rank() == 0:
         return None
-    options = replace(model.options(engine_options_of(arguments)), allow_download=True)
-    return lambda: follow_engine(model.source, options)
+    engine_options = replace(model.options(engine_options_of(arguments)), allow_download=True)
+    return lambda: follow_engine(model.source, engine_options)
 
 
 class _Loading(threading.Thread):
-    """Loads what is to be there from the start, and tells when it is or cannot be."""
+    """Loads the pinned models, and sends a byte when they are loaded or one cannot be."""
 
-    def __init__(self, models: MultiModelRegistry, teller: socket.socket) -> None:
+    def __init__(self, models: MultiModelRegistry, sender: socket.socket) -> None:
         super().__init__(name="start", daemon=True)
         self.failure: Exception | None = None
         self._models = models
-        self._teller = teller
+        self._sender = sender
 
     def run(self) -> None:
         try:
             self._models.preload()
         except Exception as error:
             self.failure = error
-        with suppress(OSError):  # stopped meanwhile
-            self._teller.send(_LOADED)
+        with suppress(OSError):  # the server was stopped meanwhile
+            self._sender.send(_LOADED)
 
 
 def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegistry:
-    """Put together what can be served; the first is for requests that name none."""
+    """Return the models that can be served; the first answers requests that name none."""
     from mlx_backend.registry import config_file
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.registry import MultiModelRegistry
 
-    read = config_file.read(arguments.config) if arguments.config else config_file.Configuration()
-    named = model_of(arguments)
-    readers = readers_of(arguments)
-    specs = [*([named] if named is not None else []), *read.models, *readers]
-    others = read.others
-    if arguments.ttl is not None:
-        specs = [replace(spec, ttl=spec.ttl if spec.ttl is not None else arguments.ttl) for spec in specs]
-        others = replace(others, ttl=others.ttl if others.ttl is not None else arguments.ttl)
+    options = serve_options_of(arguments)
+    if options.config is not None:
+        configuration = config_file.read(options.config, ttl=options.ttl)
+    else:
+        others = ModelSpec(name="", source="", ttl=options.ttl or None)
+        configuration = config_file.Configuration(others=others)
+    named = named_model_of(arguments)
+    readers = embedding_and_rerank_models_of(arguments)
+    specs = [*([named] if named is not None else []), *configuration.models, *readers]
     catalogue = Catalogue(
         specs,
-        models_dirs=arguments.models_dir,
-        hugging_face_cache=arguments.hf_cache,
-        allow_download=arguments.allow_download,
-        others=others,
+        models_dirs=options.models_dir,
+        hugging_face_cache=options.hf_cache,
+        allow_download=options.allow_download,
+        others=configuration.others,
     )
     names = [spec.name for spec in specs]
-    if twice := sorted({spec.name for spec in readers if names.count(spec.name) > 1}):
+    if duplicates := sorted({spec.name for spec in readers if names.count(spec.name) > 1}):
         raise ConfigurationError(
-            f"There are two models called {twice[0]!r}; name one of them in the models file."
+            f"There are two models called {duplicates[0]!r}; name one of them in the models file."
         )
     listed = specs or list(catalogue.models())
     if not listed:
         raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
-    options = engine_options_of(arguments)
-    device = Device(options.memory_bytes or _recommended_memory)
-    several = len(catalogue.models()) > 1
-    talking = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
+    engine_options = engine_options_of(arguments)
+    device = Device(engine_options.memory_bytes or _recommended_memory)
+    is_limited = len(catalogue.models()) > 1 or engine_options.memory_bytes is not None
+    language_models = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
     return MultiModelRegistry(
         catalogue,
         partial(_load, device),
-        options,
+        engine_options,
         settings,
-        memory_limit=device.memory.limit if several or options.memory_bytes is not None else None,
-        default_name=(talking or listed)[0].name,
-        load_worker=partial(_load_reader, device),
+        memory_limit=device.memory.limit if is_limited else None,
+        default_name=(language_models or listed)[0].name,
+        load_worker=partial(_load_worker, device),
     )
 
 
@@ -213,30 +221,28 @@ def _recommended_memory() -> int:
 def _load(
     device: Device, spec: ModelSpec, options: EngineOptions, on_progress: Callable[[float], None]
 ) -> Engine:
-    """Load a language model and show on a terminal how far it is."""
+    """Load a language model, with its progress on a terminal."""
     from mlx_backend.engine.mlx import load_engine
 
-    return load_engine(
-        spec.source, options, device=device, model_id=spec.name, on_progress=_shown(spec, on_progress)
-    )
+    progress = _with_progress(spec, on_progress)
+    return load_engine(spec.source, options, device=device, model_id=spec.name, on_progress=progress)
 
 
-def _load_reader(
+def _load_worker(
     device: Device,
     spec: ModelSpec,
     kind: ModelType,
     options: EmbeddingOptions,
     on_progress: Callable[[float], None],
 ) -> Worker:
-    """Load a model that makes vectors or ranks, and show on a terminal how far it is."""
+    """Load an embedding or rerank model, with its progress on a terminal."""
     from mlx_backend.embedding.mlx import load_worker
 
-    return load_worker(
-        spec.source, kind, options, device=device, model_id=spec.name, on_progress=_shown(spec, on_progress)
-    )
+    progress = _with_progress(spec, on_progress)
+    return load_worker(spec.source, kind, options, device=device, model_id=spec.name, on_progress=progress)
 
 
-def _shown(spec: ModelSpec, on_progress: Callable[[float], None]) -> Callable[[float], None]:
+def _with_progress(spec: ModelSpec, on_progress: Callable[[float], None]) -> Callable[[float], None]:
     shown = -1
 
     def show(part: float) -> None:
@@ -251,51 +257,52 @@ def _shown(spec: ModelSpec, on_progress: Callable[[float], None]) -> Callable[[f
 
 
 def _is_demo(arguments: argparse.Namespace) -> bool:
-    named = model_of(arguments)
-    return arguments.model is None and named is not None
+    named = named_model_of(arguments)
+    return named is not None and serve_options_of(arguments).model is None
 
 
 @contextmanager
 def _signals() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give a socket that a byte comes out of with every SIGINT and SIGTERM, and the one to put others into.
+    """Yield a socket that receives a byte with every SIGINT and SIGTERM, and the one to send others to it.
 
-    A handler in Python would not do: the system may hand a signal to any thread, and then nothing wakes the
+    A handler in Python would not do: the system may deliver a signal to any thread, and then nothing wakes the
     main thread, which alone runs handlers.
     """
-    told, teller = socket.socketpair()
-    teller.setblocking(False)
+    events, sender = socket.socketpair()
+    sender.setblocking(False)
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    descriptor = signal.set_wakeup_fd(teller.fileno())
+    descriptor = signal.set_wakeup_fd(sender.fileno())
     try:
-        yield told, teller
+        yield events, sender
     finally:
         signal.set_wakeup_fd(descriptor)
         for number, handler in before.items():
             signal.signal(number, handler)
-        told.close()
-        teller.close()
+        events.close()
+        sender.close()
 
 
 def _announce(url: str, models: MultiModelRegistry, settings: Settings, *, demo: bool) -> None:
     first, *others = models.statuses()
     port = url.rpartition(":")[2]
     lines = [f"Model {first.name}"]
-    address, body = _TRY[models.model_type(first.name)]
+    address, body = _EXAMPLES[models.model_type(first.name)]
     if models.model_type(first.name) == "llm":
         effort = models.configured_effort(first.name) or settings.reasoning_effort or "medium"
-        lines = [f"{lines[0]}, reasoning effort {effort} where nobody says otherwise"]
+        lines = [f"{lines[0]}, reasoning effort {effort} (default)"]
     if others:
         lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")
     if demo:
         lines += [
             "  This is a demonstration model, not an assistant: it knows a few toy skills and nothing else.",
-            f"  Start a real one with: mlx-backend --model {A_REAL_MODEL}",
+            f"  Start a real one with: mlx-backend --model {_RECOMMENDED_MODEL}",
         ]
     if settings.host not in ("127.0.0.1", "localhost", "::1"):
         if settings.api_key is None:
             lines.append(
-                f"  Everyone who can reach {settings.host} can use it: set --api-key or ${API_KEY_VARIABLE}."
+                f"  Everyone who can reach {settings.host} can use it: set --api-key or "
+                f"${variable_of('--api-key')}."
             )
         hint = ""
     else:
@@ -309,11 +316,11 @@ def _announce(url: str, models: MultiModelRegistry, settings: Settings, *, demo:
     print("\n".join(lines), flush=True)
 
 
-def _why_not_bound(settings: Settings, error: OSError) -> str:
+def _bind_failure(settings: Settings, error: OSError) -> str:
     text = str(error)
     if "in use" in text:
-        place = f"Port {settings.port} on {settings.host}"
-        return f"{place} is in use: choose another with --port (0: any free one)."
+        address = f"Port {settings.port} on {settings.host}"
+        return f"{address} is in use: choose another with --port (0: any free one)."
     return f"Cannot listen on {settings.host}, port {settings.port}: {text.rpartition('] ')[2].rstrip(')')}."
 
 

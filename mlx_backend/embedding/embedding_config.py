@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from mlx_backend.declaration import Kind, Setting, one_of_words, switch
 from mlx_backend.errors import EngineError
 from mlx_backend.models import files as model_files
 from mlx_backend.models.files import read_json_or_empty
@@ -29,6 +30,7 @@ type Pooling = Literal["cls", "mean", "last"]
 type Role = Literal["query", "document"]
 
 POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "last")
+_PREFIX = Kind(words="a text in quotes; empty for none", metavar="TEXT", type=str, parse=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,17 @@ class EmbeddingOptions:
     """How one embedding or rerank model is served. None leaves a setting to the model's files."""
 
     context_length: int | None = None
-    pooling: Pooling | None = None
-    query_prefix: str | None = None
-    document_prefix: str | None = None
-    matryoshka: bool | None = None  # whether vectors may be shortened (`dimensions`)
+    pooling: Annotated[
+        Pooling | None,
+        Setting(kind=one_of_words(*POOLINGS), help="how a text's vector is made of its tokens' vectors"),
+    ] = None
+    query_prefix: Annotated[str | None, Setting(kind=_PREFIX, help="text that is put before a query")] = None
+    document_prefix: Annotated[
+        str | None, Setting(kind=_PREFIX, help="text that is put before a document")
+    ] = None
+    matryoshka: Annotated[
+        bool | None, Setting(kind=switch(), help="whether requests may ask for shorter vectors (dimensions)")
+    ] = None
     allow_download: bool = True
     memory_bytes: int | None = None
     max_waiting: int = 256

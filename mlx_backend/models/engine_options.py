@@ -1,16 +1,34 @@
-"""What the person who starts an engine may choose: plain data, read by command lines and configuration files.
+"""How a model is loaded and run, each option declared once. Knows no MLX, so that importing it is free."""
 
-Knows no MLX, so that reading it is free.
-"""
-
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+from mlx_backend.declaration import (
+    Kind,
+    Setting,
+    SettingError,
+    one_of_numbers,
+    path,
+    size,
+    switch,
+    text,
+    whole,
+)
+
+_GIBI = 1 << 30
+_GIGABYTES = "a number of gigabytes"
+
+
+def _template(text: str) -> str:
+    """Return a chat template that is given as such or as a file."""
+    if "{" in text or "\n" in text:
+        return text
+    try:
+        return Path(text).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{text!r} is neither a template nor a file with one: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,29 +36,147 @@ class EngineOptions:
     """How one model is loaded and run. None leaves the choice to the engine."""
 
     # the model
-    context_length: int | None = None  # a limit below the model's own
-    chat_template: str | None = None  # Jinja source, in place of the model's own
-    trust_remote_code: bool = False  # run Python code that comes with the model
+    context_length: Annotated[
+        int | None,
+        Setting(kind=whole(1), help="use a shorter context than the model allows", group="model"),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Setting(
+            kind=Kind(words="a template", metavar="FILE_OR_TEXT", type=str, parse=_template),
+            help="Jinja template in place of the model's own",
+            group="model",
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Setting(kind=switch(), help="run Python code that comes with a model", group="model")
+    ] = False
     allow_download: bool = True
-    adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA, by the names requests use
-    adapter: str | None = None  # the one for requests that name none
+    adapters: Annotated[
+        Mapping[str, Path],
+        Setting(kind=path("FOLDER"), help="LoRA adapters, by the names that requests use", option=None),
+    ] = field(default_factory=dict)
+    adapter: Annotated[
+        str | None,
+        Setting(kind=text(), help="the adapter for requests that name none", default="none", option=None),
+    ] = None
 
-    # how many at once
-    max_concurrent: int = 32
+    # how many requests at once
+    max_concurrent: Annotated[
+        int,
+        Setting(kind=whole(1), help="requests that this model generates at the same time", option=None),
+    ] = 32
     max_waiting: int = 128
-    prefill_chunk: int | None = None  # tokens of prompt between two steps; None adapts it to the machine
-    packing: bool = True  # run prompts and replies together without padding, where the model allows it
+    prefill_chunk: Annotated[
+        int | None,
+        Setting(
+            kind=whole(1),
+            help="tokens of a prompt that are processed between two steps of running replies",
+            group="memory and speed",
+            default="adapts to the machine",
+            in_file=False,
+        ),
+    ] = None
+
+    packing: Annotated[
+        bool,
+        Setting(
+            kind=switch(),
+            help="pack prompts and replies into one forward pass, with attention of our own",
+            group="memory and speed",
+            option="--no-packing",
+        ),
+    ] = True
 
     # memory, in bytes
-    memory_bytes: int | None = None  # model, caches and kept prefixes together
-    cache_bytes: int | None = None  # kept prefixes; 0 keeps none
-    cache_folder: Path | None = None  # keeps prefixes across restarts
-    cache_folder_bytes: int = 20 << 30
+    memory_bytes: Annotated[
+        int | None,
+        Setting(
+            kind=size(_GIBI, "GB", f"{_GIGABYTES} above 0", above=True),
+            help="memory for models, KV caches and cached prompts together, in gigabytes",
+            group="memory and speed",
+            default="90 % of what the device recommends",
+            option="--memory-gb",
+            in_file=False,
+        ),
+    ] = None
+    cache_bytes: Annotated[
+        int | None,
+        Setting(
+            kind=size(_GIBI, "GB", _GIGABYTES),
+            help="how much of it cached prompts may use, in gigabytes; 0: no prompt cache",
+            group="memory and speed",
+            default="a quarter of what the model leaves",
+            option="--cache-gb",
+            in_file=False,
+        ),
+    ] = None
+    cache_folder: Annotated[
+        Path | None,
+        Setting(
+            kind=path("DIR"),
+            help="keep cached prompts across restarts, in this folder",
+            group="memory and speed",
+            default="not kept",
+            option="--prompt-cache-dir",
+            in_file=False,
+        ),
+    ] = None
+    cache_folder_bytes: Annotated[
+        int,
+        Setting(
+            kind=size(_GIBI, "GB", _GIGABYTES),
+            help="how large that folder may grow, in gigabytes",
+            group="memory and speed",
+            option="--prompt-cache-dir-gb",
+            in_file=False,
+        ),
+    ] = 20 << 30
 
-    # caches and drafts
-    kv_bits: int | None = None
-    kv_group_size: int = 64
-    max_kv_size: int | None = None
-    draft_model: str | None = None
-    draft_from_text: bool = False
-    draft_tokens: int = 4
+    # KV caches and drafts
+    kv_bits: Annotated[
+        int | None,
+        Setting(
+            kind=one_of_numbers(2, 3, 4, 5, 6, 8),
+            help="quantise the KV caches to so many bits, where the model allows it; "
+            "replies are then generated one at a time",
+            group="memory and speed",
+            default="not quantised",
+        ),
+    ] = None
+    kv_group_size: Annotated[
+        int,
+        Setting(
+            kind=one_of_numbers(32, 64, 128),
+            help="group size of that quantisation",
+            group="memory and speed",
+        ),
+    ] = 64
+    max_kv_size: Annotated[
+        int | None,
+        Setting(
+            kind=whole(1),
+            help="keep only this many tokens of the context in the KV cache, where the model allows it",
+            group="memory and speed",
+            default="all",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        Setting(
+            kind=text("PATH_OR_REPO"),
+            help="smaller model that drafts tokens for this one",
+            group="model",
+            default="none",
+        ),
+    ] = None
+    draft_from_text: Annotated[
+        bool,
+        Setting(
+            kind=switch(), help="draft tokens by repeating what the text already contains", group="model"
+        ),
+    ] = False
+    draft_tokens: Annotated[
+        int,
+        Setting(kind=whole(1, 64), help="tokens in a draft", group="model", option="--num-draft-tokens"),
+    ] = 4

@@ -1,23 +1,20 @@
 """What is known of a model before it is loaded: frozen data, and nothing that reads a file.
 
-None always means that nobody has said so: the server's own choice, or the model's, is next.
+None always means "not set": the server's own setting, or the model's, is next.
 """
 
-from __future__ import annotations
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.model_type import ModelType
+from mlx_backend.settings import ReplySettings
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+_REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
-    from mlx_backend.conversation.effort import Effort
-    from mlx_backend.models.engine_options import EngineOptions
-    from mlx_backend.models.model_type import ModelType
-    from mlx_backend.settings import ReasoningFormat
-
-
-# What a template gets from the server; nobody's chat_template_kwargs may replace it.
+# What the server itself passes to a template; no chat_template_kwargs may replace it.
 RESERVED_KWARGS = frozenset(
     [
         *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
@@ -27,52 +24,24 @@ RESERVED_KWARGS = frozenset(
 )
 
 
+def is_repository(source: str) -> bool:
+    """Whether this is spelt like a repository on Hugging Face: owner/name."""
+    return _REPOSITORY.fullmatch(source) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDefaults:
-    """What a reply is like where its request does not say."""
+class ModelDefaults(ReplySettings):
+    """A model's own settings for replies: they apply where a request sets nothing."""
 
-    effort: Effort | None = None
-    reasoning_format: ReasoningFormat | None = None
-    max_tokens: int | None = None
-    thinking_budget: int | None = None  # most tokens of reasoning
-    answer_reserve: int | None = None  # tokens of a reply that are kept for the answer
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    # by the names of `Sampling`
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Those that were said, by the names of `Sampling`."""
-        said = {name: getattr(self, name) for name in SAMPLING}
-        return {name: value for name, value in said.items() if value is not None}
-
-
-_NOT_SAMPLING = (
-    "effort",
-    "reasoning_format",
-    "max_tokens",
-    "thinking_budget",
-    "answer_reserve",
-    "template_kwargs",
-)
-SAMPLING = tuple(field.name for field in fields(ModelDefaults) if field.name not in _NOT_SAMPLING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One model that can be served. `source` is a folder or a Hugging Face repository.
 
-    `engine` holds the fields of `EngineOptions` in which this model differs from the server's other ones.
+    `engine` holds the fields of `EngineOptions` in which this model differs from the server's other ones,
+    `embedding` the fields of `EmbeddingOptions` that are set.
     """
 
     name: str
@@ -84,9 +53,8 @@ class ModelSpec:
     engine: Mapping[str, Any] = field(default_factory=dict)
     named_on_command_line: bool = False
     type: ModelType | None = None  # None: what its files say
-    # The fields of `EmbeddingOptions` that were said.
     embedding: Mapping[str, Any] = field(default_factory=dict)
 
     def options(self, base: EngineOptions) -> EngineOptions:
-        """Return the engine's options: the server's, and where this model differs."""
+        """Return the engine's options: the server's, except where this model differs."""
         return replace(base, **self.engine)

@@ -30,8 +30,7 @@ from mlx_backend.models.folders import (
     weight_sizes,
 )
 from mlx_backend.models.model_type import detect_model_type
-from mlx_backend.models.spec import ModelSpec
-from mlx_backend.registry.config_file import is_repository
+from mlx_backend.models.spec import ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 
 if TYPE_CHECKING:

@@ -162,7 +162,7 @@ class MultiModelRegistry:
 
     def configured_effort(self, name: str) -> Effort | None:
         """Return the effort a model is configured with, if any."""
-        return self._catalogue.find(name).defaults.effort
+        return self._catalogue.find(name).defaults.reasoning_effort
 
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it; return a sentence on what happens."""
@@ -234,11 +234,8 @@ class MultiModelRegistry:
         )
 
     def _defaults(self, spec: ModelSpec) -> ModelDefaults:
-        """Return the model's defaults, filled up with the server's."""
-        defaults, temperature = spec.defaults, self._settings.temperature
-        if defaults.temperature is None and temperature is not None:
-            return replace(defaults, temperature=temperature)
-        return defaults
+        """Return the model's defaults, filled up with the server's for sampling."""
+        return replace(spec.defaults, **{**self._settings.sampling, **spec.defaults.sampling})
 
 
 def _with_service(

@@ -98,12 +98,12 @@ def test_a_variable_called_thinking_is_no_switch() -> None:
     ],
 )
 def test_the_default_is_one_of_the_choices(template: str, wanted: Effort | None, default: str | None) -> None:
-    assert told(template, defaults=ModelDefaults(effort=wanted)).default_effort == default
+    assert told(template, defaults=ModelDefaults(reasoning_effort=wanted)).default_effort == default
     assert told(template, server_effort=wanted).default_effort == default
 
 
 def test_the_models_own_default_wins_over_the_servers() -> None:
-    defaults = ModelDefaults(effort=Effort.HIGH)
+    defaults = ModelDefaults(reasoning_effort=Effort.HIGH)
     assert told(HARMONY_TEMPLATE, defaults=defaults, server_effort=Effort.LOW).default_effort == "high"
 
 
@@ -126,7 +126,7 @@ def loaded(folder: Path, defaults: ModelDefaults, **options: Any) -> ModelDescri
 @pytest.mark.parametrize("kind", ["demo", "qwen", "stretched", "limited", "other template", "adapters"])
 def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {}
-    defaults = ModelDefaults(effort=Effort.LOW, top_p=0.9)
+    defaults = ModelDefaults(reasoning_effort=Effort.LOW, top_p=0.9)
     match kind:
         case "demo":
             folder = MODEL_PATH

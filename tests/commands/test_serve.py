@@ -121,7 +121,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
         (["--temperature", "nan"], 2, "nan"),
         (["--port", "0", "--chat-template", "{% for m in"], 1, "given chat template does not work"),
         (["--port", "0", "--adapter-path", "a=x", "--adapter-path", "a=y"], 1, "two adapters called 'a'"),
-        (["--kv-group-size", "7"], 2, "invalid choice: 7"),
+        (["--kv-group-size", "7"], 2, "'7' is not one of 32, 64, 128"),
         (["--memory-gb", "0"], 2, "above 0"),
         (["--config", "/no/such/file.toml"], 1, "/no/such/file.toml"),
         (["--no-such-option"], 2, "--no-such-option"),

@@ -8,11 +8,11 @@ import pytest
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.engine.base import Sampling
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.spec import SAMPLING, ModelDefaults, ModelSpec
-from mlx_backend.registry import config_file
+from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry.config_file import Configuration, parse, read
 from mlx_backend.registry.errors import ConfigurationError
-from mlx_backend.settings import ReasoningFormat
+from mlx_backend.registry.file_keys import ENGINE, SHARED_KEYS
+from mlx_backend.settings import SAMPLING, ReasoningFormat
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_file_with_everything_becomes_specs(folder: Path) -> None:
                 pinned=True,
                 ttl=900,
                 defaults=ModelDefaults(
-                    effort=Effort.HIGH,
+                    reasoning_effort=Effort.HIGH,
                     reasoning_format=ReasoningFormat.THINK,
                     max_tokens=8192,
                     thinking_budget=2048,
@@ -119,6 +119,13 @@ def test_a_path_is_relative_to_the_file_and_not_to_where_the_server_was_started(
     assert read(Path(folder.name, "models.toml")).models[0].source == str(folder / "local")
 
 
+def test_a_ttl_of_the_command_line_is_for_models_that_set_none(folder: Path) -> None:
+    text = '[models.a]\nmodel = "o/a"\n[models.b]\nmodel = "o/b"\nttl = 0\n[models.c]\nmodel = "o/c"\nttl = 5'
+    configuration = parse(text, folder=folder, ttl=60)
+    assert [spec.ttl for spec in configuration.models] == [60, None, 5]
+    assert configuration.others.ttl == 60
+
+
 def test_a_specs_options_are_the_servers_with_its_own_changes(folder: Path) -> None:
     (spec,) = parse('[models.x]\nmodel = "a/b"\nkv_bits = 4', folder=folder).models
     assert spec.options(EngineOptions(max_concurrent=3)) == EngineOptions(max_concurrent=3, kv_bits=4)
@@ -130,8 +137,8 @@ def test_only_the_sampling_that_was_said_is_said() -> None:
 
 def test_every_setting_has_the_name_of_what_it_sets() -> None:
     assert set(SAMPLING) == {field.name for field in fields(Sampling)} - {"logit_bias"}
-    assert config_file._ENGINE.keys() <= {field.name for field in fields(EngineOptions)}
-    assert set(SAMPLING) <= config_file._SETTINGS.keys()
+    assert set(SAMPLING) <= SHARED_KEYS.keys()
+    assert ENGINE.keys() <= {field.name for field in fields(EngineOptions)}
 
 
 @pytest.mark.parametrize(

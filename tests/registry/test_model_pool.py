@@ -84,7 +84,7 @@ def test_no_request_meets_a_model_that_was_unloaded_under_it(
 
 
 def test_importing_the_registry_is_free() -> None:
-    modules = ["config_file", "catalogue", "model_pool"]
+    modules = ["catalogue", "model_pool"]
     heavy = [
         "huggingface_hub",
         "mlx",

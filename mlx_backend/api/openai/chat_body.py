@@ -10,15 +10,14 @@ from pydantic import BeforeValidator, Field, model_validator
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import Lenient
-from mlx_backend.api.openai.generation_body import GenerationBody, Limit, Whole
-from mlx_backend.chat.request import UNLIMITED, AnswerFormat, ChatRequest, ToolChoice
+from mlx_backend.api.openai.generation_body import GenerationBody
+from mlx_backend.api.openai.setting_fields import Whole, accepts
+from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import shown
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-type _Budget = Annotated[Whole, Field(ge=UNLIMITED)]
 
 
 class Function(Lenient):
@@ -49,24 +48,24 @@ class Tool(Lenient):
         return {"type": "function", "function": {"name": self.function.name, **sent}}
 
 
+@accepts(
+    *("thinking_budget", "answer_reserve", "reasoning_format"),
+    max_completion_tokens="max_tokens",
+    thinking_token_budget="thinking_budget",
+    thinking_budget_tokens="thinking_budget",
+)
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     messages: list[Any]
-    max_completion_tokens: Limit = None
     tools: list[Tool] | None = None
     tool_choice: Annotated[str | ToolChoice | None, BeforeValidator(fields.tool_choice)] = None
     response_format: Annotated[AnswerFormat | None, BeforeValidator(fields.response_format)] = None
-    thinking_budget: _Budget | None = None
-    thinking_token_budget: _Budget | None = None
-    thinking_budget_tokens: _Budget | None = None
-    answer_reserve: Annotated[Whole, Field(ge=1)] | None = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
     json_schema: dict[str, Any] | None = None
     guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_format: Annotated[ReasoningFormat | None, BeforeValidator(fields.reasoning_format)] = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(fields.template_kwargs)] = Field(
         default_factory=dict
@@ -99,7 +98,7 @@ class ChatBody(GenerationBody):
         """Return how many tokens may be reasoning, from whichever field was sent."""
         sent: dict[str, int] = {}
         for name in ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"):
-            if (value := getattr(self, name)) is not None:
+            if (value := self.setting(name)) is not None:
                 sent[name] = value
         sent |= fields.nested_budgets(self.model_extra or {}, self.chat_template_kwargs)
         first = next(iter(sent), "")
@@ -122,7 +121,7 @@ class ChatBody(GenerationBody):
         excluded = isinstance(reasoning, dict) and reasoning.get("exclude") is True
         if excluded or self.include_reasoning is False:
             return ReasoningFormat.HIDDEN
-        return self.reasoning_format or default
+        return self.setting("reasoning_format") or default
 
     def request(self, written: Mapping[str, Any], reasoning_format: ReasoningFormat) -> ChatRequest:
         """Return the request for the chat service. `written` is the body as the client wrote it."""
@@ -138,7 +137,7 @@ class ChatBody(GenerationBody):
             sampling=self.sampling(),
             adapter=self.adapters,
             priority=self.priority or 0,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.setting("max_completion_tokens", "max_tokens"),
             stop=self.stop,
             logprobs=self._logprobs(),
             role_mapping=self.role_mapping,
@@ -149,7 +148,7 @@ class ChatBody(GenerationBody):
             add_generation_prompt=self.add_generation_prompt is not False,
             raw=reasoning_format is ReasoningFormat.RAW,
             thinking_budget=self._thinking_budget(),
-            answer_reserve=self.answer_reserve,
+            answer_reserve=self.setting("answer_reserve"),
         )
 
 

@@ -33,7 +33,7 @@ class CompletionBody(GenerationBody):
             sampling=self.sampling(),
             adapter=self.adapters,
             priority=self.priority or 0,
-            max_tokens=self.max_tokens,
+            max_tokens=self.setting("max_tokens"),
             stop=self.stop,
             logprobs=self.logprobs,
         )

@@ -8,6 +8,8 @@ from pydantic import BeforeValidator, Field
 
 from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import Body, Lenient, Refusals, is_empty, is_one_of
+from mlx_backend.api.openai.setting_fields import Whole, accepts
+from mlx_backend.settings import SAMPLING
 
 _STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
 
@@ -34,9 +36,6 @@ _REFUSED: Refusals = {
     "suffix": (is_one_of(""), "text cannot be inserted before a suffix"),
 }
 
-type Whole = Annotated[int, BeforeValidator(fields.whole)]
-type Limit = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(fields.limit)]
-
 
 class StreamOptions(Lenient):
     """What to add to a stream."""
@@ -44,6 +43,7 @@ class StreamOptions(Lenient):
     include_usage: bool | None = None
 
 
+@accepts(*SAMPLING, "max_tokens", repeat_penalty="repetition_penalty")
 class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 
@@ -55,18 +55,6 @@ class GenerationBody(Body):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Limit = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
-    xtc_threshold: Annotated[float, Field(ge=0, le=0.5)] | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
     priority: Annotated[Whole, Field(gt=-(2**31), lt=2**31)] | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop_strings)] = ()
@@ -77,20 +65,19 @@ class GenerationBody(Body):
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    def setting(self, *names: str) -> Any:
+        """Return the first of these settings that was sent; None if none was."""
+        values = (getattr(self, name) for name in names)
+        return next((value for value in values if value is not None), None)
+
     def sampling(self) -> dict[str, Any]:
         """Return the sampling settings that were sent, by the names of `Sampling`."""
-        penalty = self.repetition_penalty if self.repetition_penalty is not None else self.repeat_penalty
+        top_k, seed = self.setting("top_k"), self.setting("seed")
         sent = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": None if self.top_k is None else max(self.top_k, 0),
-            "min_p": self.min_p,
-            "seed": None if self.seed in (None, -1) else self.seed % 2**63,
-            "repetition_penalty": penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "xtc_probability": self.xtc_probability,
-            "xtc_threshold": self.xtc_threshold,
+            **{name: self.setting(name) for name in SAMPLING},
+            "top_k": None if top_k is None else max(top_k, 0),
+            "seed": None if seed in (None, -1) else seed % 2**63,
+            "repetition_penalty": self.setting("repetition_penalty", "repeat_penalty"),
             "logit_bias": self.logit_bias or None,
         }
         return {name: value for name, value in sent.items() if value is not None}

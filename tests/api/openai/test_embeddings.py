@@ -241,6 +241,11 @@ def test_a_field_that_means_nothing_is_named_in_a_header(server: RunningServer) 
         assert response.headers["x-mlx-backend-ignored"] == "late_chunking"
 
 
+def test_what_only_a_reply_could_do_is_ignored_and_not_refused(server: RunningServer) -> None:
+    with server.open("/v1/embeddings", {"model": "bge", "input": FOX, "n": 2, "echo": True}) as response:
+        assert response.headers["x-mlx-backend-ignored"] == "n, echo"
+
+
 # -- rankings -----------------------------------------------------------------------------------------------
 
 

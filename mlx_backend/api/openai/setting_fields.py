@@ -1,0 +1,59 @@
+"""The fields of a request that are settings: their types, with the limits that hold for the setting everywhere.
+
+Knows how OpenAI's clients write a setting (7.0 for 7, -1 for no limit, other names for the same); the settings
+themselves are declared in `mlx_backend.settings`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, create_model
+
+from mlx_backend.api.openai import fields
+from mlx_backend.chat.request import UNLIMITED
+from mlx_backend.declaration import declared
+from mlx_backend.settings import ReplySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+type Whole = Annotated[int, BeforeValidator(fields.whole)]
+type Limit = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(fields.limit)]
+
+_SETTINGS = declared(ReplySettings)
+
+# Where a request may say more than a file: -1 is no limit, and a seed any number of 64 bits.
+_TYPES: dict[str, Any] = {
+    "max_tokens": Limit,
+    "top_k": Annotated[Whole, Field(ge=-1)],
+    "seed": Annotated[Whole, Field(ge=-(2**63), lt=2**64)],
+    "thinking_budget": Annotated[Whole, Field(ge=UNLIMITED)],
+    "reasoning_format": Annotated[Any, BeforeValidator(fields.reasoning_format)],
+}
+
+
+def accepts[B: BaseModel](*names: str, **aliases: str) -> Callable[[type[B]], type[B]]:
+    """Return a decorator that adds settings to a body: each by its name, and by further names for one of them."""
+
+    def add(body: type[B]) -> type[B]:
+        added: dict[str, Any] = {
+            field: (_type(name) | None, None)
+            for field, name in {**dict(zip(names, names, strict=True)), **aliases}.items()
+        }
+        return create_model(
+            body.__name__, __base__=body, __doc__=body.__doc__, __module__=body.__module__, **added
+        )
+
+    return add
+
+
+def _type(name: str) -> Any:
+    setting = _SETTINGS[name]
+    if name in _TYPES:
+        return _TYPES[name]
+    return (
+        Annotated[Whole, Field(**setting.kind.limits)]
+        if setting.kind.type is int
+        else setting.kind.annotation()
+    )

@@ -1,0 +1,241 @@
+"""How a setting is declared: its type, limits and help, once, where its value is kept.
+
+    temperature: Annotated[float | None, Setting(number(0, 2), "0 always takes the likeliest token")] = None
+
+From such fields of a dataclass follow an option of `mlx-backend serve` and its environment variable
+(commands/options.py), a key of the models file (registry/config_file.py), a field of a request
+(api/openai/setting_fields.py), and a row of docs/settings.md (commands/reference.py).
+
+Knows no setting, no argparse and no HTTP; pydantic is imported only when a type for it is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from enum import StrEnum
+
+VARIABLE_PREFIX = "MLX_BACKEND_"
+
+
+class SettingError(ValueError):
+    """A text is not a value of a setting. Says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What values a setting has. `words` says it to people: "'x' is not a number from 0 to 2"."""
+
+    words: str
+    metavar: str
+    type: Any
+    parse: Callable[[str], Any]  # from an option or a variable; raises ValueError
+    limits: Mapping[str, Any] = field(default_factory=dict)  # by the names of pydantic's Field
+    convert: Callable[[Any], Any] | None = None  # from a file's value to `type`; raises ValueError
+    show: Callable[[Any], str] = str  # a value as `parse` takes it
+
+    def from_text(self, text: str) -> Any:
+        """Return the value that an option or a variable spells. Raises SettingError."""
+        try:
+            value = self.parse(text)
+        except SettingError:
+            raise
+        except ValueError:
+            raise SettingError(f"{text!r} is not {self.words}") from None
+        if not within(value, self.limits):
+            raise SettingError(f"{text!r} is not {self.words}")
+        return value
+
+    def annotation(self) -> Any:
+        """Return the type for a field of a pydantic model."""
+        from pydantic import BeforeValidator, Field
+
+        if (convert := self.convert) is not None:
+            # Not itself: pydantic passes more to a callable that takes more, and an Enum takes anything.
+            return Annotated[self.type, BeforeValidator(lambda value: convert(value))]
+        limits = {**self.limits, "allow_inf_nan": False} if self.type is float else self.limits
+        return Annotated[self.type, Field(**limits)] if limits else self.type
+
+
+def within(value: Any, limits: Mapping[str, Any]) -> bool:
+    """Whether a number keeps within limits. NaN keeps within none."""
+    tests = {"ge": float.__ge__, "gt": float.__gt__, "le": float.__le__}
+    return not limits or all(tests[name](float(value), float(limit)) for name, limit in limits.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting. `option` is its option on the command line: None for none, by its name if left empty."""
+
+    kind: Kind
+    help: str  # what it sets, or, where `option` turns it off, what is done without that option
+    group: str = "replies"  # of options in the help
+    default: str = ""  # in words, where the field's own default does not say it
+    option: str | None = ""
+    in_file: bool = True  # whether it is a key of the models file
+    repeatable: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its option takes no value."""
+        return self.kind.type is bool
+
+    @property
+    def turns_off(self) -> bool:
+        """Whether its option turns off what is on by default."""
+        return (self.option or "").startswith("--no-")
+
+
+def declared(owner: type) -> dict[str, Setting]:
+    """Return the settings that are declared in a dataclass, by the names of its fields, in their order."""
+    found: dict[str, Setting] = {}
+    for base in reversed(owner.__mro__):  # a subclass may narrow the type of a setting
+        for name, hint in inspect.get_annotations(base, eval_str=True).items():
+            for metadata in getattr(hint, "__metadata__", ()):
+                if isinstance(metadata, Setting):
+                    found[name] = metadata
+    return found
+
+
+def option_of(name: str, setting: Setting) -> str | None:
+    """Return a setting's option, such as --max-tokens."""
+    return f"--{name.replace('_', '-')}" if setting.option == "" else setting.option
+
+
+def variable_of(option: str) -> str:
+    """Return the environment variable that stands for an option, such as MLX_BACKEND_MAX_TOKENS."""
+    return VARIABLE_PREFIX + option.removeprefix("--").replace("-", "_").upper()
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------
+
+
+def number(
+    minimum: float, maximum: float, *, above: bool = False, words: str = "", metavar: str = "X"
+) -> Kind:
+    """Return the kind of a number within limits; `above` leaves the minimum itself out."""
+    start = f"above {minimum:g}, up to" if above else f"from {minimum:g} to"
+    return Kind(
+        words=words or f"a number {start} {maximum:g}",
+        metavar=metavar,
+        type=float,
+        parse=float,
+        limits={"gt" if above else "ge": minimum, "le": maximum},
+        show=lambda value: f"{value:g}",
+    )
+
+
+def whole(minimum: int, maximum: int | None = None, *, words: str = "") -> Kind:
+    """Return the kind of a whole number within limits."""
+    end = "up" if maximum is None else f"to {maximum}"
+    return Kind(
+        words=words or f"a whole number from {minimum} {end}",
+        metavar="N",
+        type=int,
+        parse=int,
+        limits={"ge": minimum} | ({} if maximum is None else {"le": maximum}),
+    )
+
+
+def seconds(words: str = "a number of seconds") -> Kind:
+    """Return the kind of a duration. Beyond 1e9 the clocks of the system overflow."""
+    return number(0, 1e9, words=words, metavar="S")
+
+
+_MAX_SIZE = 1 << 20
+
+
+def size(unit: int, metavar: str, words: str, *, above: bool = False) -> Kind:
+    """Return the kind of a number of bytes that people write in larger units."""
+
+    def parse(text: str) -> int:
+        value = float(text)
+        if not 0 <= value <= _MAX_SIZE or (above and value * unit < 1):  # NaN is neither
+            raise ValueError
+        return int(value * unit)
+
+    return Kind(words=words, metavar=metavar, type=int, parse=parse, show=lambda value: f"{value / unit:g}")
+
+
+def one_of(values: type[StrEnum]) -> Kind:
+    """Return the kind of a word from a list."""
+    words = tuple(value.value for value in values)
+    return Kind(
+        words=f"one of {', '.join(words)}",
+        metavar="{" + ",".join(words) + "}",
+        type=values,
+        parse=values,
+        convert=values,
+    )
+
+
+def one_of_words(*words: str) -> Kind:
+    """Return the kind of a word from a list that has no enumeration."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    choices = ", ".join(words)
+    metavar = "{" + ",".join(words) + "}"
+    return Kind(words=f"one of {choices}", metavar=metavar, type=Literal[words], parse=parse)
+
+
+def one_of_numbers(*numbers: int) -> Kind:
+    """Return the kind of a number from a list."""
+
+    def parse(text: str) -> int:
+        if (value := int(text)) not in numbers:
+            raise ValueError
+        return value
+
+    choices = ", ".join(map(str, numbers))
+    metavar = "{" + choices.replace(" ", "") + "}"
+    return Kind(words=f"one of {choices}", metavar=metavar, type=Literal[numbers], parse=parse)
+
+
+def switch() -> Kind:
+    """Return the kind of what is on or off."""
+
+    def parse(text: str) -> bool:
+        if (word := text.strip().casefold()) not in _SWITCHES:
+            raise SettingError(f"{text!r} is not true or false")
+        return _SWITCHES[word]
+
+    return Kind(
+        words="true or false, without quotes",
+        metavar="",
+        type=bool,
+        parse=parse,
+        show=lambda value: "on" if value else "off",
+    )
+
+
+_SWITCHES = {"true": True, "yes": True, "on": True, "1": True} | {
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def text(metavar: str = "TEXT", words: str = "a text in quotes") -> Kind:
+    """Return the kind of a text that is not empty."""
+    return Kind(words=words, metavar=metavar, type=str, parse=_not_empty)
+
+
+def path(metavar: str) -> Kind:
+    """Return the kind of a file or folder, relative to where the server is started."""
+    return Kind(words="a path", metavar=metavar, type=Path, parse=lambda text: Path(_not_empty(text)))
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise SettingError("is empty (an unset variable?)")
+    return text

@@ -1,0 +1,202 @@
+"""The options of `serve`: made from the declared settings, set by the command line or by the environment."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_backend.api.errors import ApiError
+from mlx_backend.api.openai.chat_body import ChatBody
+from mlx_backend.commands.options import (
+    OWNERS,
+    ServeOptions,
+    add_options,
+    embedding_and_rerank_models_of,
+    engine_options_of,
+    named_model_of,
+    options_by_group,
+    serve_options_of,
+    settings_of,
+    values_of,
+)
+from mlx_backend.conversation.effort import Effort
+from mlx_backend.declaration import declared, variable_of
+from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.registry.config_file import parse
+from mlx_backend.registry.errors import ConfigurationError
+from mlx_backend.settings import ReplySettings, Settings
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in options_by_group().values():
+        for _, _, option, _ in options:
+            monkeypatch.delenv(variable_of(option), raising=False)
+
+
+def test_what_nobody_sets_has_its_default() -> None:
+    assert settings_of(arguments()) == Settings()
+    assert serve_options_of(arguments()) == ServeOptions()
+    assert engine_options_of(arguments()) == EngineOptions(max_waiting=Settings().max_queue)
+
+
+def test_options_set_settings_in_their_own_units() -> None:
+    given = arguments(
+        *("--temperature", "0.5", "--reasoning-effort", "HIGH", "--max-body-mb", "2", "--no-prewarm"),
+        *(
+            "--cors-origin",
+            "https://a",
+            "--cors-origin",
+            "https://b",
+            "--memory-gb",
+            "1.5",
+            "--max-queue",
+            "3",
+        ),
+    )
+    settings, engine = settings_of(given), engine_options_of(given)
+    assert (settings.temperature, settings.reasoning_effort) == (0.5, Effort.HIGH)
+    assert (settings.max_body_bytes, settings.prewarm) == (2 << 20, False)
+    assert settings.cors_origins == ("https://a", "https://b")
+    assert (engine.memory_bytes, engine.max_waiting) == (3 << 29, 3)
+
+
+def test_a_variable_sets_what_no_option_does_and_an_option_wins_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLX_BACKEND_API_KEY", "sesame")
+    monkeypatch.setenv("MLX_BACKEND_PORT", "9000")
+    monkeypatch.setenv("MLX_BACKEND_KV_BITS", "8")
+    settings = settings_of(arguments("--port", "9001"))
+    assert (settings.api_key, settings.port) == ("sesame", 9001)
+    model = named_model_of(arguments())
+    assert model is not None
+    assert model.engine["kv_bits"] == 8
+
+
+def test_an_empty_variable_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_BACKEND_API_KEY", "")
+    assert settings_of(arguments()).api_key is None
+
+
+def test_a_variable_of_a_repeatable_option_holds_several_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_BACKEND_MODELS_DIR", "/one, /two")
+    monkeypatch.setenv("MLX_BACKEND_ADAPTER_PATH", "pirate=/p,/default")
+    options = serve_options_of(arguments())
+    assert options.models_dir == (Path("/one"), Path("/two"))
+    assert options.adapter_path == (("pirate", Path("/p")), ("default", Path("/default")))
+
+
+@pytest.mark.parametrize(
+    ("written", "on"), [("true", True), ("1", True), ("Yes", True), ("off", False), ("0", False)]
+)
+def test_a_variable_of_a_switch_is_true_or_false(
+    written: str, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_BACKEND_HF_CACHE", written)
+    monkeypatch.setenv("MLX_BACKEND_NO_PREWARM", written)
+    assert serve_options_of(arguments()).hf_cache is on
+    assert settings_of(arguments()).prewarm is not on
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("MLX_BACKEND_PORT", "70000", "MLX_BACKEND_PORT: '70000' is not a port (0 to 65535)."),
+        ("MLX_BACKEND_TEMPERATURE", "nan", "MLX_BACKEND_TEMPERATURE: 'nan' is not a number from 0 to 2."),
+        ("MLX_BACKEND_NO_PREWARM", "maybe", "MLX_BACKEND_NO_PREWARM: 'maybe' is not true or false."),
+        (
+            "MLX_BACKEND_REASONING_FIELD",
+            "x",
+            "MLX_BACKEND_REASONING_FIELD: 'x' is not one of reasoning_content, reasoning, both.",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_named_with_what_would_be_right(
+    variable: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as caught:
+        settings_of(arguments())
+    assert str(caught.value) == says
+
+
+def test_the_demo_model_is_greedy_unless_a_temperature_is_set() -> None:
+    for words, temperature in (((), 0.0), (("--temperature", "1"), None), (("--model", "a/b"), None)):
+        model = named_model_of(arguments(*words))
+        assert model is not None
+        assert model.defaults.temperature == temperature
+
+
+def test_other_models_take_the_place_of_the_demo() -> None:
+    given = arguments("--embedding-model", "a/b", "--rerank-model", "c/d", "--ttl", "60")
+    assert named_model_of(given) is None
+    assert [(spec.name, spec.type, spec.ttl) for spec in embedding_and_rerank_models_of(given)] == [
+        ("a/b", "embedding", 60.0),
+        ("c/d", "rerank", 60.0),
+    ]
+
+
+def test_no_two_options_have_a_name_or_a_variable_in_common() -> None:
+    options = [option for group in options_by_group().values() for _, _, option, _ in group]
+    assert len({variable_of(option) for option in options}) == len(options)
+    names = [name for group in options_by_group().values() for name, _, _, _ in group]
+    assert len(set(names)) == len(names)
+
+
+def test_every_declared_setting_is_set_by_an_option_or_by_the_models_file() -> None:
+    for owner in OWNERS:
+        for name, setting in declared(owner).items():
+            assert setting.option is not None or setting.in_file, name
+
+
+BEYOND: dict[str, Any] = {
+    "temperature": 2.01,
+    "top_p": 1.01,
+    "top_k": -2,
+    "min_p": -0.01,
+    "seed": 0.5,
+    "repetition_penalty": 0.0,
+    "presence_penalty": -2.01,
+    "frequency_penalty": 2.01,
+    "xtc_probability": 1.01,
+    "xtc_threshold": 0.51,
+    "reasoning_format": "aside",
+    "max_tokens": 0,
+    "thinking_budget": -2,
+    "answer_reserve": 0,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), BEYOND.items(), ids=BEYOND)
+def test_a_limit_is_the_same_in_an_option_a_file_and_a_request(
+    name: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        arguments(f"--{name.replace('_', '-')}={value}")
+    words = declared(ReplySettings)[name].kind.words
+    assert f"is not {words}" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match=f"must be {words}"):
+        parse(f"[defaults]\n{name} = {value!r}", folder=tmp_path)
+    with pytest.raises(ApiError, match=name):
+        ChatBody.parse({"messages": [], name: value})
+
+
+def test_every_setting_of_a_reply_is_checked_above() -> None:
+    assert BEYOND.keys() | {"reasoning_effort"} == declared(ReplySettings).keys()
+
+
+def test_values_are_those_that_are_set_and_no_others() -> None:
+    assert values_of(ReplySettings, arguments("--top-k", "5"), {"MLX_BACKEND_SEED": "7"}) == {
+        "top_k": 5,
+        "seed": 7,
+    }
