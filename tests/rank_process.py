@@ -1,6 +1,6 @@
-"""One rank of a model that several processes share, driven by lines of JSON: run by tests, once for each rank.
+"""One rank of a model that several processes share, driven by lines of JSON: tests run it once for each rank.
 
-Rank 0 says whether it has loaded, and then answers every line it reads with one. The others only follow.
+Rank 0 reports that it has loaded, and then answers each line it reads with one line. The others only follow.
 """
 
 import json
@@ -18,7 +18,7 @@ from mlx_backend.errors import EngineError
 
 
 def main(model: str, options: dict[str, Any]) -> int:
-    """Follow, or serve until the input ends."""
+    """Follow, or generate until the input ends."""
     logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stderr)
     try:
         if rank():
@@ -28,45 +28,45 @@ def main(model: str, options: dict[str, Any]) -> int:
         answer({"failed": str(error)})
         return 1
     answer("ready")
-    begun: list[Generation] = []
+    started: list[Generation] = []
     for line in sys.stdin:
         match json.loads(line):
-            case ["say", *requests]:
-                generations = [engine.generate(read(engine, request)) for request in requests]
-                answer([rest(generation) for generation in generations])
-            case ["begin", *requests]:
-                begun = [engine.generate(read(engine, request)) for request in requests]
-                for generation in begun:
+            case ["generate", *requests]:
+                generations = [engine.generate(to_request(engine, request)) for request in requests]
+                answer([result_of(generation) for generation in generations])
+            case ["start", *requests]:
+                started = [engine.generate(to_request(engine, request)) for request in requests]
+                for generation in started:
                     while not isinstance(generation.next(), TokenDelta):
                         pass
-                answer("begun")
-            case ["leave"]:
-                for generation in begun:
+                answer("started")
+            case ["cancel"]:
+                for generation in started:
                     generation.close()
-                answer("left")
+                answer("cancelled")
             case ["finish"]:
-                answer([rest(generation) for generation in begun])
+                answer([result_of(generation) for generation in started])
             case ["status"]:
-                answer([engine.status().state, engine.status().detail, after(engine)])
+                answer([engine.status().state, engine.status().detail, error_of_a_request(engine)])
     engine.stop()
     return 0
 
 
-def read(engine: Engine, request: dict[str, Any]) -> GenerationRequest:
-    """Read a request. With `thinking` its reply is reasoning from its first token, and that many tokens at most."""
+def to_request(engine: Engine, request: dict[str, Any]) -> GenerationRequest:
+    """Build a request. With `thinking`, its reply begins with reasoning of at most that many tokens."""
     thinking = request.get("thinking")
-    asked = {key: value for key, value in request.items() if key != "thinking"}
+    fields = {key: value for key, value in request.items() if key != "thinking"}
     constraint = None
     if thinking is not None:
-        prompt = Prompt(tokens=tuple(asked["prompt"]), opens_in=Channel.ANALYSIS)
+        prompt = Prompt(tokens=tuple(fields["prompt"]), opens_in=Channel.ANALYSIS)
         budgets = Budgets(engine.tokenizer, DIALECTS["harmony"])
-        constraint = budgets.begin(prompt, room=asked["max_tokens"], tokens=thinking)
-    sampling = Sampling(**asked.get("sampling", {}))
-    return GenerationRequest(**{**asked, "sampling": sampling, "constraint": constraint})
+        constraint = budgets.begin(prompt, room=fields["max_tokens"], tokens=thinking)
+    sampling = Sampling(**fields.get("sampling", {}))
+    return GenerationRequest(**{**fields, "sampling": sampling, "constraint": constraint})
 
 
-def rest(generation: Generation) -> Any:
-    """Give the tokens that are left, and how many of the prompt were known; or the error."""
+def result_of(generation: Generation) -> Any:
+    """Return the remaining tokens, and how many of the prompt were cached; or the error."""
     tokens: list[int] = []
     cached = 0
     try:
@@ -80,8 +80,8 @@ def rest(generation: Generation) -> Any:
     return {"tokens": tokens, "cached": cached}
 
 
-def after(engine: Engine) -> str:
-    """Say how a new request is received."""
+def error_of_a_request(engine: Engine) -> str:
+    """Return the name of the error that a new request gets, "" for none."""
     try:
         engine.generate(GenerationRequest(prompt=[9], max_tokens=1)).close()
     except EngineError as error:
@@ -89,9 +89,9 @@ def after(engine: Engine) -> str:
     return ""
 
 
-def answer(words: object) -> None:
-    """Write a line."""
-    print(json.dumps(words), flush=True)
+def answer(value: object) -> None:
+    """Write a line of JSON."""
+    print(json.dumps(value), flush=True)
 
 
 if __name__ == "__main__":

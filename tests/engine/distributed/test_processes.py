@@ -1,4 +1,4 @@
-"""One model, two processes, one machine: what one process says, with errors for all when one of them is lost."""
+"""One model, two processes, one machine: the tokens of a single process, and errors for all when a rank is lost."""
 
 import json
 import os
@@ -36,7 +36,7 @@ LONG: dict[str, Any] = {"prompt": [9, 10, 14], "max_tokens": 900}
 
 
 class Group:
-    """Processes that share a model; rank 0 is talked to."""
+    """Processes that share a model; tests talk to rank 0."""
 
     def __init__(self, folder: Path, model: Path, size: int = 2, **options: Any) -> None:
         hosts = folder / "hosts.json"
@@ -59,27 +59,27 @@ class Group:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def hear(self) -> Any:
-        """Wait for what rank 0 says."""
+    def answer(self) -> Any:
+        """Wait for rank 0's next answer."""
         try:
             return json.loads(self._lines.get(timeout=SOON))
         except queue.Empty:
-            raise AssertionError(f"Rank 0 is silent. {self.logs()}") from None
+            raise AssertionError(f"Rank 0 does not answer. {self.logs()}") from None
 
-    def ask(self, *words: Any) -> Any:
-        """Ask rank 0 something."""
+    def send(self, *command: Any) -> Any:
+        """Send rank 0 a command, and return its answer."""
         assert self.processes[0].stdin is not None
-        print(json.dumps(words), file=self.processes[0].stdin, flush=True)
-        return self.hear()
+        print(json.dumps(command), file=self.processes[0].stdin, flush=True)
+        return self.answer()
 
-    def end(self) -> list[int]:
-        """Have rank 0 stop, and return what all the processes return."""
+    def stop(self) -> list[int]:
+        """Have rank 0 stop, and return the exit statuses of all the processes."""
         assert self.processes[0].stdin is not None
         self.processes[0].stdin.close()
         return self.statuses()
 
     def statuses(self) -> list[int]:
-        """Wait for all the processes."""
+        """Wait for all the processes, and return their exit statuses."""
         return [process.wait(SOON) for process in self.processes]
 
     def logs(self) -> str:
@@ -90,7 +90,7 @@ class Group:
         assert self.processes[0].stdout is not None
         for line in self.processes[0].stdout:
             self._lines.put(line)
-        self._lines.put('"the end"')
+        self._lines.put('"end of output"')
 
     def __enter__(self) -> Self:
         return self
@@ -117,8 +117,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), eos_token_id=[])
 
 
-def said_alone(model: Path) -> list[list[int]]:
-    """What one process says to the three requests."""
+def tokens_of_one_process(model: Path) -> list[list[int]]:
+    """What one process generates for the three requests."""
     with load_engine(model) as engine:
         requests = [
             GenerationRequest(**{**request, "sampling": Sampling(**request.get("sampling", {}))})
@@ -132,64 +132,66 @@ def said_alone(model: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(model: Path) -> list[list[int]]:
-    return said_alone(model)
+    return tokens_of_one_process(model)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Group]:
     """Two ranks, for the tests in their order; the last of them stops it."""
     with Group(tmp_path_factory.mktemp("pair"), model) as pair:
-        assert pair.hear() == "ready", pair.logs()
+        assert pair.answer() == "ready", pair.logs()
         yield pair
 
 
-def said(answers: Any) -> list[list[int]]:
+def tokens_of(answers: Any) -> list[list[int]]:
     return [answer["tokens"] for answer in answers]
 
 
-def test_two_ranks_say_what_one_process_says(pair: Group, alone: list[list[int]]) -> None:
-    assert [said(pair.ask("say", request))[0] for request in (GREEDY, SEEDED, BIASED)] == alone
+def test_two_ranks_generate_what_one_process_does(pair: Group, alone: list[list[int]]) -> None:
+    assert [tokens_of(pair.send("generate", request))[0] for request in (GREEDY, SEEDED, BIASED)] == alone
 
 
-def test_two_ranks_say_the_same_to_several_at_once(pair: Group, alone: list[list[int]]) -> None:
-    assert said(pair.ask("say", GREEDY, SEEDED, BIASED)) == alone
+def test_so_they_do_for_several_requests_at_once(pair: Group, alone: list[list[int]]) -> None:
+    assert tokens_of(pair.send("generate", GREEDY, SEEDED, BIASED)) == alone
 
 
-def test_a_budget_holds_the_reply_of_all_ranks(pair: Group, alone: list[list[int]]) -> None:
+def test_a_reasoning_budget_applies_on_all_ranks(pair: Group, alone: list[list[int]]) -> None:
     closing = [3, 2]  # <|end|>, <|start|>
     cases = [(GREEDY, alone[0]), (SEEDED, alone[1])]
     for request, free in cases:
-        [held] = said(pair.ask("say", {**request, "thinking": 4}))
-        assert held[:6] == [*free[:4], *closing]
-        assert len(held) == 20
-    together = said(pair.ask("say", {**GREEDY, "thinking": 4}, SEEDED, {**BIASED, "thinking": 90}))
+        [limited] = tokens_of(pair.send("generate", {**request, "thinking": 4}))
+        assert limited[:6] == [*free[:4], *closing]
+        assert len(limited) == 20
+    together = tokens_of(pair.send("generate", {**GREEDY, "thinking": 4}, SEEDED, {**BIASED, "thinking": 90}))
     assert together[0][:6] == [*alone[0][:4], *closing]
     assert together[1:] == alone[1:]
 
 
-def test_who_leaves_in_mid_stream_leaves_on_all_ranks(pair: Group, alone: list[list[int]]) -> None:
-    assert pair.ask("begin", LONG, {**LONG, "prompt": [9, 20]}) == "begun"
-    assert pair.ask("leave") == "left"
-    assert said(pair.ask("say", GREEDY, SEEDED, BIASED)) == alone
+def test_a_request_cancelled_in_mid_stream_is_removed_on_all_ranks(
+    pair: Group, alone: list[list[int]]
+) -> None:
+    assert pair.send("start", LONG, {**LONG, "prompt": [9, 20]}) == "started"
+    assert pair.send("cancel") == "cancelled"
+    assert tokens_of(pair.send("generate", GREEDY, SEEDED, BIASED)) == alone
 
 
 def test_prefixes_are_reused_on_all_ranks(pair: Group) -> None:
     system = list(range(9, 109))
-    asked = {"prompt": [*system, 7, 8], "max_tokens": 5, "checkpoints": [100]}
-    first = pair.ask("say", asked)[0]
-    again = pair.ask("say", asked)[0]
-    other = pair.ask("say", {"prompt": [*system, 200, 201], "max_tokens": 5})[0]
+    request = {"prompt": [*system, 7, 8], "max_tokens": 5, "checkpoints": [100]}
+    first = pair.send("generate", request)[0]
+    again = pair.send("generate", request)[0]
+    other = pair.send("generate", {"prompt": [*system, 200, 201], "max_tokens": 5})[0]
     assert again["tokens"] == first["tokens"]
     assert (again["cached"], other["cached"]) == (101, 100)
 
 
-def test_a_follower_with_nothing_to_do_does_nothing(pair: Group) -> None:
+def test_an_idle_follower_sleeps(pair: Group) -> None:
     tasks = Path(f"/proc/{pair.processes[1].pid}/task")
     if not tasks.is_dir():
         pytest.skip("only Linux shows what the threads of another process do")
     until = monotonic() + SOON
     while any(state_of(task) == "R" for task in tasks.iterdir()):  # the last token may be on its way
-        assert monotonic() < until, "A follower that waits keeps a core busy."
+        assert monotonic() < until, "a follower that waits keeps a core busy"
     before = switches(tasks)
     assert [switches(tasks) for _ in range(100)] == [before] * 100
 
@@ -199,37 +201,39 @@ def state_of(task: Path) -> str:
 
 
 def switches(tasks: Path) -> list[str]:
-    """How often each thread was given a core or gave it back."""
+    """Return how often each thread was given a core or gave it back."""
     lines = [line for task in tasks.iterdir() for line in (task / "status").read_text().splitlines()]
     return [line for line in lines if "ctxt_switches" in line]
 
 
-def test_a_group_that_is_stopped_ends_in_order(pair: Group) -> None:
-    assert pair.end() == [0, 0], pair.logs()
+def test_a_group_that_is_stopped_exits_cleanly(pair: Group) -> None:
+    assert pair.stop() == [0, 0], pair.logs()
     assert "Rank 1 ends: rank 0 has stopped." in pair.logs()
 
 
-def test_layers_are_shared_where_heads_cannot_be_and_a_lost_rank_is_named_to_all(tmp_path: Path) -> None:
+def test_layers_are_divided_where_heads_cannot_be_and_every_request_hears_of_a_lost_rank(
+    tmp_path: Path,
+) -> None:
     model = write_layered(tmp_path / "model")
-    expected = said_alone(model)
+    expected = tokens_of_one_process(model)
     with Group(tmp_path, model) as pair:
-        assert pair.hear() == "ready", pair.logs()
+        assert pair.answer() == "ready", pair.logs()
         assert "This rank has layers 2 to 3 of 4." in pair.logs()
-        assert said(pair.ask("say", GREEDY, SEEDED, BIASED)) == expected
-        assert pair.ask("begin", LONG, LONG) == "begun"
+        assert tokens_of(pair.send("generate", GREEDY, SEEDED, BIASED)) == expected
+        assert pair.send("start", LONG, LONG) == "started"
         pair.processes[1].kill()
-        for answer in pair.ask("finish"):
+        for answer in pair.send("finish"):
             assert answer["failed"].startswith("EngineStopped: Rank 1 was lost"), answer
-        state, detail, after = pair.ask("status")
+        state, detail, after = pair.send("status")
         assert (state, after) == ("stopped", "EngineStopped")
         assert "start them again" in detail
-        # 1 if MLX's thread never came back from the sum it was in: then it is left behind, in order.
-        assert pair.end() in ([0, -9], [1, -9]), pair.logs()
+        # 1 if MLX's thread never came out of the sum it was in: then it is abandoned, in order.
+        assert pair.stop() in ([0, -9], [1, -9]), pair.logs()
         assert "terminate called" not in pair.logs()
 
 
 def write_layered(folder: Path) -> Path:
-    """Write a qwen3_next of four layers: an architecture that mlx-lm can only divide by layers."""
+    """Write a qwen3_next of four layers: an architecture that mlx-lm can divide by layers only."""
     config = {
         "model_type": "qwen3_next",
         "num_hidden_layers": 4,
@@ -260,7 +264,7 @@ def write_layered(folder: Path) -> Path:
 
 def test_a_count_of_ranks_that_does_not_divide_the_heads_is_refused(model: Path, tmp_path: Path) -> None:
     with Group(tmp_path, model, size=4) as four:
-        refusal = four.hear()["failed"]
+        refusal = four.answer()["failed"]
         assert "cannot be divided among 4 processes: it has 4 attention heads and 2 key-value" in refusal
         assert "Possible are 1 or 2 processes." in refusal
         assert four.statuses() == [1, 1, 1, 1]
