@@ -8,8 +8,7 @@ import logging
 import sys
 from typing import Any
 
-from mlx_backend.chat.prompt import Prompt
-from mlx_backend.constraints.reasoning_budget import Budgets
+from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Engine, Finished, Generation, GenerationRequest, Sampling, TokenDelta
@@ -58,9 +57,10 @@ def to_request(engine: Engine, request: dict[str, Any]) -> GenerationRequest:
     fields = {key: value for key, value in request.items() if key != "thinking"}
     constraint = None
     if thinking is not None:
-        prompt = Prompt(tokens=tuple(fields["prompt"]), opens_in=Channel.ANALYSIS)
-        budgets = Budgets(engine.tokenizer, DIALECTS["harmony"])
-        constraint = budgets.begin(prompt, room=fields["max_tokens"], tokens=thinking)
+        budgets = ReasoningBudgets(engine.tokenizer, DIALECTS["harmony"])
+        constraint = budgets.start(
+            fields["prompt"], Channel.ANALYSIS, room=fields["max_tokens"], tokens=thinking
+        )
     sampling = Sampling(**fields.get("sampling", {}))
     return GenerationRequest(**{**fields, "sampling": sampling, "constraint": constraint})
 

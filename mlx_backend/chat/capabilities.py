@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.constraints import can_hold
+from mlx_backend.constraints import can_constrain
 from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.effort import Effort
@@ -51,7 +51,7 @@ def describe(
     """Say what a chat model can do. Whether it reasons and takes tools is read off its template."""
     dialect, traits = detect(template, control_tokens), TemplateTraits.of(template)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
-    held = one_process and can_hold(dialect, control_tokens, vocabulary_size)
+    held = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
     holds = {
         "completion": True,
         "thinking": traits.reasons,

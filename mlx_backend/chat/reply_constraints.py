@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.request import UNLIMITED
 from mlx_backend.constraints import GrammarError, Grammars
-from mlx_backend.constraints.reasoning_budget import Both, Budgets
+from mlx_backend.constraints.reasoning_budget import CombinedConstraint, ReasoningBudgets
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ class ReplyConstraints:
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect, limits: ReplyLimits) -> None:
         self._grammars = Grammars(tokenizer, dialect)
-        self._budgets = Budgets(tokenizer, dialect)
+        self._budgets = ReasoningBudgets(tokenizer, dialect)
         self._limits = limits
 
     @property
     def is_prepared(self) -> bool:
         """Whether `prepare` has been done."""
-        return self._grammars.prepared
+        return self._grammars.is_prepared
 
     def prepare(self) -> None:
         """Build what the first constrained reply would have to wait for. Raises GrammarError."""
@@ -59,16 +59,17 @@ class ReplyConstraints:
         max_tokens = limits.max_tokens_of(request, prompt)
         budget = limits.thinking_budget_of(request, conversation.resolution.effort)
         constraint = self._start_grammar(request, grammar, conversation, prompt)
-        budget_constraint = self._budgets.begin(
-            prompt,
+        budget_constraint = self._budgets.start(
+            prompt.tokens,
+            prompt.opens_in,
             room=max_tokens,
             tokens=None if budget == UNLIMITED else budget,
             reserve=limits.answer_reserve_of(request, max_tokens),
-            tools=request.tool_names,
+            tools=request.tools,
         )
         if constraint is None or budget_constraint is None:
             return constraint or budget_constraint
-        return Both(constraint, budget_constraint)
+        return CombinedConstraint(constraint, budget_constraint)
 
     def _calls(self, request: ChatRequest) -> Spec | None:
         choice = request.tool_choice

@@ -69,11 +69,6 @@ class ChatRequest(ReplyRequest):
     thinking_budget: int | None = None  # max tokens of reasoning, or UNLIMITED
     answer_reserve: int | None = None  # tokens of the reply kept for the answer
 
-    @property
-    def tool_names(self) -> list[str]:
-        """The names of the tools, in order."""
-        return [tool["function"]["name"] for tool in self.tools]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(ReplyRequest):

@@ -172,7 +172,7 @@ class Service:
             return RawText()
         return ChannelParser(
             self._dialect,
-            tools=request.tool_names,
+            tools=request.tools,
             opens_in=prompt.opens_in,
             special_tokens=self.engine.tokenizer.special_tokens,
         )

@@ -1,11 +1,11 @@
-"""A turn that is answer and blocks: `<think>…</think>`, then the answer or `<tool_call>` blocks of JSON.
+"""A constrained reply of answer and blocks: `<think>…</think>`, then the answer or `<tool_call>` blocks of JSON.
 
     <think>FREE</think> ⏎⏎ ANSWER <|im_end|>
     <think>FREE</think> ⏎⏎ <tool_call>⏎{"name": NAME, "arguments": ARGUMENTS}⏎</tool_call> ⏎ … <|im_end|>
 
-A plain model's turn is one without blocks: it is held from its first token. A marker is a control token where
-the model has it as one; where it has not, it is spelt, and looked for in what the model writes. One thing is
-only done with a token: a call that the model is free not to make is held only if `<tool_call>` is a token.
+A plain model's reply has no blocks: it is constrained from its first token. Where a marker is a control token,
+the token is looked for; where it is not, its spelling is looked for in what the model writes. One thing is only
+done with a token: a call that the model is free not to make is constrained only if `<tool_call>` is a token.
 """
 
 from __future__ import annotations
@@ -14,147 +14,206 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlx_backend.constraints.closers import ReasoningCloser
 from mlx_backend.constraints.compiler import joined_rule
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.constraints.states import Closing, Free, Held, Over, Path
-from mlx_backend.constraints.vocabulary import MAX_BREAKS
+from mlx_backend.constraints.mask import all_but
+from mlx_backend.constraints.states import ClosingText, EndOfReply, FixedTokens, FreeText, MatchedText
+from mlx_backend.constraints.vocabulary import MAX_LINE_BREAKS
 from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence, Set
 
     from llguidance import LLMatcher
 
     from mlx_backend.constraints.compiler import Matchers, Rule
-    from mlx_backend.constraints.plan import Plan
-    from mlx_backend.constraints.states import Place, Way
+    from mlx_backend.constraints.mask import Mask
+    from mlx_backend.constraints.plan import ReplyPlan
+    from mlx_backend.constraints.states import State, Transition
     from mlx_backend.constraints.vocabulary import Vocabulary
+    from mlx_backend.conversation.parser import ChannelParser
+    from mlx_backend.engine.base import Tokenizer
 
 TOOL_CALL, TOOL_CALL_END = JSON_CALLS.opener, JSON_CALLS.closer
 
 
-class BlockTurns:
-    """The turns of one model that thinks in a block, or not at all. `ends` are the tokens that end a turn."""
+def has_required_tokens(control_tokens: Set[str]) -> bool:
+    """Whether a model with these control tokens can be constrained: one of them has to end its turn."""
+    return not control_tokens.isdisjoint(END_MARKERS)
+
+
+class BlockGrammar:
+    """The replies of one model that reasons in a block, or not at all (`has_blocks`).
+
+    `end_tokens` are the tokens that end a turn; None means those that dialects are known to use.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, matchers: Matchers, *, thinks: bool, ends: Collection[int] | None
+        self,
+        vocabulary: Vocabulary,
+        matchers: Matchers,
+        *,
+        has_blocks: bool,
+        end_tokens: Collection[int] | None,
     ) -> None:
-        self.takes_calls = thinks
+        self.allows_calls = has_blocks
         self.vocabulary = vocabulary
         self.matchers = matchers
-        self.ends = frozenset(ends or (vocabulary.ids[text] for text in END_MARKERS & vocabulary.ids.keys()))
-        if not self.ends:
+        known_ends = END_MARKERS & vocabulary.ids.keys()
+        self.end_tokens = frozenset(end_tokens or (vocabulary.ids[text] for text in known_ends))
+        if not self.end_tokens:
             raise GrammarError(
-                "Replies cannot be held to a grammar with this model: it is not known with which token it ends a turn."
+                "Replies of this model cannot be constrained to a grammar: it is not known which token ends its turn."
             )
         template = vocabulary.tokenizer.chat_template or ""
         known = {opener for opener in OPENERS if opener in vocabulary.ids or opener in template}
-        self.openers = {opener: OPENERS[opener] for opener in sorted(known)} if thinks else {}
-        self.calls_by_token = TOOL_CALL in vocabulary.ids and TOOL_CALL_END in vocabulary.ids
+        self.openers = {opener: OPENERS[opener] for opener in sorted(known)} if has_blocks else {}
+        self.has_call_tokens = TOOL_CALL in vocabulary.ids and TOOL_CALL_END in vocabulary.ids
 
-    def begin(self, plan: Plan, opens_in: Channel | None, begun: str) -> Place:
-        """Begin a turn, or go on with what the prompt has opened."""
-        turn = _Turn(self, plan)
+    def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
+        """Return the state at the beginning of a reply, or in what the prompt has opened."""
+        reply = _Reply(self, plan)
         match opens_in:
             case Channel.ANALYSIS:
-                return turn.thought(tuple(self.openers.values()))
+                return reply.reasoning(tuple(self.openers.values()))
             case None:
-                return turn.answer(begun, thinks=not begun)
+                return reply.answer(begun, may_reason=not begun)
             case _:
-                return turn.answer(begun)
+                return reply.answer(begun)
 
 
-class _Turn:
-    """One turn. What takes time is done at its beginning, not in the middle of decoding."""
+class _Reply:
+    """The states of one reply. What takes time is done at its beginning, not in the middle of decoding."""
 
-    def __init__(self, turns: BlockTurns, plan: Plan) -> None:
-        self._turns = turns
-        self._vocabulary = turns.vocabulary
+    def __init__(self, grammar: BlockGrammar, plan: ReplyPlan) -> None:
+        self._grammar = grammar
+        self._vocabulary = grammar.vocabulary
         self._plan = plan
-        self._answer = turns.matchers.of(plan.answer) if plan.answer is not None else None
+        self._answer = grammar.matchers.of(plan.answer) if plan.answer is not None else None
         self._calls: LLMatcher | None = None
-        if plan.calls and (turns.calls_by_token or not plan.answers):
-            self._calls = turns.matchers.of(_calls_rule(plan, by_token=turns.calls_by_token))
-        self._ends: dict[int, Way] = dict.fromkeys(turns.ends, self._over)
+        if plan.calls and (grammar.has_call_tokens or not plan.allows_answer):
+            self._calls = grammar.matchers.of(_calls_rule(plan, by_token=grammar.has_call_tokens))
+        self._ends: dict[int, Transition] = dict.fromkeys(grammar.end_tokens, self._end)
 
-    def thought(self, closers: Collection[str]) -> Place:
+    def reasoning(self, closers: Collection[str]) -> State:
         """Reasoning, until one of these markers. Which of them it is, only its opener tells for certain."""
         vocabulary = self._vocabulary
-        behind = partial(self.answer, breaks=MAX_BREAKS)
+        answer = partial(self.answer, line_breaks=MAX_LINE_BREAKS)
         # Where nothing is demanded it may also end here.
-        ends = self._ends if self._plan.answers and self._plan.answer is None else {}
-        if tokens := {vocabulary.ids[closer]: behind for closer in closers if closer in vocabulary.ids}:
-            return Free(vocabulary, {**tokens, **ends})
-        return Free(vocabulary, ends, Closing(vocabulary, next(iter(closers), "</think>"), behind))
+        ends = self._ends if self._plan.allows_answer and self._plan.answer is None else {}
+        if tokens := {vocabulary.ids[closer]: answer for closer in closers if closer in vocabulary.ids}:
+            return FreeText(vocabulary, {**tokens, **ends})
+        return FreeText(vocabulary, ends, ClosingText(vocabulary, next(iter(closers), "</think>"), answer))
 
-    def answer(self, begun: str = "", *, thinks: bool = False, breaks: int = 0) -> Place:
+    def answer(self, begun: str = "", *, may_reason: bool = False, line_breaks: int = 0) -> State:
         """What is not reasoning: the answer or the first call, behind at most so many line breaks."""
-        plan, vocabulary = self._plan, self._vocabulary
-        instead: dict[int, Way] = {}
-        if self._calls is not None and self._turns.calls_by_token:
-            instead[vocabulary.ids[TOOL_CALL]] = self._call
-        if (
-            not plan.answers and begun
-        ):  # an answer was begun where a call is wanted: it goes on until the call
-            return Free(vocabulary, instead, None if instead else Closing(vocabulary, TOOL_CALL, self._call))
-        if thinks:
-            instead |= self._ways_to_think()
-        if plan.answers and plan.answer is None:
-            return Free(vocabulary, {**self._ends, **instead})
-        for token, size in vocabulary.breaks.items():
-            if size <= breaks:
-                instead[token] = partial(self.answer, breaks=breaks - size)
-        if plan.answer is not None and self._answer is not None:
-            matcher = self._answer.deep_copy()
-            held = Held(vocabulary, matcher, self._ends, instead, text_only=plan.answer.foreign)
-            return held.begin(begun) if begun else held
-        if self._turns.calls_by_token:
-            return Path(vocabulary, dict(instead))
-        spelling = Path.tree([(vocabulary.encode(TOOL_CALL), self._call)])
-        return Path(vocabulary, {**spelling, **instead})
+        plan, vocabulary, grammar = self._plan, self._vocabulary, self._grammar
+        alternatives: dict[int, Transition] = {}
+        if self._calls is not None and grammar.has_call_tokens:
+            alternatives[vocabulary.ids[TOOL_CALL]] = self._call
+        if not plan.allows_answer and begun:
+            # An answer was begun where a call is required: it goes on until the call.
+            closing = None if alternatives else ClosingText(vocabulary, TOOL_CALL, self._call)
+            return FreeText(vocabulary, alternatives, closing)
+        if may_reason:
+            alternatives |= self._reasoning_openers()
+        if plan.allows_answer and plan.answer is None:
+            return FreeText(vocabulary, {**self._ends, **alternatives})
+        for token, size in vocabulary.line_breaks.items():
+            if size <= line_breaks:
+                alternatives[token] = partial(self.answer, line_breaks=line_breaks - size)
+        if self._answer is not None:
+            answer = MatchedText(vocabulary, self._answer.deep_copy(), self._ends, alternatives)
+            return answer.continued(begun) if begun else answer
+        if grammar.has_call_tokens:
+            return FixedTokens(vocabulary, dict(alternatives))
+        spelling = FixedTokens.tree([(vocabulary.encode(TOOL_CALL), self._call)])
+        return FixedTokens(vocabulary, {**spelling, **alternatives})
 
-    def _ways_to_think(self) -> dict[int, Way]:
-        """The ways into a block of reasoning, by the first token of its opener."""
-        ways: dict[int, Way] = {}
-        for opener, closer in self._turns.openers.items():
+    def _reasoning_openers(self) -> dict[int, Transition]:
+        """The transitions into a block of reasoning, by the first token of its opener."""
+        transitions: dict[int, Transition] = {}
+        for opener, closer in self._grammar.openers.items():
             first, *rest = self._vocabulary.encode(opener)
-            thought = partial(self.thought, (closer,))
+            reasoning = partial(self.reasoning, (closer,))
             if not rest:
-                ways[first] = thought
+                transitions[first] = reasoning
             elif self._plan.answer is not None:  # in a free answer what is spelt is text
-                ways[first] = partial(Path, self._vocabulary, Path.tree([(rest, thought)]))
-        return ways
+                transitions[first] = partial(
+                    FixedTokens, self._vocabulary, FixedTokens.tree([(rest, reasoning)])
+                )
+        return transitions
 
-    def _call(self) -> Place:
+    def _call(self) -> State:
         """What stands behind `<tool_call>`."""
         assert self._calls is not None
-        if not self._turns.calls_by_token:
-            return Held(self._vocabulary, self._calls.deep_copy(), self._ends)
-        closes: dict[int, Way] = {self._vocabulary.ids[TOOL_CALL_END]: self._behind_call}
-        return Held(self._vocabulary, self._calls.deep_copy(), closes)
+        if not self._grammar.has_call_tokens:
+            return MatchedText(self._vocabulary, self._calls.deep_copy(), self._ends)
+        closes: dict[int, Transition] = {self._vocabulary.ids[TOOL_CALL_END]: self._after_call}
+        return MatchedText(self._vocabulary, self._calls.deep_copy(), closes)
 
-    def _behind_call(self, breaks: int = MAX_BREAKS) -> Place:
-        ways = dict(self._ends)
-        if self._plan.several:
-            ways[self._vocabulary.ids[TOOL_CALL]] = self._call
-            for token, size in self._vocabulary.breaks.items():
-                if size <= breaks:
-                    ways[token] = partial(self._behind_call, breaks - size)
-        return Path(self._vocabulary, dict(ways))
+    def _after_call(self, line_breaks: int = MAX_LINE_BREAKS) -> State:
+        transitions = dict(self._ends)
+        if self._plan.parallel:
+            transitions[self._vocabulary.ids[TOOL_CALL]] = self._call
+            for token, size in self._vocabulary.line_breaks.items():
+                if size <= line_breaks:
+                    transitions[token] = partial(self._after_call, line_breaks - size)
+        return FixedTokens(self._vocabulary, dict(transitions))
 
-    def _over(self) -> Place:
-        return Over(self._vocabulary, self._turns.ends)
+    def _end(self) -> State:
+        return EndOfReply(self._vocabulary, self._grammar.end_tokens)
 
 
-def _calls_rule(plan: Plan, *, by_token: bool) -> Rule:
+class BlockCloser(ReasoningCloser):
+    """A block is closed by its marker; another one is not opened behind it."""
+
+    can_reopen = False
+
+    def __init__(
+        self, tokenizer: Tokenizer, parser: ChannelParser, prompt_tail: str, *, has_tools: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._parser = parser
+        self._prompt_tail = prompt_tail
+        openers = [token for token, text in tokenizer.special_tokens.items() if text in OPENERS]
+        self._no_openers = all_but(tokenizer.vocabulary_size, openers) if openers else None
+        self._was_closed = self._is_between = False
+        self.cost = len(self._encode_closing())
+
+    def closing(self) -> Sequence[int]:
+        """Close the block on a line of its own, and leave an empty line behind it."""
+        self._was_closed = True
+        return self._encode_closing()
+
+    def advance(self, token: int | None, *, exhausted: bool) -> None:
+        """See whether the reply is between a block that was closed and the answer."""
+        is_elsewhere = self._parser.is_reasoning or self._parser.is_answering
+        self._is_between = exhausted and self._was_closed and not is_elsewhere
+
+    def allowed_mask(self) -> Mask | None:
+        """Return the mask of everything but what opens a block."""
+        return self._no_openers if self._is_between else None
+
+    def _encode_closing(self) -> list[int]:
+        # Each text by itself, so that no token is both the marker and what stands beside it.
+        return [
+            token
+            for text in self._parser.reasoning_closer(self._prompt_tail)
+            for token in self._tokenizer.encode(text, control_tokens=True)
+        ]
+
+
+def _calls_rule(plan: ReplyPlan, *, by_token: bool) -> Rule:
     """Return the rule of what stands behind `<tool_call>`: up to `</tool_call>` if that is a token."""
     if by_token:
         return joined_rule(f"start: body\n{_body(plan.calls)}")
     opens, closes = json.dumps(TOOL_CALL), json.dumps(TOOL_CALL_END)
-    more = f' ("\\n" {opens} body {closes})*' if plan.several else ""
+    more = f' ("\\n" {opens} body {closes})*' if plan.parallel else ""
     return joined_rule(f"start: body {closes}{more}\n{_body(plan.calls)}")
 
 
@@ -163,10 +222,10 @@ def _body(calls: Mapping[str, Rule]) -> str:
     lines = ['body: "\\n"? call "\\n"?']
     lines.append("call: " + " | ".join(f"call_{at}" for at in range(len(calls))))
     for at, (name, rule) in enumerate(calls.items()):
-        spelt = json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
+        spelling = json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
         arguments = rule.lark.removeprefix("start: ")
         lines.append(
-            f'call_{at}: "{{" B "\\"name\\":" B {spelt} "," B "\\"arguments\\":" B arguments_{at} B "}}"'
+            f'call_{at}: "{{" B "\\"name\\":" B {spelling} "," B "\\"arguments\\":" B arguments_{at} B "}}"'
         )
         lines.append(f"arguments_{at}: {arguments}")
     return "\n".join([*lines, 'B: " "?', ""])

@@ -1,14 +1,14 @@
-"""What is raised when a reply cannot be held to what was asked for."""
+"""What is raised when a reply cannot be constrained as was asked."""
 
 from __future__ import annotations
 
 
 class GrammarError(ValueError):
-    """A grammar, a schema or a choice of tools that replies cannot be held to; the text is for people.
+    """A grammar, a schema or a choice of tools that cannot be used to constrain replies; the text is for people.
 
-    `place` is where in the schema the trouble is, as a JSON Pointer ("" is all of it).
+    `pointer` is where in the schema the error is, as a JSON Pointer ("" is the whole of it).
     """
 
-    def __init__(self, message: str, place: str = "") -> None:
+    def __init__(self, message: str, pointer: str = "") -> None:
         super().__init__(message)
-        self.place = place
+        self.pointer = pointer

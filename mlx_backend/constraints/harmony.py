@@ -1,4 +1,4 @@
-"""A turn of Harmony that is held: it may think, and then it answers or calls as it must.
+"""A constrained reply in Harmony: it may reason, and then it answers or calls as it must.
 
     <|channel|>analysis<|message|>FREE<|end|><|start|>assistant      at most once
     <|channel|>commentary<|message|>FREE<|end|><|start|>assistant    a preamble, at most once, before a call
@@ -14,107 +14,179 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlx_backend.constraints.closers import ReasoningCloser
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.constraints.states import Free, Held, Over, Path
-from mlx_backend.conversation.dialects.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from mlx_backend.constraints.mask import only
+from mlx_backend.constraints.states import EndOfReply, FixedTokens, FreeText, MatchedText
+from mlx_backend.conversation.dialects.harmony import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    HARMONY_CALLS,
+    MESSAGE,
+    RETURN,
+    START,
+)
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence, Set
 
     from llguidance import LLMatcher
 
     from mlx_backend.constraints.compiler import Matchers
-    from mlx_backend.constraints.plan import Plan
-    from mlx_backend.constraints.states import Place, Way
+    from mlx_backend.constraints.mask import Mask
+    from mlx_backend.constraints.plan import ReplyPlan
+    from mlx_backend.constraints.states import State, Transition
     from mlx_backend.constraints.vocabulary import Vocabulary
+    from mlx_backend.conversation.parser import ChannelParser
+    from mlx_backend.engine.base import Tokenizer
 
-NEEDED = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
+    type Branches = dict[int, Branches]
+
+REQUIRED_MARKERS = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
 """The control tokens a turn is made of."""
 
 
-class HarmonyTurns:
-    """The turns of one model that speaks Harmony."""
+def has_required_tokens(control_tokens: Set[str]) -> bool:
+    """Whether a model with these control tokens can be constrained."""
+    return control_tokens >= set(REQUIRED_MARKERS)
+
+
+class HarmonyGrammar:
+    """The replies of one model that speaks Harmony."""
+
+    allows_calls = True
 
     def __init__(self, vocabulary: Vocabulary, matchers: Matchers) -> None:
-        if missing := [marker for marker in NEEDED if marker not in vocabulary.ids]:
+        if missing := [marker for marker in REQUIRED_MARKERS if marker not in vocabulary.ids]:
             raise GrammarError(
-                "Replies cannot be held to a grammar with this model: its tokenizer has no "
+                "Replies of this model cannot be constrained to a grammar: its tokenizer has no "
                 f"{', '.join(missing)} among its control tokens."
             )
-        self.takes_calls = True
         self._vocabulary = vocabulary
         self._matchers = matchers
 
-    def begin(self, plan: Plan, opens_in: Channel | None, begun: str) -> Place:
-        """Begin a turn, behind `<|start|>assistant` or in the body of a message that the prompt has opened."""
-        turn = _Turn(self._vocabulary, self._matchers, plan)
+    def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
+        """Return the state behind `<|start|>assistant`, or in the body of a message that the prompt has opened."""
+        reply = _Reply(self._vocabulary, self._matchers, plan)
         match opens_in:
             case None:
-                return turn.header(first=True)
+                return reply.header(is_first=True)
             case Channel.FINAL:
-                return turn.answer(begun)
+                return reply.answer(begun)
             case _:
-                return turn.thought(preamble=opens_in is Channel.COMMENTARY)
+                return reply.free_message(is_preamble=opens_in is Channel.COMMENTARY)
 
 
-class _Turn:
-    """One turn. What takes time is done at its beginning, not in the middle of decoding."""
+class _Reply:
+    """The states of one reply. What takes time is done at its beginning, not in the middle of decoding."""
 
-    def __init__(self, vocabulary: Vocabulary, matchers: Matchers, plan: Plan) -> None:
+    def __init__(self, vocabulary: Vocabulary, matchers: Matchers, plan: ReplyPlan) -> None:
         self._vocabulary = vocabulary
         self._plan = plan
-        self._opened = vocabulary.encode(f"{START}assistant")
+        self._message_start = vocabulary.encode(f"{START}assistant")
         self._headers = {channel: vocabulary.encode(f"{CHANNEL}{channel}{MESSAGE}") for channel in Channel}
         self._answer = matchers.of(plan.answer) if plan.answer is not None else None
         self._calls = [
             (
-                [
-                    vocabulary.ids[CHANNEL],
-                    *vocabulary.spell(f"{Channel.COMMENTARY} to=functions.{name} "),
-                    *vocabulary.encode(f"{CONSTRAIN}json{MESSAGE}"),
-                ],
-                partial(self._call, matchers.of(rule)),
+                vocabulary.encode_pieces(HARMONY_CALLS.opening(name)),
+                partial(self._arguments, matchers.of(rule)),
             )
             for name, rule in plan.calls.items()
         ]
 
-    def header(self, *, first: bool = False, thought: bool = False, announced: bool = False) -> Place:
+    def header(
+        self, *, is_first: bool = False, has_reasoned: bool = False, has_preamble: bool = False
+    ) -> State:
         """A header; which messages may follow depends on those that were there already."""
         plan, headers = self._plan, self._headers
-        bodies: list[tuple[Sequence[int], Way]] = [*self._calls]
-        if not thought:
-            bodies.append((headers[Channel.ANALYSIS], self.thought))
-        if plan.calls and not announced:
-            bodies.append((headers[Channel.COMMENTARY], partial(self.thought, preamble=True)))
-        promised = announced and plan.calls and plan.answer is not None
-        if plan.answers and not promised:
+        bodies: list[tuple[Sequence[int], Transition]] = [*self._calls]
+        if not has_reasoned:
+            bodies.append((headers[Channel.ANALYSIS], self.free_message))
+        if plan.calls and not has_preamble:
+            bodies.append((headers[Channel.COMMENTARY], partial(self.free_message, is_preamble=True)))
+        must_call = has_preamble and plan.calls and plan.answer is not None
+        if plan.allows_answer and not must_call:
             bodies.append((headers[Channel.FINAL], self.answer))
-        opened = [] if first else self._opened
-        return Path(self._vocabulary, Path.tree(([*opened, *header], way) for header, way in bodies))
+        start = [] if is_first else self._message_start
+        spellings = (([*start, *header], transition) for header, transition in bodies)
+        return FixedTokens(self._vocabulary, FixedTokens.tree(spellings))
 
-    def thought(self, *, preamble: bool = False) -> Place:
-        """The body of a message that is free, and that another one follows."""
+    def free_message(self, *, is_preamble: bool = False) -> State:
+        """The body of a message whose text is free, and that another message follows."""
         plan, end = self._plan, self._vocabulary.ids[END]
-        ways: dict[int, Way] = {end: partial(self.header, thought=True, announced=preamble)}
-        if plan.answers and plan.answer is None:  # nothing is demanded: it may also end here
-            ways |= self._to_the_end(RETURN)
-        return Free(self._vocabulary, ways)
+        transitions: dict[int, Transition] = {
+            end: partial(self.header, has_reasoned=True, has_preamble=is_preamble)
+        }
+        if plan.allows_answer and plan.answer is None:  # nothing is demanded: it may also end here
+            transitions |= self._end_with(RETURN)
+        return FreeText(self._vocabulary, transitions)
 
-    def answer(self, begun: str = "") -> Place:
-        """The body of the final message. One that was begun where a call is wanted is closed for the call."""
+    def answer(self, begun: str = "") -> State:
+        """The body of the final message. One that was begun where a call is required is closed for the call."""
         plan = self._plan
-        if not plan.answers:
-            return self.thought(preamble=True)
-        ways = self._to_the_end(RETURN)
-        if plan.answer is None or self._answer is None:
-            return Free(self._vocabulary, ways)
-        held = Held(self._vocabulary, self._answer.deep_copy(), ways, text_only=plan.answer.foreign)
-        return held.begin(begun) if begun else held
+        if not plan.allows_answer:
+            return self.free_message(is_preamble=True)
+        transitions = self._end_with(RETURN)
+        if self._answer is None:
+            return FreeText(self._vocabulary, transitions)
+        answer = MatchedText(self._vocabulary, self._answer.deep_copy(), transitions)
+        return answer.continued(begun) if begun else answer
 
-    def _call(self, arguments: LLMatcher) -> Place:
-        return Held(self._vocabulary, arguments.deep_copy(), self._to_the_end(CALL))
+    def _arguments(self, matcher: LLMatcher) -> State:
+        return MatchedText(self._vocabulary, matcher.deep_copy(), self._end_with(CALL))
 
-    def _to_the_end(self, marker: str) -> dict[int, Way]:
+    def _end_with(self, marker: str) -> dict[int, Transition]:
         token = self._vocabulary.ids[marker]
-        return {token: partial(Over, self._vocabulary, (token,))}
+        return {token: partial(EndOfReply, self._vocabulary, (token,))}
+
+
+class HarmonyCloser(ReasoningCloser):
+    """A header says what its message is: behind `<|channel|>` the word `analysis` is not allowed."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, parser: ChannelParser, prompt_tail: str, *, has_tools: bool
+    ) -> None:
+        self._size = tokenizer.vocabulary_size
+        end, start, final = (
+            tokenizer.encode(text, control_tokens=True) for text in parser.reasoning_closer("")
+        )
+        headers = {
+            channel: tokenizer.encode(f"{CHANNEL}{channel}{MESSAGE}", control_tokens=True)
+            for channel in Channel
+        }
+        # With tools the model is led to the header and no further, so that it may still call one.
+        self._closing = [*end, *start, *(() if has_tools else final)]
+        self.cost = len(end) + len(start) + len(final)
+        self.header = len(headers[Channel.ANALYSIS])
+        self.opening = () if has_tools else final
+        self._channel_token = final[0]
+        channels = (Channel.FINAL, Channel.COMMENTARY) if has_tools else (Channel.FINAL,)
+        self._words = _tree(headers[channel][1:-1] for channel in channels)
+        self._branches: Branches = {}  # how the channel's word may go on
+
+    def closing(self) -> Sequence[int]:
+        """End the message and begin another; without tools that is the answer."""
+        return self._closing
+
+    def advance(self, token: int | None, *, exhausted: bool) -> None:
+        """Follow the channel's word in a header."""
+        if exhausted and token == self._channel_token:
+            self._branches = self._words
+        else:
+            self._branches = self._branches.get(token, {}) if token is not None else {}
+
+    def allowed_mask(self) -> Mask | None:
+        """Return the mask of the tokens with which an allowed word goes on."""
+        return only(self._size, self._branches) if self._branches else None
+
+
+def _tree(spellings: Iterable[Sequence[int]]) -> Branches:
+    root: Branches = {}
+    for tokens in spellings:
+        branches = root
+        for token in tokens:
+            branches = branches.setdefault(token, {})
+    return root

@@ -1,7 +1,7 @@
-"""What a JSON Schema may ask for, and where in it the trouble is.
+"""What a JSON Schema may ask for, and where in it an error is.
 
-Knows schemas as plain data. What can be held to and what cannot, llguidance says; here stand the limits in
-front of it, and the words and the place behind it.
+Knows schemas as plain data. llguidance decides what can be enforced; this module has the limits in front of it, and
+turns its errors into words and a place in the schema.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 type Schema = dict[str, Any]
 
-LONGEST = 200_000  # characters of a schema
+MAX_LENGTH = 200_000  # characters of a schema
 MAX_OPTIONAL = 500  # properties of one object: each of them may be the next, or not
-MAX_LOOKS = 60  # how often a part of a schema is read to find the place of an error
+MAX_VALIDATIONS = 60  # of parts of a schema, to find the place of an error
 
 WHITE_SPACE = r"( |\r?\n[ \t]{0,40})"
-"""What may stand between two parts of a JSON text: a blank, or a line break and an indentation."""
+"""What may stand between two parts of a JSON text: a blank, or a line break and indentation."""
 
 _ANNOTATIONS = frozenset(
     {
@@ -41,11 +41,11 @@ _OPENING = (  # what says something about further properties, or may
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "if"),
 )
-_MAX_CHOICES = 50  # of a oneOf, compared pairwise
+_MAX_ALTERNATIVES = 50  # of a oneOf, compared pairwise
 
 
-def read_schema(schema: object) -> Schema:
-    """Return a schema that is an object of bearable size, or raise a GrammarError."""
+def check_schema(schema: object) -> Schema:
+    """Return the schema if it is an object of reasonable size; raise a GrammarError if it is not."""
     if not isinstance(schema, dict):
         raise GrammarError(f"A JSON Schema is an object; {shown(schema)} is {kind(schema)}.")
     if too_deep(schema):
@@ -53,23 +53,23 @@ def read_schema(schema: object) -> Schema:
     try:
         length = len(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
     except UnicodeEncodeError:
-        raise GrammarError("The schema holds half a surrogate pair, which is no character.") from None
+        raise GrammarError("The schema holds half of a surrogate pair, which is not a character.") from None
     except ValueError:
-        raise GrammarError("The schema holds NaN or Infinity, which are no JSON.") from None
-    if length > LONGEST:
-        raise GrammarError(f"The schema has {length} characters; {LONGEST} are the most.")
+        raise GrammarError("The schema holds NaN or Infinity, which are not JSON.") from None
+    if length > MAX_LENGTH:
+        raise GrammarError(f"The schema has {length} characters; at most {MAX_LENGTH} are allowed.")
     for value in _values(schema):
         if isinstance(value, dict):
             count = _length(value.get("properties")) - _length(value.get("required"))
             if count > MAX_OPTIONAL:
                 raise GrammarError(
-                    f"An object of the schema has {count} optional properties; {MAX_OPTIONAL} are the most."
+                    f"An object of the schema has {count} optional properties; at most {MAX_OPTIONAL} are allowed."
                 )
     return schema
 
 
 def _values(schema: object) -> Iterator[object]:
-    """Everything in a schema, itself first."""
+    """Yield every value in a schema, itself first."""
     waiting = [schema]
     while waiting:
         value = waiting.pop()
@@ -78,17 +78,17 @@ def _values(schema: object) -> Iterator[object]:
             waiting += value if isinstance(value, list) else value.values()
 
 
-def spelt(schema: Mapping[str, Any], *, strict: bool) -> str:
-    """Spell a schema for llguidance, with the layout that is allowed. Not strict: it may ignore keywords."""
+def serialise(schema: Mapping[str, Any], *, strict: bool) -> str:
+    """Write a schema for llguidance, with the layout that is allowed. Not strict: it may ignore keywords."""
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": not strict}})
 
 
-def closed(schema: Schema) -> Schema:
-    """Let objects have the properties that are named and no others, where the schema does not say.
+def close_objects(schema: Schema) -> Schema:
+    """Let objects have no other properties than those that are named, where the schema does not say.
 
-    A schema in which constraints meet is left as it is: what is closed there may shut out its neighbour.
+    A schema whose constraints intersect is left as it is: an object closed there may exclude a neighbour's properties.
     """
-    return schema if constraints_meet(schema) else _closed(schema)
+    return schema if has_intersections(schema) else _closed(schema)
 
 
 def _closed(schema: Schema) -> Schema:
@@ -105,7 +105,7 @@ def _closed(schema: Schema) -> Schema:
     named, required = schema.get("properties"), schema.get("required", [])
     says_more = any(key in schema for key in _OPENING)
     if (
-        _is(named)
+        _is_schema(named)
         and isinstance(required, list)
         and not says_more
         and all(name in [*named] for name in required)
@@ -118,18 +118,18 @@ def _closed_any(schema: Any) -> Any:
     return _closed(schema) if isinstance(schema, dict) else schema
 
 
-def constraints_meet(schema: Any) -> bool:
-    """Whether one value is held by several parts of a schema at once, so that they must be multiplied."""
-    return any(isinstance(value, dict) and _meet(value) for value in _values(schema))
+def has_intersections(schema: Any) -> bool:
+    """Whether several parts of a schema constrain one value, so that they have to be intersected."""
+    return any(isinstance(value, dict) and _intersects(value) for value in _values(schema))
 
 
-def _meet(schema: Schema) -> bool:
-    says = schema.keys() - _ANNOTATIONS - {"type"}
-    combining = says & {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef"}
+def _intersects(schema: Schema) -> bool:
+    keywords = schema.keys() - _ANNOTATIONS - {"type"}
+    combining = keywords & {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef"}
     return (
-        (bool(combining) and len(says) > 1)
+        (bool(combining) and len(keywords) > 1)
         or _length(schema.get("allOf")) > 1
-        or _length(schema.get("oneOf")) > _MAX_CHOICES
+        or _length(schema.get("oneOf")) > _MAX_ALTERNATIVES
         or _length(schema.get("patternProperties")) > 1
     )
 
@@ -141,47 +141,48 @@ def _length(value: object) -> int:
 # -- errors -------------------------------------------------------------------------------------------------
 
 
-def place_of(schema: Schema, error: str, error_of: Callable[[Schema], str]) -> str:
-    """Return the smallest part of a schema that has this error by itself, as a JSON Pointer."""
-    kept: Schema = {key: value for key, value in schema.items() if key in ("$defs", "definitions")}
-    place, part, looks = "", schema, 0
-    been = {place}
+def locate_error(schema: Schema, error: str, error_of: Callable[[Schema], str]) -> str:
+    """Return the JSON Pointer of the smallest part of a schema that has this error by itself."""
+    definitions: Schema = {key: value for key, value in schema.items() if key in ("$defs", "definitions")}
+    found, part, validations = "", schema, 0
+    seen = {found}
     while True:
-        for pointer, inner in _parts(schema, place, part):
-            looks += 1
-            if looks > MAX_LOOKS:
-                return place
-            if pointer not in been and not constraints_meet(inner) and error_of({**inner, **kept}) == error:
-                place, part = pointer, inner
-                been.add(place)
-                break
+        for pointer, inner in _parts(schema, found, part):
+            validations += 1
+            if validations > MAX_VALIDATIONS:
+                return found
+            if pointer in seen or has_intersections(inner) or error_of({**inner, **definitions}) != error:
+                continue
+            found, part = pointer, inner
+            seen.add(found)
+            break
         else:
-            return place
+            return found
 
 
 def _parts(root: Schema, place: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The schemas directly inside one, and the one it refers to."""
+    """Yield the schemas directly inside one, and the one it refers to, each with its JSON Pointer."""
     for key in _IN_OBJECTS:
         if isinstance(inner := schema.get(key), dict):
             yield from (
-                (f"{place}/{key}/{_escaped(name)}", part) for name, part in inner.items() if _is(part)
+                (f"{place}/{key}/{_escaped(name)}", part) for name, part in inner.items() if _is_schema(part)
             )
     for key in _IN_LISTS:
         if isinstance(inner := schema.get(key), list):
-            yield from ((f"{place}/{key}/{at}", part) for at, part in enumerate(inner) if _is(part))
+            yield from ((f"{place}/{key}/{at}", part) for at, part in enumerate(inner) if _is_schema(part))
     for key in _ALONE:
-        if _is(inner := schema.get(key)):
+        if _is_schema(inner := schema.get(key)):
             yield f"{place}/{key}", inner
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         target: Any = root
         for step in reference[2:].split("/"):
-            target = target.get(step.replace("~1", "/").replace("~0", "~")) if _is(target) else None
-        if _is(target):
+            target = target.get(step.replace("~1", "/").replace("~0", "~")) if _is_schema(target) else None
+        if _is_schema(target):
             yield reference[1:], target
 
 
-def _is(schema: object) -> TypeGuard[Schema]:
+def _is_schema(schema: object) -> TypeGuard[Schema]:
     return isinstance(schema, dict)
 
 
@@ -192,26 +193,29 @@ def _escaped(name: str) -> str:
 _IN_JSON = re.compile(r"failed to compile JSON schema: (.*)", re.DOTALL)
 _EXCERPT = re.compile(r"\n\s+\d+ \| |\n<non-verbose/>")  # the text is shown again behind this
 _WORDS = [
-    (re.compile(r"Unimplemented keys: \[(.*)\]"), r"nothing can be held to the keyword \1 here"),
-    (re.compile(r"Unknown format: (.*)"), r'nothing can be held to the format "\1" here'),
+    (re.compile(r"Unimplemented keys: \[(.*)\]"), r"the keyword \1 cannot be enforced here"),
+    (re.compile(r"Unknown format: (.*)"), r'the format "\1" cannot be enforced here'),
     (re.compile(r"Unsatisfiable schema: (.*)", re.DOTALL), r"nothing can satisfy it: \1"),
     (re.compile(r"Invalid type: (.*)"), r'there is no type "\1"'),
-    (re.compile(r"Pointer '(.*)' does not exist"), r'the "$ref" to "#\1" leads nowhere'),
-    (re.compile(r"Resource '(.*?)' is not present.*"), r'a "$ref" to another document (\1) is not followed'),
+    (re.compile(r"Pointer '(.*)' does not exist"), r'the "$ref" to "#\1" does not exist'),
+    (
+        re.compile(r"Resource '(.*?)' is not present.*"),
+        r'the "$ref" to another document (\1) is not followed',
+    ),
     (
         re.compile(r".*regex parse error:\s*(.*?)\n.*error: (.*)", re.DOTALL),
-        r"the pattern \1 cannot be read: \2",
+        r"the pattern \1 is not valid: \2",
     ),
-    (re.compile(r"oneOf constraints are not supported.*"), "nothing can be held to this oneOf: use anyOf"),
+    (re.compile(r"oneOf constraints are not supported.*"), "this oneOf cannot be enforced: use anyOf"),
     (re.compile(r"NoExtension.*"), "nothing can satisfy it"),
     (re.compile(r"schema too large|grammar size.*", re.DOTALL), "it is too complex"),
     (re.compile(r"fuel exhausted.*|.*[Tt]oo many.*|.*Current row has.*", re.DOTALL), "it is too complex"),
 ]
-_LONGEST_WORDS = 300
+_MAX_ERROR_LENGTH = 300
 
 
-def told(error: str) -> str:
-    """Say an error of llguidance's in words for people."""
+def describe_error(error: str) -> str:
+    """Put one of llguidance's errors into words for people."""
     text = _EXCERPT.split(error, maxsplit=1)[0]
     if inner := _IN_JSON.search(text):
         text = inner[1]
@@ -220,4 +224,4 @@ def told(error: str) -> str:
             text = found.expand(words)
             break
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_WORDS else text[: _LONGEST_WORDS - 1] + "…"
+    return text if len(text) <= _MAX_ERROR_LENGTH else text[: _MAX_ERROR_LENGTH - 1] + "…"

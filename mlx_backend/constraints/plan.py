@@ -1,4 +1,4 @@
-"""What a reply is held to, before it is known in which dialect: the answer, the calls, and which of them."""
+"""What a reply is constrained to, whatever the dialect: the answer, the calls, and which of them may come."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """`answer` is what an answer is held to (None: to nothing), if one may be given at all (`answers`).
+class ReplyPlan:
+    """Which parts a reply may have, and the rule of each."""
 
-    `calls` are the tools that may be called and what the arguments of each are held to. `several`: one call
-    may follow another, in dialects that do that.
-    """
-
-    answers: bool = True
+    allows_answer: bool = True
+    """Whether it may be an answer at all; False where a call is required."""
     answer: Rule | None = None
+    """The rule of the answer; None leaves it free."""
     calls: Mapping[str, Rule] = field(default_factory=dict)
-    several: bool = True
+    """The tools that may be called, by name, and the rule of each one's arguments."""
+    parallel: bool = True
+    """Whether one call may follow another, in dialects that do that."""

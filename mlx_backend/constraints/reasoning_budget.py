@@ -1,10 +1,10 @@
-"""How long a reply may reason: when it is enough the reasoning is closed, in the dialect's own tokens.
+"""How long a reply may reason: when the budget is spent the reasoning is closed, in the dialect's own tokens.
 
 Theory of operation
 -------------------
-A `Budget` is a `Constraint` that allows everything until the reasoning has had its tokens, or until what is left of
-the reply is needed for the answer. It reads the reply with the dialect's own parser, so it counts as the usage does.
-Then, wherever the reply is:
+A `ReasoningBudget` is a `Constraint` that allows everything until the reasoning has had its tokens, or until what is
+left of the reply is needed for the answer. It parses the reply as its client's events are parsed, so it counts as the
+usage does. From then on, wherever the reply is:
 
     reasoning            the closing tokens are forced, one by one, and the answer begins behind them
     a header, a block    no other reasoning is begun: the word `analysis` is not among those that may follow
@@ -22,61 +22,57 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING
 
-from mlx_backend.constraints.mask import all_but, bits_of, only
-from mlx_backend.conversation.dialects.harmony import CHANNEL, HARMONY, MESSAGE
-from mlx_backend.conversation.dialects.plain import PLAIN
-from mlx_backend.conversation.dialects.think import OPENERS
-from mlx_backend.conversation.events import Channel
+from mlx_backend.constraints.machines import STATE_MACHINES
+from mlx_backend.constraints.mask import bits_of, only
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.engine.base import UNBOUNDED_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
-    from mlx_backend.chat.prompt import Prompt
+    from mlx_backend.constraints.closers import ReasoningCloser
+    from mlx_backend.constraints.mask import Mask
     from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.events import Channel
+    from mlx_backend.conversation.tools import ToolDefinition
     from mlx_backend.engine.base import Constraint, Tokenizer
 
-    type Words = memoryview[int]
-    type Branches = dict[int, Branches]
-
-# Tokens that may be reasoned once an answer has begun: so long nothing has to be watched there.
-SECOND_THOUGHT = 8
-_TAIL = 64  # tokens of a prompt in which its last block was opened, if it was
+REOPENED_TOKENS = 8
+"""Tokens that may be reasoned once an answer has begun: for so many nothing has to be masked there."""
+_PROMPT_TAIL = 64  # tokens of a prompt in which its last block was opened, if it was
 
 
-class Budgets:
-    """The budgets of one model. Safe to use from several threads; a `Budget` is for one reply."""
+class ReasoningBudgets:
+    """The budgets of one model. Safe to use from several threads; a `ReasoningBudget` is for one reply."""
 
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
         self._tokenizer = tokenizer
         self._dialect = dialect
 
-    def begin(
+    def start(
         self,
-        prompt: Prompt,
+        prompt: Sequence[int],
+        opens_in: Channel | None = None,
         *,
         room: int,
         tokens: int | None = None,
         reserve: int | None = None,
-        tools: Collection[str] = (),
-    ) -> Budget | None:
-        """Begin a reply of at most `room` tokens; None if there is nothing to hold it to.
+        tools: Collection[ToolDefinition] = (),
+    ) -> ReasoningBudget | None:
+        """Start a reply of at most `room` tokens; None if nothing limits its reasoning.
 
-        At most `tokens` are reasoning, and the last `reserve` of the room are not.
+        At most `tokens` are reasoning, and the last `reserve` of the room are not. `opens_in` is the channel
+        that the prompt has opened.
         """
-        if (tokens is None and reserve is None) or self._dialect.name == PLAIN.name:
+        machine = STATE_MACHINES.get(self._dialect)
+        if (tokens is None and reserve is None) or machine is None or machine.closer is None:
             return None
         parser = ChannelParser(
-            self._dialect.name,
-            tools=tools,
-            opens_in=prompt.opens_in,
-            special_tokens=self._tokenizer.special_tokens,
+            self._dialect, tools=tools, opens_in=opens_in, special_tokens=self._tokenizer.special_tokens
         )
-        shape = _Harmony if self._dialect.name == HARMONY.name else _Blocks
-        tail = self._tokenizer.decode(prompt.tokens[-_TAIL:]) if parser.is_reasoning else ""
-        return Budget(
-            shape(self._tokenizer, parser, tail, calls=bool(tools)),
+        tail = self._tokenizer.decode(prompt[-_PROMPT_TAIL:]) if parser.is_reasoning else ""
+        return ReasoningBudget(
+            machine.closer(self._tokenizer, parser, tail, has_tools=bool(tools)),
             self._tokenizer,
             parser,
             tokens=UNBOUNDED_TOKENS if tokens is None else tokens,
@@ -85,14 +81,14 @@ class Budgets:
         )
 
 
-class Budget:
+class ReasoningBudget:
     """Implements the engine's `Constraint` for one reply."""
 
     never_raises = True
 
     def __init__(
         self,
-        shape: _Shape,
+        closer: ReasoningCloser,
         tokenizer: Tokenizer,
         parser: ChannelParser,
         *,
@@ -100,61 +96,62 @@ class Budget:
         reserve: int | None,
         room: int,
     ) -> None:
-        self._shape = shape
+        self._closer = closer
         self._tokenizer = tokenizer
         self._parser = parser
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
-        self._left = tokens  # of reasoning
+        self._tokens_left = tokens  # of reasoning
         self._room = room  # tokens of the reply that are still to come
         self._reserve = reserve  # of them, for the answer; None once it has begun
-        self._answers = False
+        self._has_answered = False
         self._forced: Sequence[int] = ()
-        self._look(None)
+        self._update(None)
 
-    def allowed_mask(self) -> Words | None:
+    def allowed_mask(self) -> Mask | None:
         """Return the mask of what has to come, if something has."""
         if self._forced:
             return only(self._tokenizer.vocabulary_size, self._forced[:1])
-        return self._shape.allowed_mask()
+        return self._closer.allowed_mask()
 
     def unconstrained_tokens(self) -> int:
         """Return how many tokens there are at least until something has to come."""
-        if self._forced or self._shape.allowed_mask() is not None:
+        if self._forced or self._closer.allowed_mask() is not None:
             return 0
-        if self._answers and not self._shape.reopens:
+        if self._has_answered and not self._closer.can_reopen:
             return UNBOUNDED_TOKENS
         # A turn that is reasoning may leave its message, and begin another: that would cost a header more.
-        return max(1, self._spare(self._shape.header))
+        return max(1, self._reasoning_left(self._closer.header))
 
     def advance(self, token: int) -> None:
-        """Read the token that was chosen."""
-        before = self._parser.is_reasoning
+        """Take the token that was chosen."""
+        was_reasoning = self._parser.is_reasoning
         self._room -= 1
         self._parser.feed(self._text_of(token), token)
-        if before and self._parser.is_reasoning:
-            self._left -= 1
+        if was_reasoning and self._parser.is_reasoning:
+            self._tokens_left -= 1
         self._forced = self._forced[1:] if self._forced[:1] == (token,) else ()
-        self._look(token)
+        self._update(token)
 
-    def _look(self, token: int | None) -> None:
-        """See where the reply is behind this token (None: at its beginning), and what may follow."""
-        if self._parser.is_answering and not self._answers:
-            self._answers = True
+    def _update(self, token: int | None) -> None:
+        """Find where the reply is behind this token (None: at its beginning), and what may follow."""
+        if self._parser.is_answering and not self._has_answered:
+            self._has_answered = True
             self._reserve = None
-            self._left += SECOND_THOUGHT
-        spent = self._spare(0 if self._parser.is_reasoning else self._shape.header) <= 0
-        self._shape.read(token, spent=spent)
-        if spent and not self._forced:
-            if self._parser.is_reasoning:
-                self._forced = tuple(self._shape.closing())
-            elif token is None and not self._answers:
-                self._forced = tuple(self._shape.opening)
+            self._tokens_left += REOPENED_TOKENS
+        is_reasoning = self._parser.is_reasoning
+        exhausted = self._reasoning_left(0 if is_reasoning else self._closer.header) <= 0
+        self._closer.advance(token, exhausted=exhausted)
+        if exhausted and not self._forced:
+            if is_reasoning:
+                self._forced = tuple(self._closer.closing())
+            elif token is None and not self._has_answered:
+                self._forced = tuple(self._closer.opening)
 
-    def _spare(self, header: int) -> int:
+    def _reasoning_left(self, header: int) -> int:
         """Return how many tokens of reasoning there may still be, behind a header of so many."""
         if self._reserve is None:
-            return self._left
-        return min(self._left, self._room - self._reserve - self._shape.cost - header)
+            return self._tokens_left
+        return min(self._tokens_left, self._room - self._reserve - self._closer.cost - header)
 
     def _text_of(self, token: int) -> str:
         marker = self._tokenizer.special_tokens.get(token)
@@ -164,96 +161,8 @@ class Budget:
         return self._text.decode(self._tokenizer.bytes_of(token))
 
 
-class _Shape:
-    """What a dialect's turns are closed with, and how they are kept from reasoning again."""
-
-    opening: Sequence[int] = ()  # begins an answer at the beginning of a turn
-    cost: int  # tokens of the longest closing
-    header = 0  # tokens with which reasoning is begun
-    reopens = True  # behind the beginning of an answer there may be reasoning again
-
-    def closing(self) -> list[int]:
-        """Return the tokens that close the open reasoning."""
-        raise NotImplementedError
-
-    def read(self, token: int | None, *, spent: bool) -> None:
-        """Read a token; `spent`: there is to be no more reasoning behind it."""
-        raise NotImplementedError
-
-    def allowed_mask(self) -> Words | None:
-        """Return the mask of what may come instead of reasoning, where it might begin."""
-        raise NotImplementedError
-
-
-class _Harmony(_Shape):
-    """A header says what its message is: behind `<|channel|>` the word `analysis` is not allowed."""
-
-    def __init__(self, tokenizer: Tokenizer, parser: ChannelParser, _tail: str, *, calls: bool) -> None:
-        self._size = tokenizer.vocabulary_size
-        end, start, final = (_encoded(tokenizer, text) for text in parser.reasoning_closer(""))
-        header = {channel: _encoded(tokenizer, f"{CHANNEL}{channel}{MESSAGE}") for channel in Channel}
-        self._closing = [*end, *start, *(() if calls else final)]
-        self.cost = len(end) + len(start) + len(final)
-        self.header = len(header[Channel.ANALYSIS])
-        self.opening = () if calls else final
-        self._channel = final[0]
-        words = [header[Channel.FINAL][1:-1], *([header[Channel.COMMENTARY][1:-1]] if calls else [])]
-        self._words = _tree(words)
-        self._open: Branches = {}  # where in the tree of words the header is
-
-    def closing(self) -> list[int]:
-        """End the message and begin another; without tools that is the answer."""
-        return self._closing
-
-    def read(self, token: int | None, *, spent: bool) -> None:
-        """Follow a header's channel."""
-        if spent and token == self._channel:
-            self._open = self._words
-        else:
-            self._open = self._open.get(token, {}) if token is not None else {}
-
-    def allowed_mask(self) -> Words | None:
-        """Return the mask of the words that go on."""
-        return only(self._size, self._open) if self._open else None
-
-
-class _Blocks(_Shape):
-    """A block is closed by its marker; another one is not opened behind it."""
-
-    reopens = False
-
-    def __init__(self, tokenizer: Tokenizer, parser: ChannelParser, tail: str, *, calls: bool) -> None:
-        self._tokenizer = tokenizer
-        self._parser = parser
-        self._tail = tail
-        openers = [token for token, text in tokenizer.special_tokens.items() if text in OPENERS]
-        self._others = all_but(tokenizer.vocabulary_size, openers) if openers else None
-        self.cost = len(self.closing())
-        self._closed = self._between = False
-
-    def closing(self) -> list[int]:
-        """Close the block on a line of its own, and leave an empty line behind it."""
-        self._closed = True
-        # Each by itself, so that no token is both the marker and what stands beside it.
-        return [
-            token
-            for text in self._parser.reasoning_closer(self._tail)
-            for token in _encoded(self._tokenizer, text)
-        ]
-
-    def read(self, token: int | None, *, spent: bool) -> None:
-        """See whether the reply is between a block that was closed and the answer."""
-        self._between = (
-            spent and self._closed and not (self._parser.is_reasoning or self._parser.is_answering)
-        )
-
-    def allowed_mask(self) -> Words | None:
-        """Return the mask of everything but what opens a block."""
-        return self._others if self._between else None
-
-
-class Both:
-    """A grammar and a budget over one reply. Where they cannot agree, the grammar was promised."""
+class CombinedConstraint:
+    """A grammar and a budget over one reply. Where they cannot both be met, the grammar is: it was promised."""
 
     never_raises = False
 
@@ -262,7 +171,7 @@ class Both:
         self._budget = budget
 
     def unconstrained_tokens(self) -> int:
-        """Return for how long both leave it alone."""
+        """Return for how many tokens neither masks anything."""
         return min(self._grammar.unconstrained_tokens(), self._budget.unconstrained_tokens())
 
     def allowed_mask(self) -> Sequence[int] | None:
@@ -276,19 +185,6 @@ class Both:
         return memoryview(both.to_bytes(4 * max(len(promised), len(wanted)), "little")).cast("I")
 
     def advance(self, token: int) -> None:
-        """Let both read it."""
+        """Take the token that was chosen, in both."""
         self._grammar.advance(token)
         self._budget.advance(token)
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, control_tokens=True)
-
-
-def _tree(spellings: Iterable[Sequence[int]]) -> Branches:
-    root: Branches = {}
-    for tokens in spellings:
-        branches = root
-        for token in tokens:
-            branches = branches.setdefault(token, {})
-    return root

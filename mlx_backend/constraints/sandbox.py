@@ -1,9 +1,9 @@
-"""Whether llguidance takes a grammar, and how much work it may make of one.
+"""Whether llguidance accepts a grammar, and how much work one may be.
 
-Its limits bound what a grammar costs, except where constraints meet: the patterns of an `allOf` are multiplied
-with each other before anything is counted, and a page of schema can keep a processor busy for hours. No thread
-can be stopped while it does that, so such a grammar is first tried in a process of its own: this file, run as
-a program, which imports nothing else of ours.
+Its limits bound what a grammar costs, except where constraints intersect: the patterns of an `allOf` are multiplied
+with each other before anything is counted, and a page of schema can keep a processor busy for hours. A thread cannot
+be stopped while it does that, so such a grammar is first validated in a process of its own: this file, run as a
+program, which imports nothing else of the project.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-SECONDS = 3
-MAX_MEMORY = 4 << 30
+MAX_SECONDS = 3
+MAX_MEMORY = 4 << 30  # bytes
 
-_one_trial = Lock()  # whatever many clients ask for, one processor is enough
+_one_at_a_time = Lock()  # however many clients ask, this takes one processor and no more
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a grammar is not taken ("" if it is), and what of it is ignored."""
+    """Why a grammar is refused ("" if it is not), and what of it is ignored."""
 
     error: str
     ignored: tuple[str, ...] = ()
 
 
 def limits() -> LLParserLimits:
-    """Return what one grammar may cost: some tens of milliseconds a step, some tens of megabytes."""
+    """Return what one grammar may cost: tens of milliseconds a step, tens of megabytes."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -47,43 +47,43 @@ def limits() -> LLParserLimits:
     )
 
 
-def check(grammar: str) -> Verdict:
-    """Let llguidance read a grammar."""
+def validate(grammar: str) -> Verdict:
+    """Validate a grammar with llguidance."""
     from llguidance import LLMatcher
 
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
     return Verdict(messages[0]) if failed else Verdict("", tuple(dict.fromkeys(messages)))
 
 
-def try_out(grammar: str) -> Verdict:
-    """Let llguidance read a grammar in a process of its own, for so long and no longer."""
+def validate_isolated(grammar: str) -> Verdict:
+    """Validate a grammar in a process of its own, for at most `MAX_SECONDS` and `MAX_MEMORY`."""
     import subprocess
 
-    with _one_trial:
+    with _one_at_a_time:
         try:
             done = subprocess.run(
                 [sys.executable, "-I", __file__],
                 input=grammar.encode(),
                 capture_output=True,
-                timeout=SECONDS,
+                timeout=MAX_SECONDS,
                 check=True,
             )
         except subprocess.TimeoutExpired:
-            return Verdict(f"it is too complex: after {SECONDS} seconds it was still being read")
+            return Verdict(f"it is too complex: after {MAX_SECONDS} seconds it was still being validated")
         except (subprocess.CalledProcessError, OSError):
-            return Verdict("it is too complex: reading it took more memory than it may")
+            return Verdict("it is too complex: validating it takes too much memory")
     answer = json.loads(done.stdout)
     return Verdict(answer["error"], tuple(answer["ignored"]))
 
 
 def main() -> None:
-    """Read a grammar from the standard input, and write the verdict."""
+    """Validate the grammar on standard input; write the verdict to standard output."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(ValueError, OSError):  # macOS does not limit it
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, hard))
-    verdict = check(sys.stdin.buffer.read().decode())
+    verdict = validate(sys.stdin.buffer.read().decode())
     print(json.dumps({"error": verdict.error, "ignored": verdict.ignored}))
 
 

@@ -1,7 +1,7 @@
-"""A model's tokens as a grammar sees them: what each one spells, which of them steer, and masks over them.
+"""A model's tokens as a grammar sees them: what each one spells, which are control tokens, and masks over them.
 
 A mask has one bit for every token, 32 to a word, lowest bit first, and is handed out as a memoryview of words:
-a sequence of ints that can also be read as a buffer, without a copy. Masks that do not change are made once
+a sequence of ints that can also be used as a buffer, without a copy. Masks that do not change are made once
 and stay the same object.
 """
 
@@ -18,69 +18,71 @@ if TYPE_CHECKING:
 
     from llguidance import LLTokenizer
 
+    from mlx_backend.constraints.mask import Mask
+    from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.engine.base import Tokenizer
 
-type Words = memoryview[int]
-
 MAX_TOKENS = 1_000_000  # models have up to 262,144; what is made for each token takes memory
-MAX_BREAKS = 2
+MAX_LINE_BREAKS = 2  # in a row, between two parts of a reply
 
 
 class Vocabulary:
-    """The tokens of one model. Everything large is made when it is first asked for, and once."""
+    """The tokens of one model. Everything large is made once, when it is first needed."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.special: Mapping[int, str] = tokenizer.special_tokens
         self.ids = {text: token for token, text in self.special.items() if text}
         self._lock = RLock()
-        self._masks: dict[frozenset[int], Words] = {}
+        self._masks: dict[frozenset[int], Mask] = {}
 
     def build(self) -> None:
-        """Make what is large, unless it is there. Takes a second for 200,000 tokens."""
+        """Make everything large, unless it is there. Takes a second for 200,000 tokens."""
         with self._lock:
-            _ = self.tokens, self._text, self.breaks, self.grammar_tokenizer
+            _ = self.tokens, self._text, self.line_breaks, self.grammar_tokenizer
 
     @property
-    def built(self) -> bool:
-        """Whether that was made."""
+    def is_built(self) -> bool:
+        """Whether everything large was made."""
         return "grammar_tokenizer" in vars(self)
 
     def encode(self, text: str) -> list[int]:
         """Tokenise text in which markers are the dialect's own."""
         return self.tokenizer.encode(text, control_tokens=True)
 
-    def spell(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
         """Tokenise text that people wrote: a marker in it is text."""
         return self.tokenizer.encode(text, control_tokens=False)
 
-    def only(self, tokens: Iterable[int]) -> Words:
-        """Return the mask of these tokens and no others."""
-        return self._words(self._with(bytearray(self._size), tokens))
+    def encode_pieces(self, pieces: Iterable[Piece]) -> list[int]:
+        """Tokenise what a dialect writes. Its markers have to be control tokens here."""
+        tokens: list[int] = []
+        for piece in pieces:
+            tokens += [self.ids[piece.text]] if piece.marker else self.encode_text(piece.text)
+        return tokens
 
-    def text_and(self, tokens: Iterable[int]) -> Words:
+    def mask_of(self, tokens: Iterable[int]) -> Mask:
+        """Return the mask of these tokens and no others."""
+        return self._as_mask(self._with(bytearray(self._size), tokens))
+
+    def text_and(self, tokens: Iterable[int]) -> Mask:
         """Return the mask of all text and of these control tokens: the same object for the same tokens."""
         key = frozenset(tokens)
         mask = self._masks.get(key)
         if mask is None:
-            mask = self._words(self._with(bytearray(self._text), key))
+            mask = self._as_mask(self._with(bytearray(self._text), key))
             self._masks[key] = mask
         return mask
 
-    def without(self, mask: Words, tokens: Iterable[int]) -> Words:
+    def without(self, mask: Mask, tokens: Iterable[int]) -> Mask:
         """Return a mask without these tokens."""
         bits = bytearray(mask.cast("B"))
         for token in tokens:
             bits[token >> 3] &= ~(1 << (token & 7))
-        return self._words(bits)
-
-    def text_of(self, mask: bytes) -> bytes:
-        """Return what is text of a mask."""
-        both = int.from_bytes(mask, "little") & int.from_bytes(self._text, "little")
-        return both.to_bytes(self._size, "little")
+        return self._as_mask(bits)
 
     @property
-    def end(self) -> int:
+    def end_token(self) -> int:
         """The token that stands for the end in llguidance's masks, whatever ends a reply here."""
         return next(iter(self.special))
 
@@ -90,23 +92,23 @@ class Vocabulary:
         size = self.tokenizer.vocabulary_size
         if size > MAX_TOKENS:
             raise GrammarError(
-                f"Replies cannot be held to a grammar with this model: its vocabulary of {size} tokens is larger "
+                f"Replies of this model cannot be constrained to a grammar: its vocabulary of {size} tokens is larger "
                 f"than {MAX_TOKENS}."
             )
         if not self.special:
             raise GrammarError(
-                "Replies cannot be held to a grammar with this model: its tokenizer names no control token, so "
+                "Replies of this model cannot be constrained to a grammar: its tokenizer names no control token, so "
                 "the end of a reply cannot be told from text."
             )
         return [self.tokenizer.bytes_of(token) for token in range(size)]
 
     @cached_property
-    def breaks(self) -> Mapping[int, int]:
-        """The tokens that are line breaks and nothing else, and how many."""
+    def line_breaks(self) -> Mapping[int, int]:
+        """The tokens that are line breaks and nothing else, and how many each has."""
         return {
             token: len(text)
             for token, text in enumerate(self.tokens)
-            if text and len(text) <= MAX_BREAKS and not text.strip(b"\n")
+            if text and len(text) <= MAX_LINE_BREAKS and not text.strip(b"\n")
         }
 
     @cached_property
@@ -135,20 +137,20 @@ class Vocabulary:
         return bits
 
     @staticmethod
-    def _words(bits: bytearray) -> Words:
+    def _as_mask(bits: bytearray) -> Mask:
         return memoryview(bytes(bits)).cast("I")
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer. It is called to spell forced text only, which is switched off."""
+    """The tokenizer that llguidance wants. It is called only to tokenise forced text, which is switched off."""
 
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = vocabulary.tokens
         self.special_token_ids = list(vocabulary.special)
-        self.eos_token_id = vocabulary.end
-        self._spell = vocabulary.spell
+        self.eos_token_id = vocabulary.end_token
+        self._encode = vocabulary.encode_text
 
     def __call__(self, text: str) -> list[int]:
-        return self._spell(text)
+        return self._encode(text)

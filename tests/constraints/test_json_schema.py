@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from mlx_backend.constraints import GrammarError, Grammars, Spec
+from mlx_backend.constraints.compiler import joined_rule
+from mlx_backend.constraints.plan import ReplyPlan
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Constraint
@@ -95,9 +97,8 @@ def test_nothing_is_closed_where_that_would_shut_out_a_neighbour(grammars: Gramm
         (lambda g: g.choice(["ja", "ja doch", 'a"\n😀\\']), 'a"\n😀\\', "nein"),
         (lambda g: g.regex(r"^\d{3}/[a-zä]+$"), "123/xyä", "12/x"),
         (lambda g: g.regex("(?i)yes|no"), "NO", "maybe"),
-        (lambda g: g.lark('start: "(" start ")" | /[0-9]+/\n'), "((12))", ")"),
     ],
-    ids=["choice", "regex", "flags", "lark"],
+    ids=["choice", "regex", "flags"],
 )
 def test_texts_of_other_kinds(
     grammars: Grammars, make: Callable[[Grammars], Spec], lawful: str, other: str
@@ -106,13 +107,10 @@ def test_texts_of_other_kinds(
     assert accepted(make(grammars), other) != other + "."
 
 
-def test_a_grammar_that_people_wrote_cannot_name_control_tokens(grammars: Grammars) -> None:
-    constraint = grammars.lark("start: <[0-256]> | /x/").start()
-    words = constraint.allowed_mask()
-    assert words is not None
-    assert not words[END >> 5] >> (END & 31) & 1
-    with pytest.raises(GrammarError, match="no token of this model goes on from here"):
-        grammars.lark(f"start: <[{END}]>").start().allowed_mask()
+def test_a_grammar_that_leads_nowhere_says_so(grammars: Grammars) -> None:
+    spec = Spec(grammars, ReplyPlan(answer=joined_rule(f"start: <[{END}]>")))
+    with pytest.raises(GrammarError, match="no token of this model continues it from here"):
+        spec.start().allowed_mask()
 
 
 # -- refusals -----------------------------------------------------------------------------------------------
@@ -137,23 +135,23 @@ def nested(levels: int) -> dict[str, Any]:
         ),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"format": "int32", "type": "string"}}}, "/$defs/x", '"int32"'),
         ({"type": "sting"}, "", 'there is no type "sting"'),
-        ({"items": {"$ref": "#/$defs/gone"}}, "/items", '"#/\\$defs/gone" leads nowhere'),
+        ({"items": {"$ref": "#/$defs/gone"}}, "/items", '"#/\\$defs/gone" does not exist'),
         ({"$ref": "https://example.com/s"}, "", "another document"),
         (
             {"anyOf": [{"type": "string", "pattern": "a(?=b)"}]},
             "/anyOf/0",
-            r"pattern a\(\?=b\) cannot be read",
+            r"pattern a\(\?=b\) is not valid",
         ),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "", "nothing can satisfy it: minLength"),
         ({"oneOf": [{"type": "string"}, {"const": "a"}]}, "", "use anyOf"),
         ({"const": float("nan")}, "", "NaN or Infinity"),
-        ({"const": "\ud800"}, "", "half a surrogate pair"),
+        ({"const": "\ud800"}, "", "half of a surrogate pair"),
         (nested(200), "", "more than 100 levels deep"),
-        ({"enum": ["x" * 300_000]}, "", "200000 are the most"),
+        ({"enum": ["x" * 300_000]}, "", "at most 200000"),
         (
             {"properties": {f"p{at}": {} for at in range(501)}},
             "",
-            "501 optional properties; 500 are the most",
+            "501 optional properties; at most 500",
         ),
     ],
 )
@@ -162,7 +160,7 @@ def test_a_schema_that_cannot_be_held_to_says_what_is_wrong_and_where(
 ) -> None:
     with pytest.raises(GrammarError, match=words) as refusal:
         grammars.json_schema(schema, strict=True)
-    assert refusal.value.place == place
+    assert refusal.value.pointer == place
     assert "\n" not in str(refusal.value)
 
 
@@ -181,12 +179,10 @@ def test_a_schema_that_only_turns_in_a_circle_is_refused_when_the_reply_begins(g
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda g: g.choice([]), "from 1 to 10000 texts, not 0"),
-        (lambda g: g.choice(["\udc00"]), "half a surrogate pair"),
-        (lambda g: g.regex("("), r"the pattern \( cannot be read: unclosed group"),
+        (lambda g: g.choice([]), "1 to 10000 texts, not 0"),
+        (lambda g: g.choice(["\udc00"]), "half of a surrogate pair"),
+        (lambda g: g.regex("("), r"the pattern \( is not valid: unclosed group"),
         (lambda g: g.regex("a" * 300_000), "300000 characters"),
-        (lambda g: g.lark("start: x y\nx: /a/"), r'at 1\(8\): unknown name: "y"'),
-        (lambda g: g.lark("beginning: /a/"), "no start rule"),
     ],
 )
 def test_other_grammars_are_refused_in_words_too(
@@ -219,18 +215,18 @@ def test_parameters_that_nothing_can_be_held_to_refuse_only_a_strict_tool(caller
     spec = callers.tool_calls([tool("f", {}), tool("g", odd)], required=True)
     [note] = spec.ignored
     assert note.startswith(
-        "tools[1] (g): any object is taken. tools[1] (g): its parameters at /properties/a cannot"
+        "tools[1] (g): any object is accepted. tools[1] (g): its parameters at /properties/a cannot"
     )
     with pytest.raises(
-        GrammarError, match=r"tools\[0\] \(g\): its parameters at /properties/a cannot be held to"
+        GrammarError, match=r"tools\[0\] \(g\): its parameters at /properties/a cannot be used"
     ):
         callers.tool_calls([tool("g", odd, strict=True)], required=True)
 
 
 def test_a_call_needs_tools_to_be_called(callers: Grammars) -> None:
-    with pytest.raises(GrammarError, match="the request has none"):
+    with pytest.raises(GrammarError, match="the request has no tools"):
         callers.tool_calls([], required=True)
-    with pytest.raises(GrammarError, match=r'There is no tool "h" to be called; the request\'s tools: f, g'):
+    with pytest.raises(GrammarError, match=r'There is no tool "h" to call; the request\'s tools: f, g'):
         callers.tool_calls([tool("f", {}), tool("g", {})], required=True, name="h")
 
 
@@ -269,7 +265,7 @@ def test_a_schema_that_becomes_too_much_work_in_mid_reply_fails_that_reply(gramm
     either = [{"properties": {f"{letter}{at}": {"const": 1}}} for at in range(8) for letter in "ab"]
     schema = {"type": "object", "allOf": [{"anyOf": either[at : at + 2]} for at in range(0, 16, 2)]}
     constraint = grammars.json_schema(schema, strict=True).start()
-    with pytest.raises(GrammarError, match="cannot be held to its grammar any further: it is too complex"):
+    with pytest.raises(GrammarError, match="cannot follow its grammar any further: it is too complex"):
         accepted_by(constraint, "{}")
 
 

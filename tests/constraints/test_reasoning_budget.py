@@ -5,8 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from mlx_backend.chat.prompt import Prompt
-from mlx_backend.constraints.reasoning_budget import SECOND_THOUGHT, Budget, Budgets
+from mlx_backend.constraints.reasoning_budget import REOPENED_TOKENS, ReasoningBudget, ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
@@ -37,10 +36,10 @@ def budget(
     tools: Collection[str] = (),
     opens_in: Channel | None = None,
     prompt: str = "hello",
-) -> Budget | None:
-    asked = Prompt(tokens=tuple(words.encode(prompt, control_tokens=True)), opens_in=opens_in)
-    return Budgets(words, DIALECTS[dialect]).begin(
-        asked, room=room, tokens=tokens, reserve=reserve, tools=tools
+) -> ReasoningBudget | None:
+    asked = words.encode(prompt, control_tokens=True)
+    return ReasoningBudgets(words, DIALECTS[dialect]).start(
+        asked, opens_in, room=room, tokens=tokens, reserve=reserve, tools=tools
     )
 
 
@@ -157,7 +156,7 @@ def test_reasoning_is_not_begun_again_once_it_is_spent() -> None:
 def test_reasoning_behind_an_answer_is_closed_soon() -> None:
     more = f"<|end|><|start|>assistant<|channel|>analysis<|message|>{THOUGHT * 3}{TO_FINAL}Rome.<|return|>"
     message = read(said(HARMONY.replace("<|return|>", more), tokens=2))
-    assert message.reasoning == THOUGHT[:6] + THOUGHT[: 3 * SECOND_THOUGHT]
+    assert message.reasoning == THOUGHT[:6] + THOUGHT[: 3 * REOPENED_TOKENS]
     assert message.content == "Paris.Rome."
 
 
@@ -262,4 +261,4 @@ def test_whatever_is_said_a_promise_to_leave_tokens_alone_is_kept(
         reasoned += before and reader.is_reasoning and words.decode([token]) not in ("\n", "\n\n")
         held.advance(token)
     if tokens is not None:
-        assert reasoned <= tokens + SECOND_THOUGHT
+        assert reasoned <= tokens + REOPENED_TOKENS

@@ -168,7 +168,7 @@ def test_an_answer_that_is_continued_is_held_from_its_beginning(harmony: tuple[P
     tokenizer, grammars = harmony
     spec = grammars.json_schema(SCHEMA, strict=True)
     assert Reply(tokenizer, spec, Channel.FINAL, '{"a": 4').say("2}x").said == "2}"
-    with pytest.raises(GrammarError, match="is not what the reply is to be held to: it begins 'Sure"):
+    with pytest.raises(GrammarError, match="does not fit what the reply is constrained to: it begins 'Sure"):
         spec.start(Channel.FINAL, begun="Sure, here is")
 
 
@@ -348,7 +348,7 @@ def test_a_plain_model_is_held_from_its_first_token() -> None:
 def test_the_end_tokens_of_the_engine_are_taken_where_they_are_given() -> None:
     tokenizer = Pairs(("<stop>", "</s>"), None)
     [stop, _] = tokenizer.special_tokens
-    spec = Grammars(tokenizer, DIALECTS["plain"], ends=[stop]).choice(["a"])
+    spec = Grammars(tokenizer, DIALECTS["plain"], end_tokens=[stop]).choice(["a"])
     assert Reply(tokenizer, spec).say("a").markers == {"<stop>"}
 
 
@@ -360,7 +360,7 @@ def test_the_end_tokens_of_the_engine_are_taken_where_they_are_given() -> None:
     [
         (ScriptedTokenizer(), "harmony", "vocabulary of 16843017 tokens is larger than"),
         (Pairs((), None), "plain", "names no control token"),
-        (Pairs(("<x>",), None), "plain", "not known with which token it ends"),
+        (Pairs(("<x>",), None), "plain", "not known which token ends its turn"),
         (Pairs(("<|end|>", "<|start|>"), None), "harmony", r"has no <\|call\|>, <\|channel\|>"),
     ],
     ids=["huge", "no-markers", "no-end", "not-harmony"],
@@ -378,7 +378,7 @@ def test_what_the_grammar_has_no_place_for_is_refused_when_it_is_said(
     for said in ("<|return|>", "x"):
         constraint = grammars.json_object().start(Channel.FINAL)
         [token] = tokenizer.encode(said, control_tokens=True)
-        with pytest.raises(GrammarError, match=f"The model said '{re.escape(said)}' where"):
+        with pytest.raises(GrammarError, match=f"The model wrote '{re.escape(said)}' where"):
             constraint.advance(token)
 
 

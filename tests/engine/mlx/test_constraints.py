@@ -1,4 +1,4 @@
-"""Budgets on the real engine: decoded ahead, together, with drafts and put off, a reply under one is the same."""
+"""Reasoning budgets on the real engine: decoded ahead, in batches, with drafts and preempted, a reply is the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from engine_models import write_model
 
-from mlx_backend.chat.prompt import Prompt
-from mlx_backend.constraints.reasoning_budget import Budgets
+from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.device import Device
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from mlx_backend.constraints.reasoning_budget import Budget
+    from mlx_backend.constraints.reasoning_budget import ReasoningBudget
     from mlx_backend.engine.base import Tokenizer
 
 TO_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -47,8 +46,8 @@ def thinking(
 ) -> GenerationRequest:
     """Ask for a reply that is reasoning from its first token."""
     prompt = tuple(words.encode(f"{text}<|channel|>analysis<|message|>", control_tokens=True))
-    budget = Budgets(words, DIALECTS["harmony"]).begin(
-        Prompt(tokens=prompt, opens_in=Channel.ANALYSIS), room=room, tokens=tokens, reserve=reserve
+    budget = ReasoningBudgets(words, DIALECTS["harmony"]).start(
+        prompt, Channel.ANALYSIS, room=room, tokens=tokens, reserve=reserve
     )
     return GenerationRequest(prompt=prompt, max_tokens=room, constraint=budget)
 
@@ -154,9 +153,9 @@ def test_a_reply_that_is_put_off_for_want_of_memory_keeps_its_budget(model: Path
 
 
 def test_a_budget_is_for_one_reply(engine: Engine) -> None:
-    budgets = Budgets(engine.tokenizer, DIALECTS["harmony"])
+    budgets = ReasoningBudgets(engine.tokenizer, DIALECTS["harmony"])
 
-    def begin() -> Budget | None:
-        return budgets.begin(Prompt(tokens=(9,)), room=9, tokens=0)
+    def begin() -> ReasoningBudget | None:
+        return budgets.start((9,), room=9, tokens=0)
 
     assert begin() is not begin()

@@ -37,6 +37,7 @@ __all__ = [
     "CONSTRAIN",
     "END",
     "HARMONY",
+    "HARMONY_CALLS",
     "HARMONY_TOKENS",
     "MESSAGE",
     "RETURN",
@@ -105,6 +106,8 @@ class HarmonyCalls(CallCodec):
         return (Piece(CALL, marker=True),)
 
 
+HARMONY_CALLS = HarmonyCalls()
+
 HARMONY = Dialect(
     name="harmony",
     recognises=recognises,
@@ -112,7 +115,7 @@ HARMONY = Dialect(
     continuation=continuation,
     opens_in=opens_in,
     tokens=HARMONY_TOKENS,
-    calls=HarmonyCalls(),
+    calls=HARMONY_CALLS,
     reasoning_markers=(f"{CHANNEL}{Channel.ANALYSIS}",),
     leaks=RawMarkup(
         openers=(CHANNEL, START, MESSAGE),
