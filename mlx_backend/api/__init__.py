@@ -1,1 +1,1 @@
-"""Wire protocols: how requests are written and replies are answered. One folder each. Knows no HTTP."""
+"""Wire protocols, one folder each: the bodies of requests and responses (base.py). Knows no sockets and no headers."""

@@ -39,7 +39,7 @@ class LogprobsAligner:
         self._special_tokens = special_tokens
         self._held: list[TokenLogprobs] = []
 
-    def token(self, delta: TokenDelta, events: Sequence[Event]) -> None:
+    def hold(self, delta: TokenDelta, events: Sequence[Event]) -> None:
         """Hold a token's log probabilities, or drop all that are held if it turned out not to be content."""
         if delta.logprobs is None:
             return

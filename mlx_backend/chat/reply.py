@@ -149,16 +149,16 @@ class Reply:
                     case None:
                         yield None
                     case Progress():
-                        self._meter.progress(item)
+                        self._meter.note_progress(item)
                         yield item
                     case TokenDelta():
                         yield from self._token(item)
                     case Finished():
-                        self._meter.finished(item, was_reasoning=self._parser.is_reasoning)
+                        self._meter.finish(item, was_reasoning=self._parser.is_reasoning)
                         yield from self._end(item.reason)
         finally:
             if self.finish is None:  # closed, or failed: what it has cost so far is logged all the same
-                self._meter.stopped(self._generation.times())
+                self._meter.take_times(self._generation.times())
             self._generation.close()
 
     def _token(self, delta: TokenDelta) -> list[ReplyEvent]:
@@ -166,8 +166,8 @@ class Reply:
             return self._cut()
         was_reasoning = self._parser.is_reasoning
         events = self._parser.feed(delta.text, delta.token)
-        self._meter.token(delta, events, was_reasoning=was_reasoning)
-        self._logprobs.token(delta, events)
+        self._meter.count(delta, events, was_reasoning=was_reasoning)
+        self._logprobs.hold(delta, events)
         shown = self._show(events)
         if self._stop.stopped or (not self._plan.parallel_tool_calls and _completes_a_call(events)):
             shown += self._cut()
@@ -175,7 +175,7 @@ class Reply:
 
     def _cut(self) -> list[ReplyEvent]:
         """End the reply here, though the engine would go on."""
-        self._meter.stopped(self._generation.times())
+        self._meter.take_times(self._generation.times())
         return self._end("stop")
 
     def _end(self, ended_by: EndedBy) -> list[ReplyEvent]:

@@ -43,11 +43,11 @@ class UsageMeter:
         self._pending = 0  # tokens since the last event or marker: they belong to whatever comes next
         self._incomplete = 0  # of these, the tokens of a character that is not complete yet
 
-    def progress(self, progress: Progress) -> None:
+    def note_progress(self, progress: Progress) -> None:
         """Note what prefill found in the cache."""
         self.usage.cached_tokens = progress.cached
 
-    def token(self, delta: TokenDelta, events: Sequence[Event], *, was_reasoning: bool) -> None:
+    def count(self, delta: TokenDelta, events: Sequence[Event], *, was_reasoning: bool) -> None:
         """Count one token and the events it caused; `was_reasoning` is the parser's state before it."""
         usage = self.usage
         usage.completion_tokens += 1
@@ -62,7 +62,7 @@ class UsageMeter:
             self._pending += 1
         self._incomplete = 0 if delta.text else self._incomplete + 1
 
-    def finished(self, finished: Finished, *, was_reasoning: bool) -> None:
+    def finish(self, finished: Finished, *, was_reasoning: bool) -> None:
         """Take the engine's last figures, and count a character that the end has cut."""
         usage = self.usage
         usage.cached_tokens = finished.cached_tokens
@@ -71,7 +71,7 @@ class UsageMeter:
         usage.decode_seconds = finished.decode_seconds
         usage.reasoning_tokens += self._incomplete if was_reasoning else 0
 
-    def stopped(self, times: GenerationTimes) -> None:
+    def take_times(self, times: GenerationTimes) -> None:
         """Take the times of a generation that the engine did not finish: it was cut, left or failed."""
         self.usage.queue_seconds = times.queue
         self.usage.prefill_seconds = times.prefill

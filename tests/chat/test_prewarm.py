@@ -1,4 +1,4 @@
-"""After an answer the engine reads the history as the next turn will see it."""
+"""After an answer the engine prefills the history as the next turn will have it."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def wait_until_idle(engine: Engine) -> None:
 
 
 def chat(service: Service, turns: list[str], **fields: Any) -> list[int]:
-    """Hold a conversation; of every turn, how many tokens had to be read."""
+    """Hold a conversation; for every turn, how many tokens had to be prefilled."""
     messages: list[dict[str, Any]] = []
     read = []
     for turn in turns:
@@ -72,7 +72,7 @@ def chat(service: Service, turns: list[str], **fields: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"seed": 7, "temperature": 1}])
-def test_the_next_turn_reads_its_own_message_and_the_generation_prompt_alone(
+def test_the_next_turn_prefills_only_its_message_and_the_generation_prompt(
     sampling: dict[str, Any],
 ) -> None:
     with load_engine(MODEL_PATH) as engine, load_engine(MODEL_PATH) as cold_engine:
@@ -85,7 +85,7 @@ def test_the_next_turn_reads_its_own_message_and_the_generation_prompt_alone(
         assert all(a < b for a, b in zip(read[1:], chat(cold, TURNS)[1:], strict=True))
 
 
-def test_results_of_a_tool_find_the_call_and_its_reasoning_read_already() -> None:
+def test_a_tool_result_finds_the_call_and_its_reasoning_in_the_cache() -> None:
     with load_engine(MODEL_PATH) as engine:
         service = Service(engine)
         messages = [user("What is the weather in Oslo?")]
@@ -107,7 +107,7 @@ def test_results_of_a_tool_find_the_call_and_its_reasoning_read_already() -> Non
         assert read <= len(engine.tokenizer.encode('{"sky": "sunny"}', control_tokens=False)) + 6
 
 
-def test_it_can_be_turned_off() -> None:
+def test_prewarming_can_be_turned_off() -> None:
     with ScriptedEngine(lambda _: "<|channel|>final<|message|>Hi.<|return|>") as engine:
         answered(Service(engine, prewarm=False).chat(ChatRequest(messages=[user("hello")])))
         assert not engine.warmups
@@ -119,7 +119,7 @@ def test_it_can_be_turned_off() -> None:
         assert engine.tokenizer.decode(plan()).endswith(expected + "<|start|>user<|message|>")
 
 
-def test_nothing_is_read_ahead_for_what_may_wait() -> None:
+def test_background_requests_are_not_prewarmed() -> None:
     with ScriptedEngine(lambda _: "<|channel|>final<|message|>Paris.<|return|>") as engine:
         service = Service(engine)
         for priority, plans in ((1, 0), (0, 1), (5, 1), (-1, 2)):
@@ -127,7 +127,7 @@ def test_nothing_is_read_ahead_for_what_may_wait() -> None:
             assert len(engine.warmups) == plans
 
 
-def test_an_answer_that_was_cut_or_left_is_nobodys_history() -> None:
+def test_a_reply_that_was_cut_or_closed_is_not_prewarmed() -> None:
     with ScriptedEngine(lambda _: "<|channel|>final<|message|>A long answer.<|return|>") as engine:
         service = Service(engine)
         answered(service.chat(ChatRequest(messages=[user("hello")], max_tokens=4)))

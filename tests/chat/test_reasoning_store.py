@@ -10,7 +10,7 @@ def test_the_calls_of_one_message_share_their_reasoning() -> None:
     assert store.get("call_c") is None
 
 
-def test_a_finished_turn_is_forgotten() -> None:
+def test_a_finished_turn_is_dropped() -> None:
     store = ReasoningStore()
     store.put(["call_a", "call_b"], "because")
     store.drop(["call_a", "call_unknown"])
@@ -18,7 +18,7 @@ def test_a_finished_turn_is_forgotten() -> None:
     assert store.get("call_b") == "because"
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     store = ReasoningStore(max_entries=2)
     store.put(["a"], "1")
     store.put(["b"], "2")

@@ -1,4 +1,4 @@
-"""The service without HTTP: what a request becomes, and what a reply remembers."""
+"""The service without HTTP: what a request becomes, and what a reply keeps."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_reasoning_tokens_are_those_whose_text_was_reasoning() -> None:
 
 
 @pytest.mark.parametrize("budget", range(1, 7))
-def test_a_character_that_a_limit_cuts_is_counted_as_what_it_would_have_been(budget: int) -> None:
+def test_a_character_cut_by_a_limit_is_counted_as_what_it_would_have_been(budget: int) -> None:
     # Each of them is two tokens: three bytes, and the one that is left with what follows.
     script = ANSWER.replace("Hm.", "\N{GRINNING FACE}" * 9)
     with ScriptedEngine(lambda _: script) as engine:
-        held = Service(engine).chat(ChatRequest(messages=[USER], thinking_budget=budget))
-        assert text_of(events_of(held), ContentDelta) == "Paris."
-        assert held.usage.reasoning_tokens == budget
+        limited = Service(engine).chat(ChatRequest(messages=[USER], thinking_budget=budget))
+        assert text_of(events_of(limited), ContentDelta) == "Paris."
+        assert limited.usage.reasoning_tokens == budget
         cut = Service(engine).chat(ChatRequest(messages=[USER], max_tokens=5 + budget))
         assert events_of(cut)[-1] == StreamEnd("length")
         assert cut.usage.reasoning_tokens == budget
@@ -89,7 +89,7 @@ def test_closing_a_reply_cancels_it() -> None:
         assert not engine.requests or engine.requests[0].cancelled.wait(10)
 
 
-def test_leaving_the_iterator_cancels_too() -> None:
+def test_closing_the_iterator_cancels_too() -> None:
     with ScriptedEngine([ANSWER], gated=True) as engine:
         events = Service(engine).chat(ChatRequest(messages=[USER])).events()
         engine.advance(30)
@@ -101,7 +101,7 @@ def test_leaving_the_iterator_cancels_too() -> None:
         assert engine.requests[0].ended.wait(10)
 
 
-def test_patience_is_answered_with_none() -> None:
+def test_none_is_yielded_when_patience_runs_out() -> None:
     with ScriptedEngine([ANSWER], gated=True) as engine:
         events = Service(engine).chat(ChatRequest(messages=[USER])).events(patience=0.001)
         assert next(events) is None
@@ -132,27 +132,27 @@ def history(reply: Reply, thought: str | None = None) -> list[dict[str, Any]]:
     return [called, {"role": "tool", "tool_call_id": reply.call_id(0), "content": "result"}]
 
 
-def test_reasoning_lost_by_the_client_is_found_again_over_several_rounds() -> None:
+def test_reasoning_lost_by_the_client_is_restored_over_several_rounds() -> None:
     with ScriptedEngine([call(1), call(2), ANSWER, ANSWER]) as engine:
         service = Service(engine)
 
-        def ask(messages: list[dict[str, Any]]) -> Reply:
+        def reply_to(messages: list[dict[str, Any]]) -> Reply:
             reply = service.chat(ChatRequest(messages=messages, tools=[TOOL]))
             events_of(reply)
             return reply
 
-        one = ask([USER])
-        two = ask([USER, *history(one)])
-        ask([USER, *history(one), *history(two)])
+        one = reply_to([USER])
+        two = reply_to([USER, *history(one)])
+        reply_to([USER, *history(one), *history(two)])
         assert "Round 1." in engine.requests[1].prompt
         assert "Round 1." in engine.requests[2].prompt
         assert "Round 2." in engine.requests[2].prompt
         # The turn has ended in an answer: its reasoning is gone.
-        ask([USER, *history(one), *history(two)])
+        reply_to([USER, *history(one), *history(two)])
         assert "Round" not in engine.requests[3].prompt
 
 
-def test_what_the_client_kept_is_stronger_than_what_the_server_remembers() -> None:
+def test_the_clients_own_reasoning_wins_over_the_stored_one() -> None:
     with ScriptedEngine([call(1), ANSWER]) as engine:
         service = Service(engine)
         one = service.chat(ChatRequest(messages=[USER], tools=[TOOL]))
@@ -163,7 +163,7 @@ def test_what_the_client_kept_is_stronger_than_what_the_server_remembers() -> No
         assert "Round 1." not in engine.requests[1].prompt
 
 
-def test_one_call_at_a_time_ends_the_turn_at_the_first() -> None:
+def test_without_parallel_tool_calls_the_reply_ends_at_the_first_call() -> None:
     two_calls = call(1).removesuffix("<|call|>") + "<|end|><|start|>assistant" + call(2)
     with ScriptedEngine(lambda _: two_calls) as engine:
         service = Service(engine)
@@ -189,24 +189,24 @@ def test_a_last_assistant_message_is_continued() -> None:
         assert text_of(events, ContentDelta) == "is Paris."
 
 
-def test_also_when_there_is_nothing_before_it() -> None:
+def test_it_is_continued_even_without_earlier_messages() -> None:
     with ScriptedEngine(["is Paris.<|return|>"]) as engine:
         messages = [{"role": "assistant", "content": "The capital "}]
         events = events_of(Service(engine).chat(ChatRequest(messages=messages)))
         assert text_of(events, ContentDelta) == "is Paris."
 
 
-def test_unless_the_request_says_otherwise() -> None:
+def test_it_is_not_continued_if_the_request_says_so() -> None:
     with ScriptedEngine([ANSWER]) as engine:
         messages = [USER, {"role": "assistant", "content": "The capital "}]
         events_of(Service(engine).chat(ChatRequest(messages=messages, continue_last=False)))
         assert engine.requests[0].prompt.endswith("<|start|>assistant")
 
 
-def test_max_tokens_is_the_requests_or_the_servers_or_what_the_context_holds() -> None:
+def test_max_tokens_is_the_requests_or_the_servers_or_what_the_context_leaves() -> None:
     with ScriptedEngine(lambda _: ANSWER, context_length=1000) as engine:
-        for service, wanted in ((Service(engine), None), (Service(engine, max_tokens=50), None)):
-            events_of(service.chat(ChatRequest(messages=[USER], max_tokens=wanted)))
+        for service, requested in ((Service(engine), None), (Service(engine, max_tokens=50), None)):
+            events_of(service.chat(ChatRequest(messages=[USER], max_tokens=requested)))
         events_of(Service(engine, max_tokens=50).chat(ChatRequest(messages=[USER], max_tokens=7)))
         events_of(Service(engine).chat(ChatRequest(messages=[USER], max_tokens=10**9)))
         length = len(engine.requests[0].request.prompt)

@@ -29,7 +29,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "stops", "shown"), CASES)
-def test_the_same_text_is_shown_however_it_is_cut(text: str, stops: list[str], shown: str) -> None:
+def test_the_same_text_is_shown_however_it_is_split(text: str, stops: list[str], shown: str) -> None:
     for cuts in itertools.combinations(range(len(text) + 1), 2):
         machine = StopStrings(stops)
         pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]

@@ -41,7 +41,7 @@ def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-def test_it_reasons_longer_when_it_is_told_to(server: RunningServer) -> None:
+def test_higher_effort_reasons_longer(server: RunningServer) -> None:
     def reasoning(effort: str) -> int:
         usage = [server.chat(user(question), reasoning_effort=effort)["usage"] for question in QUESTIONS]
         return sum(one["completion_tokens_details"]["reasoning_tokens"] for one in usage)
@@ -49,7 +49,7 @@ def test_it_reasons_longer_when_it_is_told_to(server: RunningServer) -> None:
     assert reasoning("low") < reasoning("medium") < reasoning("high")
 
 
-def test_a_stream_is_the_answer_that_is_given_whole_alone_or_in_company(server: RunningServer) -> None:
+def test_a_stream_equals_the_whole_reply_alone_or_in_a_batch(server: RunningServer) -> None:
     def whole(question: str) -> tuple[str, str]:
         message = server.chat(user(question))["choices"][0]["message"]
         return message["reasoning_content"], message["content"]
@@ -75,7 +75,7 @@ def test_the_same_question_again_is_mostly_in_the_cache(server: RunningServer) -
 
 
 @pytest.mark.parametrize("fmt", ["separate", "think", "details", "hidden", "raw"])
-def test_every_format_is_understood_when_it_comes_back(server: RunningServer, fmt: str) -> None:
+def test_every_format_is_understood_in_history(server: RunningServer, fmt: str) -> None:
     question = user(QUESTIONS[0])
     answer = server.chat(question, reasoning_effort="low")["choices"][0]["message"]["content"]
     shown = server.chat(question, reasoning_effort="low", reasoning_format=fmt)["choices"][0]["message"]
@@ -97,13 +97,13 @@ def test_control_tokens_spelt_by_a_user_are_text_to_the_real_tokenizer(engine: E
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_prompt_without_room_for_an_answer_is_refused(server: RunningServer, stream: bool) -> None:
+def test_a_prompt_that_leaves_no_room_for_a_reply_is_refused(server: RunningServer, stream: bool) -> None:
     status, body = server.call("/v1/chat/completions", {"messages": user("word " * 5000), "stream": stream})
     assert status == 400
     assert body["error"]["code"] == "context_length_exceeded"
 
 
-def test_the_stream_is_one_json_object_an_event(server: RunningServer) -> None:
+def test_every_event_of_a_stream_is_one_json_object(server: RunningServer) -> None:
     with server.open("/v1/chat/completions", {"messages": user("hi"), "stream": True}) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         lines = [line for line in response.read().decode().splitlines() if line]

@@ -62,7 +62,7 @@ def client(engine: ScriptedEngine) -> Iterator[OpenAI]:
         yield client
 
 
-def ask(client: OpenAI, **fields: Any) -> ChatCompletion:
+def complete(client: OpenAI, **fields: Any) -> ChatCompletion:
     completion: ChatCompletion = client.chat.completions.create(
         **{"model": "default", "messages": [USER], **fields}
     )
@@ -81,7 +81,7 @@ def extra(model: Any, name: str) -> Any:
 
 
 def test_a_completion(client: OpenAI) -> None:
-    completion = ask(client, reasoning_effort="high")
+    completion = complete(client, reasoning_effort="high")
     (choice,) = completion.choices
     assert choice.message.content == "The capital is Paris."
     assert extra(choice.message, "reasoning_content") == "Capital of France."
@@ -92,7 +92,7 @@ def test_a_completion(client: OpenAI) -> None:
     assert completion.usage.prompt_tokens_details is not None
 
 
-def test_a_stream_says_the_same(client: OpenAI) -> None:
+def test_a_stream_gives_the_same_message(client: OpenAI) -> None:
     chunks = stream(client, stream_options={"include_usage": True})
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == "The capital is Paris."
@@ -102,7 +102,7 @@ def test_a_stream_says_the_same(client: OpenAI) -> None:
     assert chunks[-1].usage.total_tokens > 0
 
 
-def test_the_clients_own_accumulator_reads_the_stream(client: OpenAI) -> None:
+def test_the_clients_own_accumulator_accepts_the_stream(client: OpenAI) -> None:
     with client.chat.completions.stream(model="default", messages=[USER], tools=[WEATHER]) as events:
         completion = events.get_final_completion()
     (choice,) = completion.choices
@@ -118,11 +118,11 @@ def test_a_tool_over_two_rounds_keeps_the_reasoning_that_the_client_loses(
     call: dict[str, Any]
     if streaming:
         deltas = [chunk.choices[0].delta for chunk in stream(client, tools=[WEATHER]) if chunk.choices]
-        (told,) = [call for delta in deltas for call in delta.tool_calls or ()]
-        assert told.index == 0
-        call = told.model_dump(exclude={"index"})
+        (call_delta,) = [call for delta in deltas for call in delta.tool_calls or ()]
+        assert call_delta.index == 0
+        call = call_delta.model_dump(exclude={"index"})
     else:
-        first = ask(client, tools=[WEATHER])
+        first = complete(client, tools=[WEATHER])
         assert first.choices[0].finish_reason == "tool_calls"
         assert first.choices[0].message.content is None
         (only,) = first.choices[0].message.tool_calls or []
@@ -135,7 +135,7 @@ def test_a_tool_over_two_rounds_keeps_the_reasoning_that_the_client_loses(
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call["id"], "content": "-3 C"},
     ]
-    second = ask(client, messages=history, tools=[WEATHER])
+    second = complete(client, messages=history, tools=[WEATHER])
     assert second.choices[0].message.content == "-3 degrees."
     assert "<|channel|>analysis<|message|>Look it up.<|end|>" in engine.requests[-1].prompt
 
@@ -169,7 +169,7 @@ def test_errors_arrive_as_the_clients_own_exceptions(
     client: OpenAI, fields: dict[str, Any], kind: type[openai.APIStatusError], mention: str, streaming: bool
 ) -> None:
     with pytest.raises(kind) as raised:
-        ask(client, stream=streaming, **fields)
+        complete(client, stream=streaming, **fields)
     assert mention in raised.value.message
     assert isinstance(raised.value.body, dict)
     more = {"prompt_tokens", "max_model_len"} if "messages" in fields and mention else set()

@@ -40,7 +40,7 @@ def client() -> Iterator[openai.OpenAI]:
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_an_answer_is_held_to_its_schema_and_the_reasoning_is_not(
+def test_an_answer_matches_its_schema_and_the_reasoning_is_free(
     client: openai.OpenAI, temperature: float
 ) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
@@ -56,9 +56,9 @@ def test_an_answer_is_held_to_its_schema_and_the_reasoning_is_not(
         [choice] = reply.choices
         assert choice.finish_reason == "stop"
         assert choice.message.content is not None
-        told = json.loads(choice.message.content)
-        assert told.keys() == {"city", "large"}
-        assert isinstance(told["large"], bool)
+        answer = json.loads(choice.message.content)
+        assert answer.keys() == {"city", "large"}
+        assert isinstance(answer["large"], bool)
         assert choice.message.model_extra is not None
         assert "capital of France" in choice.message.model_extra["reasoning_content"] or temperature
 
@@ -79,7 +79,7 @@ def test_streamed_it_is_the_same(client: openai.OpenAI) -> None:
     )
 
 
-def test_any_object_will_do_where_no_schema_is_given(client: openai.OpenAI) -> None:
+def test_any_object_is_valid_without_a_schema(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model="default",
         messages=FRANCE,
@@ -108,7 +108,7 @@ def test_a_call_can_be_forced(client: openai.OpenAI, choice: Any) -> None:
     assert json.loads(call.function.arguments).keys() == {"city"}
 
 
-def test_an_answer_can_be_one_of_several(client: openai.OpenAI) -> None:
+def test_an_answer_can_be_limited_to_choices(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model="default",
         messages=FRANCE,

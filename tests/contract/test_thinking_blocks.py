@@ -65,9 +65,7 @@ def letters(server: RunningServer) -> dict[str, Any]:
     return {"max_tokens": ROOM, "logit_bias": {str(token): 100 for token in tokens}}
 
 
-def test_without_a_budget_it_reasons_to_the_end_of_its_tokens(
-    server: RunningServer, letters: dict[str, Any]
-) -> None:
+def test_without_a_budget_it_reasons_until_max_tokens(server: RunningServer, letters: dict[str, Any]) -> None:
     reply = server.chat(**letters)
     [choice] = reply["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
@@ -77,7 +75,7 @@ def test_without_a_budget_it_reasons_to_the_end_of_its_tokens(
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, ROOM - 3])
 @pytest.mark.parametrize("by", ["budget", "reserve"])
-def test_the_block_is_closed_behind_as_many_tokens_whatever_the_bias_says(
+def test_the_block_is_closed_after_the_budget_whatever_the_bias(
     server: RunningServer, letters: dict[str, Any], tokens: int, by: str
 ) -> None:
     limit: dict[str, Any] = (
@@ -96,7 +94,7 @@ def test_the_block_is_closed_behind_as_many_tokens_whatever_the_bias_says(
 
 
 @pytest.mark.parametrize("reserve", [ROOM, 10 * ROOM])
-def test_a_reserve_for_more_than_there_is_leaves_no_reasoning(
+def test_a_reserve_larger_than_the_reply_leaves_no_reasoning(
     server: RunningServer, letters: dict[str, Any], reserve: int
 ) -> None:
     message = server.chat(**letters, answer_reserve=reserve)["choices"][0]["message"]
@@ -104,7 +102,7 @@ def test_a_reserve_for_more_than_there_is_leaves_no_reasoning(
     assert len(message["content"]) == ROOM - 3
 
 
-def test_no_effort_is_no_reasoning_whether_the_template_can_say_so_or_not(
+def test_effort_none_means_no_reasoning_whether_the_template_knows_it_or_not(
     server: RunningServer, letters: dict[str, Any]
 ) -> None:
     reply = server.chat(**letters, reasoning_effort="none")
@@ -113,7 +111,7 @@ def test_no_effort_is_no_reasoning_whether_the_template_can_say_so_or_not(
 
 
 @pytest.mark.parametrize("fields", [{"thinking_budget": 3}, {"reasoning_effort": "none"}], ids=str)
-def test_the_answer_behind_it_is_held_to_its_form(
+def test_the_answer_after_it_matches_its_format(
     server: RunningServer, letters: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     [choice] = server.chat(**letters, guided_choice=["yes", "no"], **fields)["choices"]

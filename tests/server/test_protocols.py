@@ -102,7 +102,7 @@ def test_its_errors_have_its_own_shape_before_the_stream_and_in_it() -> None:
         assert client.post("/lines", data=b">> ?").data == b"<\nPar\n! It broke.\n"
 
 
-def test_what_belongs_to_no_route_is_answered_in_the_default_shape() -> None:
+def test_an_unknown_address_is_answered_in_the_default_shape() -> None:
     with ScriptedEngine([]) as engine:
         response = client_of(engine).get("/nowhere")
         assert response.get_json()["error"]["message"].startswith("There is no GET '/nowhere' here")
@@ -111,7 +111,7 @@ def test_what_belongs_to_no_route_is_answered_in_the_default_shape() -> None:
 @pytest.mark.parametrize(
     "word", ["[DONE]", "data: ", "choices", "chatcmpl", "invalid_request_error", '"error"', "delta"]
 )
-def test_no_module_of_the_server_spells_an_apis_words(word: str) -> None:
+def test_no_module_of_the_server_contains_an_apis_words(word: str) -> None:
     [folder] = mlx_backend.server.__path__
     for path in Path(folder).rglob("*.py"):
         text = path.read_text(encoding="utf-8").replace('outcome = "error"', "")

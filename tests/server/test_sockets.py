@@ -1,4 +1,4 @@
-"""The whole server over real sockets: who leaves, who waits, who sends nonsense."""
+"""The whole server over real sockets: disconnects, queues, keepalives and malformed requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
 
 
 def read_until(connection: socket.socket, mark: bytes, data: bytes = b"") -> bytes:
-    """Read on, after the data that is there already, until the mark is in it."""
+    """Receive until the mark is in the data, which may hold some already."""
     while mark not in data:
         piece = connection.recv(4096)
         assert piece, f"the connection ended before {mark!r}: {data!r}"
@@ -37,8 +37,8 @@ def read_until(connection: socket.socket, mark: bytes, data: bytes = b"") -> byt
     return data
 
 
-class Scripts:
-    """Transcripts in turn, and a way to wait until the engine has begun the next one."""
+class TranscriptQueue:
+    """Transcripts in order; `wait` until the engine has started the next one."""
 
     def __init__(self, *scripts: str | Transcript) -> None:
         self._scripts = iter(scripts)
@@ -65,10 +65,10 @@ def close_with_a_reset(connection: socket.socket) -> None:
 @pytest.mark.parametrize("leave", [close_quietly, close_with_a_reset])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("prefill", [0, 1000], ids=["decoding", "reading the prompt"])
-def test_a_client_that_leaves_frees_the_engine(
+def test_a_client_that_disconnects_frees_the_engine(
     leave: Callable[[socket.socket], None], stream: bool, prefill: int
 ) -> None:
-    scripts = Scripts(Transcript(text=LONG, prefill=prefill), ANSWER)
+    scripts = TranscriptQueue(Transcript(text=LONG, prefill=prefill), ANSWER)
     with ScriptedEngine(scripts, gated=True, max_concurrent=1) as engine, running(engine) as server:
         connection = server.send({"messages": HELLO, "stream": stream})
         scripts.wait()
@@ -79,8 +79,8 @@ def test_a_client_that_leaves_frees_the_engine(
         assert server.chat()["choices"][0]["message"]["content"] == "Paris."
 
 
-class Watched:
-    """A generation that tells when it is closed."""
+class WatchedGeneration:
+    """A generation whose close can be waited for."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -101,12 +101,12 @@ class Watched:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_client_that_leaves_the_queue_is_never_begun(stream: bool) -> None:
-    submitted: SimpleQueue[Watched] = SimpleQueue()
+def test_a_queued_request_whose_client_disconnects_is_never_started(stream: bool) -> None:
+    submitted: SimpleQueue[WatchedGeneration] = SimpleQueue()
 
     class Engine(ScriptedEngine):
         def generate(self, request: GenerationRequest) -> Generation:
-            generation = Watched(super().generate(request))
+            generation = WatchedGeneration(super().generate(request))
             submitted.put(generation)
             return generation
 
@@ -124,13 +124,13 @@ def test_a_client_that_leaves_the_queue_is_never_begun(stream: bool) -> None:
         assert len(engine.requests) == 2
 
 
-def test_a_full_queue_is_a_503_that_says_when_to_come_back() -> None:
+def test_a_full_queue_is_a_503_with_retry_after() -> None:
     with (
         ScriptedEngine(lambda _: LONG, gated=True, max_concurrent=1, max_waiting=1) as engine,
         running(engine, max_concurrent=1, max_queue=1) as server,
     ):
-        held = [server.send({"messages": HELLO, "stream": True}) for _ in range(2)]
-        for connection in held:
+        connections = [server.send({"messages": HELLO, "stream": True}) for _ in range(2)]
+        for connection in connections:
             read_until(connection, b'"role"')
         status, body = server.call("/v1/chat/completions", {"messages": HELLO})
         assert status == 503
@@ -139,7 +139,7 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back() -> None:
         # Full or not, these are answered.
         assert server.call("/health")[0] == 200
         assert server.call("/v1/models")[0] == 200
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
@@ -154,7 +154,7 @@ def test_a_stream_begins_before_its_first_token() -> None:
 
 
 @pytest.mark.parametrize("prefill", [0, 1000], ids=["queued", "reading the prompt"])
-def test_silence_is_filled_with_comments(prefill: int) -> None:
+def test_silence_is_filled_with_keepalives(prefill: int) -> None:
     script = Transcript(text=ANSWER, prefill=prefill)
     with (
         ScriptedEngine([script], gated=True) as engine,
@@ -167,14 +167,14 @@ def test_silence_is_filled_with_comments(prefill: int) -> None:
         connection.close()
 
 
-def test_64_clients_at_once_are_all_answered_with_their_own_words() -> None:
+def test_64_clients_at_once_each_get_their_own_answer() -> None:
     def echo(prompt: str) -> str:
         word = prompt.rpartition("number ")[2].partition("<")[0]
         return f"<|channel|>final<|message|>You are number {word}<|return|>"
 
     with ScriptedEngine(echo) as engine, running(engine) as server, ThreadPoolExecutor(64) as clients:
 
-        def ask(number: int) -> str:
+        def answer_to(number: int) -> str:
             message = [{"role": "user", "content": f"number {number}"}]
             if number % 2:
                 content: str = server.chat(message)["choices"][0]["message"]["content"]
@@ -182,7 +182,7 @@ def test_64_clients_at_once_are_all_answered_with_their_own_words() -> None:
             deltas = [chunk["choices"][0]["delta"] for chunk in server.chunks(message)]
             return "".join(delta.get("content", "") for delta in deltas)
 
-        assert list(clients.map(ask, range(64))) == [f"You are number {n}" for n in range(64)]
+        assert list(clients.map(answer_to, range(64))) == [f"You are number {n}" for n in range(64)]
 
 
 def test_a_big_body_is_refused_and_the_refusal_arrives() -> None:
@@ -225,7 +225,7 @@ def test_broken_requests_get_an_error_object(request_bytes: bytes, status: bytes
         assert server.call("/health")[0] == 200
 
 
-def test_every_reply_says_which_server_it_is_from_and_which_version() -> None:
+def test_every_response_names_the_server_and_its_version() -> None:
     with ScriptedEngine([ANSWER]) as engine, running(engine) as server:
         for path, body in (("/health", None), ("/v1/models", None), ("/v1/chat/completions", USER_BODY)):
             with server.open(path, body) as response:
@@ -236,7 +236,7 @@ def test_every_reply_says_which_server_it_is_from_and_which_version() -> None:
         raised.value.close()
 
 
-def test_a_client_that_names_no_host_is_served() -> None:
+def test_a_client_that_sends_no_host_is_served() -> None:
     with (
         ScriptedEngine([]) as engine,
         running(engine) as server,
@@ -249,7 +249,7 @@ def test_a_client_that_names_no_host_is_served() -> None:
 @pytest.mark.parametrize(
     ("how", "stream"), [("left", True), ("failed", True), ("failed", False), ("cut", True), ("cut", False)]
 )
-def test_the_log_says_what_a_reply_cost_that_did_not_end_by_itself(
+def test_the_log_gives_the_cost_of_a_reply_that_was_cut_or_failed(
     how: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     failure = EngineError("The model lost its thread.") if how == "failed" else None
@@ -275,7 +275,7 @@ def test_the_log_says_what_a_reply_cost_that_did_not_end_by_itself(
     assert line.endswith({"left": "client left", "failed": "error", "cut": "stop"}[how])
 
 
-def test_the_log_says_how_long_somebody_waited_who_left_the_queue(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_how_long_a_disconnected_client_was_queued(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mlx_backend.requests")
     with (
         ScriptedEngine([LONG], gated=True, max_concurrent=1) as engine,
@@ -296,7 +296,7 @@ def test_the_log_says_how_long_somebody_waited_who_left_the_queue(caplog: pytest
     assert float(found[1]) >= 0.05
 
 
-def test_a_users_turn_is_answered_before_a_title_that_asked_earlier() -> None:
+def test_a_users_request_goes_before_a_title_that_came_earlier() -> None:
     with (
         ScriptedEngine(lambda _: ANSWER, gated=True, max_concurrent=1) as engine,
         running(engine) as server,
@@ -307,9 +307,9 @@ def test_a_users_turn_is_answered_before_a_title_that_asked_earlier() -> None:
             return count
 
         title = {"priority": 1, "answer_reserve": 9, "max_tokens": 50}
-        asked: list[dict[str, Any]] = [{}, title, {"stream": True}]
+        requests: list[dict[str, Any]] = [{}, title, {"stream": True}]
         sent = []
-        for at, fields in enumerate(asked):
+        for at, fields in enumerate(requests):
             sent.append(server.send({"messages": [{"role": "user", "content": f"number {at}"}], **fields}))
             while len(engine.requests) < 1 or waiting() < at:
                 pass
@@ -317,11 +317,11 @@ def test_a_users_turn_is_answered_before_a_title_that_asked_earlier() -> None:
         for connection in sent:
             read_until(connection, b'"finish_reason":"stop"')
             connection.close()
-        begun = [each.prompt.partition("number ")[2][:1] for each in engine.requests]
-        assert begun == ["0", "2", "1"]
+        order = [each.prompt.partition("number ")[2][:1] for each in engine.requests]
+        assert order == ["0", "2", "1"]
 
 
-def test_a_chunked_body_is_read() -> None:
+def test_a_chunked_body_is_accepted() -> None:
     body = json.dumps({"messages": HELLO}).encode()
     with (
         ScriptedEngine([ANSWER]) as engine,
@@ -333,7 +333,7 @@ def test_a_chunked_body_is_read() -> None:
         assert b"200 OK" in read_until(connection, b"Paris.")
 
 
-def test_a_body_that_ends_too_early_harms_nobody() -> None:
+def test_a_body_that_ends_too_early_harms_no_other_request() -> None:
     with ScriptedEngine([ANSWER]) as engine, running(engine) as server:
         with socket.create_connection(server.address, timeout=10) as connection:
             connection.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 500\r\n\r\n{"mess')
@@ -342,7 +342,7 @@ def test_a_body_that_ends_too_early_harms_nobody() -> None:
         assert server.chat()["choices"][0]["finish_reason"] == "stop"
 
 
-def test_a_connection_is_used_again() -> None:
+def test_a_connection_is_reused() -> None:
     with ScriptedEngine(lambda _: ANSWER) as engine, running(engine) as server:
         body = json.dumps({"messages": HELLO}).encode()
         request = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body

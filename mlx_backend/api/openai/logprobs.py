@@ -1,6 +1,6 @@
-"""Log probabilities in the two shapes OpenAI has for them: chat's objects and the older columns of text.
+"""Log probabilities in OpenAI's two formats: the objects of chat, and the older columns of text completions.
 
-Knows those shapes and how a token is spelt; nothing of replies or engines.
+Knows these formats and a token's bytes; nothing of replies or engines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.chat.logprobs import TokenLogprobs
 
-LEAST = -9999.0  # what OpenAI writes for a token that is impossible; JSON has no infinity
+MIN_LOGPROB = -9999.0  # what OpenAI sends for an impossible token; JSON has no infinity
 
 
 class ChatLogprobs:
@@ -32,16 +32,16 @@ class ChatLogprobs:
         ]
         return {"content": content, "refusal": None}
 
-    def whole(self, chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    def fold(self, chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Fold the chunks of a reply."""
         return {"content": [entry for chunk in chunks for entry in chunk["content"]], "refusal": None}
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:
-        spelt = self._bytes_of(token)
+        data = self._bytes_of(token)
         return {
-            "token": spelt.decode("utf-8", "replace"),
-            "logprob": max(value, LEAST),
-            "bytes": list(spelt),
+            "token": data.decode("utf-8", "replace"),
+            "logprob": max(value, MIN_LOGPROB),
+            "bytes": list(data),
         }
 
 
@@ -53,30 +53,32 @@ class TextLogprobs:
         self._offset = 0
 
     def chunk(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Write the tokens of one piece of text; offsets count from the reply's beginning."""
+        """Write the tokens of one delta; offsets count characters from the beginning of the reply."""
         columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for each in tokens:
-            spelt = self._spelt(each.token)
-            columns["tokens"].append(spelt)
-            columns["token_logprobs"].append(max(each.logprobs.chosen, LEAST))
-            top = {self._spelt(token): max(value, LEAST) for token, value in each.logprobs.top}
-            columns["top_logprobs"].append({spelt: max(each.logprobs.chosen, LEAST), **top} if top else None)
+            text = self._text(each.token)
+            columns["tokens"].append(text)
+            columns["token_logprobs"].append(max(each.logprobs.chosen, MIN_LOGPROB))
+            top = {self._text(token): max(value, MIN_LOGPROB) for token, value in each.logprobs.top}
+            columns["top_logprobs"].append(
+                {text: max(each.logprobs.chosen, MIN_LOGPROB), **top} if top else None
+            )
             columns["text_offset"].append(self._offset)
-            self._offset += len(spelt)
+            self._offset += len(text)
         return columns
 
-    def whole(self, chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    def fold(self, chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """Fold the chunks of a reply."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        read = list(chunks)
-        return {name: [value for chunk in read for value in chunk[name]] for name in names}
+        columns = list(chunks)
+        return {name: [value for chunk in columns for value in chunk[name]] for name in names}
 
-    def _spelt(self, token: int) -> str:
-        spelt = self._bytes_of(token)
+    def _text(self, token: int) -> str:
+        data = self._bytes_of(token)
         try:
-            return spelt.decode()
-        except UnicodeDecodeError:  # OpenAI's way to write a piece of a character
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
+            return data.decode()
+        except UnicodeDecodeError:  # part of a character, as OpenAI writes it
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 type LogprobsFormat = ChatLogprobs | TextLogprobs

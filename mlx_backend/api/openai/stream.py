@@ -139,17 +139,17 @@ class ChunkWriter(ABC):
 
     def _whole(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
         deltas: dict[str, list[Any]] = {}
-        read_logprobs: list[dict[str, Any]] = []
+        logprob_chunks: list[dict[str, Any]] = []
         finish: str | None = None
         extras: dict[str, Any] = {}
         for chunk in chunks:
             for key, value in chunk.delta.items():
                 deltas.setdefault(key, []).append(value)
             if chunk.logprobs is not None:
-                read_logprobs.append(chunk.logprobs)
+                logprob_chunks.append(chunk.logprobs)
             finish = chunk.finish or finish
             extras |= _extras(chunk)
-        logprobs = {"logprobs": self._logprobs.whole(read_logprobs)} if self._logprobs is not None else {}
+        logprobs = {"logprobs": self._logprobs.fold(logprob_chunks)} if self._logprobs is not None else {}
         choice = {"index": 0, **self.whole_choice(deltas), **logprobs, "finish_reason": finish}
         return {**self._head, "object": self.whole_object, "choices": [choice], **extras}
 

@@ -116,7 +116,7 @@ def close(one: list[float], other: list[float], within: float = 1e-4) -> bool:
 # -- vectors ------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_has_openais_shape_and_the_order_of_the_texts(server: RunningServer) -> None:
+def test_embeddings_have_openais_shape_and_the_order_of_the_texts(server: RunningServer) -> None:
     texts = [FOX, "a", TOKYO + " is in japan", "b c"]
     status, answer = server.call("/v1/embeddings", {"model": "bge", "input": texts})
     assert status == 200
@@ -128,7 +128,7 @@ def test_the_answer_has_openais_shape_and_the_order_of_the_texts(server: Running
         assert close(embed(server, text)[0], entry["embedding"])
 
 
-def test_vectors_are_of_length_one(server: RunningServer) -> None:
+def test_vectors_are_normalised(server: RunningServer) -> None:
     for model in ("bge", "multilingual-e5", "qwen-embedding"):
         for vector in embed(server, [FOX, TOKYO], model):
             assert math.isclose(math.hypot(*vector), 1, abs_tol=1e-5)
@@ -145,39 +145,39 @@ def test_base64_holds_the_same_numbers(server: RunningServer) -> None:
     assert packed.tolist() == plain
 
 
-def test_openais_own_client_reads_them(server: RunningServer) -> None:
+def test_openais_own_client_parses_them(server: RunningServer) -> None:
     with OpenAI(base_url=server.url + "/v1", api_key="none") as client:
         answer = client.embeddings.create(model="bge", input=[FOX, TOKYO])
     assert [len(entry.embedding) for entry in answer.data] == [32, 32]
     assert close(answer.data[0].embedding, embed(server, FOX)[0])
 
 
-def test_token_ids_are_taken_as_they_are(server: RunningServer) -> None:
-    status, told = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX})
+def test_token_ids_are_accepted_in_place_of_texts(server: RunningServer) -> None:
+    status, tokenized = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX})
     assert status == 200
-    assert told["count"] == len(told["tokens"])
+    assert tokenized["count"] == len(tokenized["tokens"])
     [as_text] = embed(server, FOX)
-    [as_tokens] = embed(server, told["tokens"])
-    [in_a_list] = embed(server, [told["tokens"]])
+    [as_tokens] = embed(server, tokenized["tokens"])
+    [in_a_list] = embed(server, [tokenized["tokens"]])
     assert close(as_text, as_tokens)
     assert close(as_text, in_a_list)
 
 
 def test_a_query_and_a_passage_get_their_familys_prefixes(server: RunningServer) -> None:
     for role, prefix in [("query", "query: "), ("document", "passage: "), ("search_query", "query: ")]:
-        [told] = embed(server, FOX, "multilingual-e5", input_type=role)
+        [vector] = embed(server, FOX, "multilingual-e5", input_type=role)
         [spelt] = embed(server, prefix + FOX, "multilingual-e5")
         [again] = embed(server, prefix + FOX, "multilingual-e5", input_type=role)
-        assert close(told, spelt)
+        assert close(vector, spelt)
         assert close(again, spelt), "a prefix that is there already is not doubled"
     [without] = embed(server, FOX, "multilingual-e5")
     assert not close(without, embed(server, FOX, "multilingual-e5", input_type="query")[0])
 
 
 def test_the_models_file_wins_over_the_models_own_prefix(server: RunningServer) -> None:
-    [told] = embed(server, FOX, "qwen-embedding", input_type="query")
+    [vector] = embed(server, FOX, "qwen-embedding", input_type="query")
     [spelt] = embed(server, "find: " + FOX, "qwen-embedding")
-    assert close(told, spelt)
+    assert close(vector, spelt)
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers(server: RunningServer) -> None:
@@ -187,7 +187,7 @@ def test_a_text_that_is_too_long_is_refused_with_both_numbers(server: RunningSer
     assert (error["prompt_tokens"], error["max_model_len"]) == (243, 64)
 
 
-def test_it_is_cut_when_that_is_asked_for(server: RunningServer) -> None:
+def test_it_is_truncated_on_request(server: RunningServer) -> None:
     long = "a b " * 60
     whole = embed(server, long, truncate=True)[0]
     assert close(whole, embed(server, long, truncate_prompt_tokens=-1)[0])
@@ -195,7 +195,7 @@ def test_it_is_cut_when_that_is_asked_for(server: RunningServer) -> None:
     assert not close(whole, embed(server, "a b")[0])
 
 
-def test_dimensions_are_cut_only_where_that_is_honest(server: RunningServer) -> None:
+def test_dimensions_are_reduced_only_where_the_model_was_trained_for_it(server: RunningServer) -> None:
     error = refused(server, "/v1/embeddings", model="bge", input=FOX, dimensions=8)
     assert error["param"] == "dimensions"
     assert "32" in error["message"]
@@ -223,20 +223,20 @@ def test_dimensions_are_cut_only_where_that_is_honest(server: RunningServer) -> 
         ({"input": FOX, "input_type": "query", "task": "retrieval.passage"}, "input_type"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_field(
+def test_an_invalid_value_is_refused_by_its_field(
     server: RunningServer, body: dict[str, Any], param: str
 ) -> None:
     assert refused(server, "/v1/embeddings", model="bge", **body)["param"] == param
 
 
-def test_without_a_name_the_first_model_for_the_job_is_taken(server: RunningServer) -> None:
+def test_without_a_name_the_first_model_of_the_type_is_used(server: RunningServer) -> None:
     status, answer = server.call("/v1/embeddings", {"input": FOX})
     assert (status, answer["model"]) == (200, "bge")
     status, answer = server.call("/rerank", {"query": FOX, "documents": [TOKYO]})
     assert (status, answer["model"]) == (200, "reranker")
 
 
-def test_a_field_that_means_nothing_is_named_in_a_header(server: RunningServer) -> None:
+def test_an_ignored_field_is_named_in_a_header(server: RunningServer) -> None:
     with server.open("/v1/embeddings", {"model": "bge", "input": FOX, "late_chunking": True}) as response:
         assert response.headers["x-mlx-backend-ignored"] == "late_chunking"
 
@@ -269,7 +269,7 @@ def test_documents_come_back_best_first(server: RunningServer) -> None:
     assert "document" not in top["results"][0]
 
 
-def test_raw_scores_are_what_the_others_are_the_sigmoid_of(server: RunningServer) -> None:
+def test_scores_are_the_sigmoid_of_the_raw_scores(server: RunningServer) -> None:
     body = {"model": "reranker", "query": FOX, "documents": [TOKYO, "a brown fox"]}
     _, answer = server.call("/v1/rerank", body)
     _, raw = server.call("/v1/rerank", {**body, "raw_scores": True})
@@ -278,7 +278,7 @@ def test_raw_scores_are_what_the_others_are_the_sigmoid_of(server: RunningServer
         assert math.isclose(scaled["relevance_score"], 1 / (1 + math.exp(-logit["relevance_score"])))
 
 
-def test_a_long_document_is_read_from_its_beginning_and_a_long_query_is_refused(
+def test_a_long_document_is_truncated_and_a_long_query_is_refused(
     server: RunningServer,
 ) -> None:
     body = {"model": "reranker", "query": FOX, "documents": ["a b " * 500, "a b " * 400]}
@@ -291,7 +291,7 @@ def test_a_long_document_is_read_from_its_beginning_and_a_long_query_is_refused(
     assert (error["param"], error["code"]) == ("query", "context_length_exceeded")
 
 
-def test_nothing_to_rank_is_an_empty_answer(server: RunningServer) -> None:
+def test_no_documents_give_no_results(server: RunningServer) -> None:
     status, answer = server.call("/v1/rerank", {"model": "reranker", "query": FOX, "documents": []})
     assert (status, answer["results"], answer["usage"]["total_tokens"]) == (200, [], 0)
 
@@ -314,7 +314,7 @@ def test_an_instruction_is_refused_where_it_would_be_ignored(server: RunningServ
         ("/v1/rerank", {"query": FOX, "documents": [FOX]}, "bge", "'reranker'"),
     ],
 )
-def test_a_model_is_not_asked_for_what_another_type_does(
+def test_a_request_for_a_model_of_another_type_is_refused(
     server: RunningServer, path: str, body: dict[str, Any], model: str, instead: str
 ) -> None:
     error = refused(server, path, model=model, **body)
@@ -323,7 +323,7 @@ def test_a_model_is_not_asked_for_what_another_type_does(
     assert instead in error["message"]
 
 
-def test_the_list_says_what_each_is_for_in_memory_or_not(server: RunningServer) -> None:
+def test_the_model_list_gives_each_models_type_loaded_or_not(server: RunningServer) -> None:
     for _ in range(2):
         listed = {entry["id"]: entry for entry in server.call("/v1/models")[1]["data"]}
         assert listed["chat"]["type"] == "llm"
@@ -336,7 +336,7 @@ def test_the_list_says_what_each_is_for_in_memory_or_not(server: RunningServer) 
             embed(server, FOX, model)
 
 
-def test_they_are_unloaded_like_the_others_and_loaded_again(server: RunningServer) -> None:
+def test_embedding_models_are_unloaded_and_loaded_again_like_others(server: RunningServer) -> None:
     [before] = embed(server, FOX)
     assert server.call("/v1/models/bge/unload", b"")[0] == 200
     assert server.call("/v1/models/bge")[1]["state"] == "unloaded"
@@ -345,17 +345,17 @@ def test_they_are_unloaded_like_the_others_and_loaded_again(server: RunningServe
 
 
 def test_tokens_are_counted_by_the_models_own_vocabulary(server: RunningServer) -> None:
-    _, told = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX})
+    _, tokenized = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX})
     _, bare = server.call("/v1/tokenize", {"model": "bge", "prompt": FOX, "add_special_tokens": False})
-    assert told["tokens"] == [0, *bare["tokens"], 2]
-    assert told["max_model_len"] == 64
+    assert tokenized["tokens"] == [0, *bare["tokens"], 2]
+    assert tokenized["max_model_len"] == 64
     status, answer = server.call("/v1/embeddings", {"model": "bge", "input": [FOX, FOX]})
-    assert (status, answer["usage"]["prompt_tokens"]) == (200, 2 * told["count"])
+    assert (status, answer["usage"]["prompt_tokens"]) == (200, 2 * tokenized["count"])
     messages = [{"role": "user", "content": "hi"}]
     assert refused(server, "/v1/tokenize", model="bge", messages=messages)["param"] == "messages"
 
 
-def test_work_for_a_client_that_left_is_dropped(tmp_path: Path) -> None:
+def test_work_for_a_client_that_disconnected_is_cancelled(tmp_path: Path) -> None:
     tokenizer = wordpiece()
     write_tokenizer(tmp_path / "slow", tokenizer)
     encoder = TextEncoder(tmp_path / "slow", "slow", tokenizer.get_vocab_size())
@@ -388,7 +388,7 @@ def test_work_for_a_client_that_left_is_dropped(tmp_path: Path) -> None:
         models.stop()
 
 
-def test_a_server_without_such_a_model_says_how_to_get_one(tmp_path: Path) -> None:
+def test_a_server_without_an_embedding_model_says_how_to_add_one(tmp_path: Path) -> None:
     write_bert(tmp_path / "small")
     with serving(tmp_path, '[models.small]\nmodel = "{folder}/small"') as server:
         status, answer = server.call("/v1/rerank", {"query": FOX, "documents": [FOX]})

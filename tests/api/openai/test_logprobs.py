@@ -19,17 +19,19 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def choice(reply: Any) -> Any:
+def only_choice(reply: Any) -> Any:
     [only] = reply["choices"]
     return only
 
 
 def test_the_tokens_of_the_answer_are_reported_and_spell_it(server: RunningServer) -> None:
-    told = choice(server.chat(FRANCE, logprobs=True, top_logprobs=3))
-    content = told["logprobs"]["content"]
-    assert told["logprobs"]["refusal"] is None
-    assert "".join(entry["token"] for entry in content) == told["message"]["content"]
-    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == told["message"]["content"]
+    choice = only_choice(server.chat(FRANCE, logprobs=True, top_logprobs=3))
+    content = choice["logprobs"]["content"]
+    assert choice["logprobs"]["refusal"] is None
+    assert "".join(entry["token"] for entry in content) == choice["message"]["content"]
+    assert (
+        bytes(byte for entry in content for byte in entry["bytes"]).decode() == choice["message"]["content"]
+    )
     for entry in content:
         assert entry.keys() == {"token", "logprob", "bytes", "top_logprobs"}
         assert len(entry["top_logprobs"]) == 3
@@ -40,9 +42,9 @@ def test_the_tokens_of_the_answer_are_reported_and_spell_it(server: RunningServe
         assert all(other["logprob"] <= best["logprob"] <= 0 for other in others)
 
 
-def test_streamed_they_come_with_their_deltas_and_add_up_to_the_same(server: RunningServer) -> None:
-    whole = choice(server.chat(FRANCE, logprobs=True, top_logprobs=2))["logprobs"]["content"]
-    chunks = [choice(chunk) for chunk in server.chunks(FRANCE, logprobs=True, top_logprobs=2)]
+def test_streamed_logprobs_come_with_their_deltas_and_add_up_to_the_whole(server: RunningServer) -> None:
+    whole = only_choice(server.chat(FRANCE, logprobs=True, top_logprobs=2))["logprobs"]["content"]
+    chunks = [only_choice(chunk) for chunk in server.chunks(FRANCE, logprobs=True, top_logprobs=2)]
     streamed = []
     for chunk in chunks:
         if logprobs := chunk.get("logprobs"):
@@ -54,21 +56,21 @@ def test_streamed_they_come_with_their_deltas_and_add_up_to_the_same(server: Run
 
 
 def test_without_top_logprobs_the_lists_are_there_and_empty(server: RunningServer) -> None:
-    content = choice(server.chat(FRANCE, logprobs=True))["logprobs"]["content"]
+    content = only_choice(server.chat(FRANCE, logprobs=True))["logprobs"]["content"]
     assert content
     assert all(entry["top_logprobs"] == [] for entry in content)
 
 
-def test_nobody_gets_them_unasked(server: RunningServer) -> None:
-    assert "logprobs" not in choice(server.chat(FRANCE))
-    assert "logprobs" not in choice(server.chat(FRANCE, logprobs=False))
+def test_logprobs_are_sent_only_on_request(server: RunningServer) -> None:
+    assert "logprobs" not in only_choice(server.chat(FRANCE))
+    assert "logprobs" not in only_choice(server.chat(FRANCE, logprobs=False))
 
 
-def test_what_a_stop_string_takes_away_is_not_reported(server: RunningServer) -> None:
-    told = choice(server.chat(FRANCE, logprobs=True, stop=[" is"]))
-    assert told["message"]["content"] == "The capital of France"
-    said = "".join(entry["token"] for entry in told["logprobs"]["content"])
-    assert said == "The capital of France"
+def test_tokens_cut_by_a_stop_string_are_not_reported(server: RunningServer) -> None:
+    choice = only_choice(server.chat(FRANCE, logprobs=True, stop=[" is"]))
+    assert choice["message"]["content"] == "The capital of France"
+    text = "".join(entry["token"] for entry in choice["logprobs"]["content"])
+    assert text == "The capital of France"
 
 
 def test_text_completions_have_columns(server: RunningServer) -> None:
@@ -76,13 +78,13 @@ def test_text_completions_have_columns(server: RunningServer) -> None:
     body = {"prompt": prompt, "logprobs": 2, "max_tokens": 20}
     status, reply = server.call("/v1/completions", body)
     assert status == 200
-    told = choice(reply)
-    columns = told["logprobs"]
+    choice = only_choice(reply)
+    columns = choice["logprobs"]
     assert columns.keys() == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
-    assert "".join(columns["tokens"]) == told["text"]
+    assert "".join(columns["tokens"]) == choice["text"]
     assert columns["text_offset"][0] == 0
     for offset, token in zip(columns["text_offset"], columns["tokens"], strict=True):
-        assert told["text"][offset:].startswith(token)
+        assert choice["text"][offset:].startswith(token)
     for token, value, top in zip(
         columns["tokens"], columns["token_logprobs"], columns["top_logprobs"], strict=True
     ):

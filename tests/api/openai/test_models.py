@@ -1,4 +1,4 @@
-"""Several models over HTTP: listed, loaded when asked for, unloaded, and the truth about them in /health."""
+"""Several models over HTTP: listed, loaded on demand, unloaded, and reported in /health."""
 
 import json
 import threading
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer, running, served
+from scripted_server import client_of
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
@@ -40,13 +41,13 @@ max_tokens = 77
 """
 
 
-class Workshop:
-    """Makes scripted engines where models would be loaded; a gate holds back the one that is named."""
+class EngineFactory:
+    """Makes scripted engines in place of loading models; a gate blocks the load of the one that is named."""
 
     def __init__(self) -> None:
         self.engines: dict[str, ScriptedEngine] = {}
         self.loads: list[str] = []
-        self.held: str | None = None
+        self.blocked: str | None = None
         self.gate = threading.Event()
         self.half = threading.Event()
         self.broken: set[str] = set()
@@ -55,7 +56,7 @@ class Workshop:
         self.loads.append(spec.name)
         on_progress(0.5)
         self.half.set()
-        if spec.name == self.held:
+        if spec.name == self.blocked:
             assert self.gate.wait(SOON)
         if spec.name in self.broken:
             raise EngineError(f"The weights of {spec.name} are missing.")
@@ -66,12 +67,14 @@ class Workshop:
 
 
 @pytest.fixture
-def workshop() -> Workshop:
-    return Workshop()
+def factory() -> EngineFactory:
+    return EngineFactory()
 
 
 @contextmanager
-def serving(workshop: Workshop, folder: Path, config: str = CONFIG, **chosen: Any) -> Iterator[RunningServer]:
+def serving(
+    factory: EngineFactory, folder: Path, config: str = CONFIG, **chosen: Any
+) -> Iterator[RunningServer]:
     for name in ("small", "large"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text("{}")
@@ -79,13 +82,13 @@ def serving(workshop: Workshop, folder: Path, config: str = CONFIG, **chosen: An
     read = config_file.parse(config.format(folder=folder), folder=folder)
     settings = Settings(port=0, **chosen)
     catalogue = Catalogue(read.models, others=read.others)
-    models = MultiModelRegistry(catalogue, workshop.load, EngineOptions(), settings, default_name="small")
+    models = MultiModelRegistry(catalogue, factory.load, EngineOptions(), settings, default_name="small")
     try:
         models.preload()
         with served(models, settings) as server:
             yield server
     finally:
-        workshop.gate.set()
+        factory.gate.set()
         models.stop()
 
 
@@ -99,28 +102,28 @@ def answer(server: RunningServer, **fields: Any) -> str:
     return text
 
 
-def test_a_model_is_loaded_by_the_first_request_that_names_it(workshop: Workshop, tmp_path: Path) -> None:
-    with serving(workshop, tmp_path) as server:
+def test_a_model_is_loaded_by_the_first_request_that_names_it(factory: EngineFactory, tmp_path: Path) -> None:
+    with serving(factory, tmp_path) as server:
         assert states(server) == {"small": "ready", "large": "unloaded"}
         assert answer(server) == answer(server, model="gpt-4o") == "I am small."
         assert answer(server, model="large").endswith("I am large.")
         assert states(server) == {"small": "ready", "large": "ready"}
-        assert workshop.loads == ["small", "large"]
+        assert factory.loads == ["small", "large"]
 
 
-def test_each_model_has_defaults_of_its_own(workshop: Workshop, tmp_path: Path) -> None:
-    with serving(workshop, tmp_path, temperature=0.9, max_tokens=99) as server:
-        said = {model: answer(server, model=model) for model in ("small", "large")}
-        assert said == {"small": "I am small.", "large": "<think>\nHm.\n</think>\n\nI am large."}
-        [small], [large] = (workshop.engines[name].requests for name in ("small", "large"))
+def test_each_model_has_defaults_of_its_own(factory: EngineFactory, tmp_path: Path) -> None:
+    with serving(factory, tmp_path, temperature=0.9, max_tokens=99) as server:
+        answers = {model: answer(server, model=model) for model in ("small", "large")}
+        assert answers == {"small": "I am small.", "large": "<think>\nHm.\n</think>\n\nI am large."}
+        [small], [large] = (factory.engines[name].requests for name in ("small", "large"))
         assert (small.request.sampling.temperature, small.request.max_tokens) == (0.3, 99)
         assert large.request.max_tokens == 77
         assert "Reasoning: medium" in small.prompt
         assert "Reasoning: high" in large.prompt
 
 
-def test_an_alias_is_listed_like_the_model_it_stands_for(workshop: Workshop, tmp_path: Path) -> None:
-    with serving(workshop, tmp_path) as server:
+def test_an_alias_is_listed_like_the_model_it_stands_for(factory: EngineFactory, tmp_path: Path) -> None:
+    with serving(factory, tmp_path) as server:
         listed = {model["id"]: model for model in server.call("/v1/models")[1]["data"]}
         assert list(listed) == ["small", "gpt-4o", "large"]
         assert listed["gpt-4o"] == listed["small"] | {"id": "gpt-4o", "root": "small"}
@@ -130,8 +133,8 @@ def test_an_alias_is_listed_like_the_model_it_stands_for(workshop: Workshop, tmp
         assert server.call("/v1/models/default") == (200, listed["small"])
 
 
-def test_a_model_is_described_before_it_is_loaded(workshop: Workshop, tmp_path: Path) -> None:
-    with serving(workshop, tmp_path, temperature=0.9) as server:
+def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_path: Path) -> None:
+    with serving(factory, tmp_path, temperature=0.9) as server:
         (tmp_path / "large" / "chat_template.jinja").write_text(HARMONY_TEMPLATE)
         (tmp_path / "large" / "config.json").write_text('{"max_position_embeddings": 512}')
         _, large = server.call("/v1/models/large")
@@ -148,59 +151,59 @@ def test_a_model_is_described_before_it_is_loaded(workshop: Workshop, tmp_path: 
             "reasoning": {"efforts": ["low", "medium", "high"], "default": "high"},
             "sampling_defaults": {"temperature": 0.3},
         }
-        assert workshop.loads == ["small"], "nothing was loaded for it"
+        assert factory.loads == ["small"], "nothing was loaded for it"
 
 
-def test_while_a_model_loads_others_answer_and_health_says_how_far_it_is(
-    workshop: Workshop, tmp_path: Path
+def test_while_a_model_loads_others_answer_and_health_shows_its_progress(
+    factory: EngineFactory, tmp_path: Path
 ) -> None:
-    workshop.held = "large"
-    with serving(workshop, tmp_path, load_seconds=SOON) as server:
-        workshop.half.clear()
+    factory.blocked = "large"
+    with serving(factory, tmp_path, load_seconds=SOON) as server:
+        factory.half.clear()
         waiting = threading.Thread(target=answer, args=(server,), kwargs={"model": "large"})
         waiting.start()
-        assert workshop.half.wait(SOON)
+        assert factory.half.wait(SOON)
         assert answer(server, model="small") == "I am small."
         status, health = server.call("/health")
         assert (status, health["status"]) == (200, "ok"), "the default model is there"
         assert {"model": "large", "state": "loading", "percent": 50} in [
             {key: entry.get(key) for key in ("model", "state", "percent")} for entry in health["models"]
         ]
-        workshop.gate.set()
+        factory.gate.set()
         waiting.join(SOON)
-        assert workshop.loads == ["small", "large"]
+        assert factory.loads == ["small", "large"]
 
 
-def test_who_has_no_time_to_wait_for_a_load_is_told_when_to_come_back(
-    workshop: Workshop, tmp_path: Path
+def test_a_request_that_will_not_wait_for_a_load_gets_a_retry_after(
+    factory: EngineFactory, tmp_path: Path
 ) -> None:
-    workshop.held = "large"
-    with serving(workshop, tmp_path, load_seconds=0) as server:
-        status, told = server.call("/v1/chat/completions", {"model": "large", "messages": [USER]})
-        assert (status, told["error"]["code"]) == (503, "model_loading")
-        assert "'large' is being loaded" in told["error"]["message"]
-        assert told["error"]["percent"] in (0, 50)
-        assert f"({told['error']['percent']} %)" in told["error"]["message"]
-        assert f"again in {told['error']['retry_after']} s" in told["error"]["message"]
+    factory.blocked = "large"
+    with serving(factory, tmp_path, load_seconds=0) as server:
+        status, body = server.call("/v1/chat/completions", {"model": "large", "messages": [USER]})
+        assert (status, body["error"]["code"]) == (503, "model_loading")
+        assert "'large' is being loaded" in body["error"]["message"]
+        assert body["error"]["percent"] in (0, 50)
+        assert f"({body['error']['percent']} %)" in body["error"]["message"]
+        assert f"again in {body['error']['retry_after']} s" in body["error"]["message"]
 
 
 USER = {"role": "user", "content": "hello"}
 
 
-def test_a_model_that_cannot_be_loaded_says_why(workshop: Workshop, tmp_path: Path) -> None:
-    workshop.broken.add("large")
-    with serving(workshop, tmp_path) as server:
-        status, told = server.call("/v1/chat/completions", {"model": "large", "messages": [USER]})
+def test_a_model_that_cannot_be_loaded_says_why(factory: EngineFactory, tmp_path: Path) -> None:
+    factory.broken.add("large")
+    with serving(factory, tmp_path) as server:
+        status, body = server.call("/v1/chat/completions", {"model": "large", "messages": [USER]})
         assert status == 500
-        assert told["error"]["message"] == "The weights of large are missing."
+        assert body["error"]["message"] == "The weights of large are missing."
         assert answer(server) == "I am small."
 
 
-def test_a_server_whose_models_come_and_go_is_well_whatever_becomes_of_one(
-    workshop: Workshop, tmp_path: Path
+def test_without_pinned_models_health_is_ok_even_if_one_failed(
+    factory: EngineFactory, tmp_path: Path
 ) -> None:
-    workshop.broken.add("small")
-    with serving(workshop, tmp_path, CONFIG.replace("pinned = true", "")) as server:
+    factory.broken.add("small")
+    with serving(factory, tmp_path, CONFIG.replace("pinned = true", "")) as server:
         assert server.call("/v1/chat/completions", {"messages": [USER]})[0] == 500
         status, health = server.call("/health")
         assert (status, health["status"], health["models"][0]["state"]) == (200, "ok", "failed")
@@ -208,54 +211,56 @@ def test_a_server_whose_models_come_and_go_is_well_whatever_becomes_of_one(
         assert answer(server, model="large").endswith("I am large.")
 
 
-def test_a_slash_in_a_models_name_may_be_written_as_clients_write_it() -> None:
+def test_a_slash_in_a_models_name_may_be_percent_encoded() -> None:
     with ScriptedEngine([], model_id="org/name") as engine, running(engine) as server:
-        told = server.call("/v1/models/org/name")
-        assert told[0] == 200
-        assert server.call("/v1/models/org%2Fname") == server.call("/v1/models/org%2fname") == told
+        body = server.call("/v1/models/org/name")
+        assert body[0] == 200
+        assert server.call("/v1/models/org%2Fname") == server.call("/v1/models/org%2fname") == body
 
 
-def test_a_model_is_unloaded_when_told_to_and_a_pinned_one_stays(workshop: Workshop, tmp_path: Path) -> None:
-    with serving(workshop, tmp_path) as server:
+def test_a_model_is_unloaded_on_request_unless_it_is_pinned(factory: EngineFactory, tmp_path: Path) -> None:
+    with serving(factory, tmp_path) as server:
         answer(server, model="large")
-        status, told = server.call("/v1/models/large/unload", {})
-        assert (status, told["model"]) == (200, "large")
-        assert "unloaded" in told["message"]
+        status, body = server.call("/v1/models/large/unload", {})
+        assert (status, body["model"]) == (200, "large")
+        assert "unloaded" in body["message"]
         while states(server)["large"] != "unloaded":  # the reply before it is given back after it was read
             pass
         assert states(server) == {"small": "ready", "large": "unloaded"}
-        assert not workshop.engines["large"].is_healthy()
-        status, told = server.call("/v1/models/small/unload", {})
-        assert (status, told["error"]["code"]) == (409, "model_pinned")
+        assert not factory.engines["large"].is_healthy()
+        status, body = server.call("/v1/models/small/unload", {})
+        assert (status, body["error"]["code"]) == (409, "model_pinned")
         answer(server, model="large")
-        assert workshop.loads == ["small", "large", "large"]
+        assert factory.loads == ["small", "large", "large"]
 
 
 @pytest.mark.parametrize("name", ["nobody", "nobody/nothing", "../small", "/etc"])
-def test_what_is_not_served_is_refused_with_what_is(workshop: Workshop, tmp_path: Path, name: str) -> None:
-    with serving(workshop, tmp_path) as server:
-        status, told = server.call("/v1/chat/completions", {"model": name, "messages": [USER]})
+def test_an_unknown_model_is_refused_with_the_names_of_those_served(
+    factory: EngineFactory, tmp_path: Path, name: str
+) -> None:
+    with serving(factory, tmp_path) as server:
+        status, body = server.call("/v1/chat/completions", {"model": name, "messages": [USER]})
         assert status in (403, 404)
-        assert told["error"]["param"] == "model"
+        assert body["error"]["param"] == "model"
         assert server.call(f"/v1/models/{name}")[0] in (403, 404)
 
 
-def test_a_reply_that_was_left_gives_its_model_back(workshop: Workshop, tmp_path: Path) -> None:
-    with serving(workshop, tmp_path) as server:
+def test_a_client_that_disconnects_releases_its_model(factory: EngineFactory, tmp_path: Path) -> None:
+    with serving(factory, tmp_path) as server:
         with server.open(
             "/v1/chat/completions", {"model": "large", "messages": [USER], "stream": True}
         ) as stream:
             stream.readline()
         while (
-            "in use" in (told := server.call("/v1/models/large/unload", {})[1]["message"])
-            or "as soon" in told
+            "in use" in (message := server.call("/v1/models/large/unload", {})[1]["message"])
+            or "as soon" in message
         ):
             if states(server)["large"] == "unloaded":
                 break
         assert states(server)["large"] == "unloaded"
 
 
-def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(workshop: Workshop) -> None:
+def test_a_draining_server_refuses_new_requests_and_waits_for_those_in_flight(factory: EngineFactory) -> None:
     with (
         ScriptedEngine(lambda _: "<|channel|>final<|message|>All of it.<|return|>", gated=True) as engine,
         running(engine) as server,
@@ -264,9 +269,9 @@ def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(worksho
         stream.readline()
         server.app.in_flight.drain()
         assert not server.app.in_flight.wait_until_idle(0)
-        status, told = server.call("/v1/chat/completions", {"messages": [USER]})
-        assert (status, told["error"]["code"]) == (503, "shutting_down")
-        assert told["error"]["retry_after"] == 10
+        status, body = server.call("/v1/chat/completions", {"messages": [USER]})
+        assert (status, body["error"]["code"]) == (503, "shutting_down")
+        assert body["error"]["retry_after"] == 10
         status, health = server.call("/health")
         assert (status, health["status"]) == (503, "draining")
         engine.advance(20)
@@ -275,7 +280,7 @@ def test_a_server_that_is_stopped_refuses_the_new_and_waits_for_the_rest(worksho
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_reply_that_is_cut_by_the_servers_end_is_told_so(stream: bool) -> None:
+def test_a_reply_cut_by_the_servers_shutdown_says_so(stream: bool) -> None:
     with (
         ScriptedEngine(lambda _: "<|channel|>final<|message|>All of it.<|return|>", gated=True) as engine,
         running(engine) as server,
@@ -283,23 +288,23 @@ def test_a_reply_that_is_cut_by_the_servers_end_is_told_so(stream: bool) -> None
     ):
         while not engine.requests:
             pass
-        said = b""
+        received = b""
         if stream:
             engine.advance(4)
-            while b'"role"' not in said:
-                said += connection.recv(4096)
+            while b'"role"' not in received:
+                received += connection.recv(4096)
         server.app.in_flight.drain()
         engine.stop()
-        while b"}}" not in said[said.find(b'{"error"') :]:
-            said += connection.recv(4096) or pytest.fail(f"It ended with {said!r}")
-        told = said[said.index(b'{"error"') :]
-        error = json.loads(told[: told.index(b"}}") + 2])["error"]
+        while b"}}" not in received[received.find(b'{"error"') :]:
+            received += connection.recv(4096) or pytest.fail(f"It ended with {received!r}")
+        tail = received[received.index(b'{"error"') :]
+        error = json.loads(tail[: tail.index(b"}}") + 2])["error"]
     assert (error["code"], error["type"], error["retry_after"]) == ("shutting_down", "server_error", 10)
     assert error["message"].startswith("The server is shutting down")
-    assert stream or said.startswith(b"HTTP/1.1 503 ")
+    assert stream or received.startswith(b"HTTP/1.1 503 ")
 
 
-def test_what_schemas_need_is_made_after_loading_and_not_by_the_first_reply() -> None:
+def test_grammars_are_prepared_after_loading_and_not_by_the_first_request() -> None:
     spec = ModelSpec(name="demo", source=str(MODEL_PATH), pinned=True)
 
     def load(spec: ModelSpec, options: EngineOptions, on_progress: Callable[[float], None]) -> Engine:
@@ -311,7 +316,19 @@ def test_what_schemas_need_is_made_after_loading_and_not_by_the_first_reply() ->
         for thread in threading.enumerate():
             if thread.name == "grammars":
                 thread.join(SOON)
-        with models.acquire("demo", 0) as hold:
-            assert hold.service.is_prepared
+        with models.acquire("demo", 0) as lease:
+            assert lease.service.is_prepared
     finally:
         models.stop()
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models"])
+def test_the_model_is_listed(path: str) -> None:
+    with ScriptedEngine([]) as engine:
+        client = client_of(engine)
+        (model,) = client.get(path).get_json()["data"]
+        assert model["id"] == "scripted"
+        assert model["context_length"] == 131072
+        assert client.get(f"{path}/scripted").get_json() == model
+        assert client.get(f"{path}/other").status_code == 404
+        assert client.head(path).status_code == 200

@@ -32,9 +32,9 @@ def client() -> Iterator[Client]:
 def refused(client: Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:
     response = client.post(path, **({"data": body} if isinstance(body, bytes) else {"json": body}))
     assert response.status_code == status, response.get_data(as_text=True)
-    told = response.get_json()
-    assert told.keys() == {"error"}
-    error: dict[str, Any] = told["error"]
+    answer = response.get_json()
+    assert answer.keys() == {"error"}
+    error: dict[str, Any] = answer["error"]
     numbers = {key: value for key, value in error.items() if key not in {"message", "type", "param", "code"}}
     assert error.keys() - numbers.keys() == {"message", "type", "param", "code"}
     # For programs, and only where the text has it too.
@@ -134,7 +134,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
 
 @pytest.mark.parametrize(("fields", "param", "mention"), FIELDS, ids=[str(row[0])[:60] for row in FIELDS])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_named(
+def test_an_invalid_field_is_named(
     client: Client, fields: dict[str, Any], param: str, mention: str, stream: bool
 ) -> None:
     error = refused(client, CHAT, {"messages": [USER], "stream": stream, **fields})
@@ -201,7 +201,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(client: C
     assert error["prompt_tokens"] > 4096
 
 
-def test_an_adapter_that_is_not_there_is_named_by_the_requests_own_field(client: Client) -> None:
+def test_an_unknown_adapter_is_reported_under_the_requests_own_field(client: Client) -> None:
     error = refused(client, CHAT, {"messages": [USER], "adapters": "poet"})
     assert (error["param"], error["message"]) == (
         "adapters",
@@ -264,7 +264,7 @@ def test_a_dead_engine_is_a_503(client: Client) -> None:
     assert dead.get("/health").status_code == 503
 
 
-def test_what_nobody_expected_is_a_500_with_a_number_that_is_in_the_log(
+def test_an_unexpected_exception_is_a_500_with_a_number_that_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Surprising(ScriptedEngine):
@@ -288,7 +288,7 @@ def test_what_nobody_expected_is_a_500_with_a_number_that_is_in_the_log(
         {"metadata": "DEEP"},
     ],
 )
-def test_json_nested_beyond_reason_is_refused_before_anything_walks_through_it(
+def test_json_nested_too_deeply_is_refused_before_anything_walks_it(
     client: Client, fields: dict[str, Any]
 ) -> None:
     body = json.dumps({"messages": [USER], **fields}).replace('"DEEP"', '{"a":' * 300 + "1" + "}" * 300)
@@ -297,7 +297,7 @@ def test_json_nested_beyond_reason_is_refused_before_anything_walks_through_it(
     assert "nested too deeply" in response.get_json()["error"]["message"]
 
 
-def test_call_arguments_nested_beyond_reason_are_read_as_the_text_they_are(client: Client) -> None:
+def test_call_arguments_nested_too_deeply_are_kept_as_text(client: Client) -> None:
     deep = '{"a":' * 900 + "1" + "}" * 900
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
     messages = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]

@@ -76,7 +76,7 @@ def message_of(events: Sequence[Event], **options: Any) -> dict[str, Any]:
     return message
 
 
-def test_each_delta_says_one_thing_and_the_role_comes_once() -> None:
+def test_each_delta_has_one_key_and_the_role_comes_once() -> None:
     assert deltas_of(ANSWER) == [
         {"role": "assistant"},
         {"reasoning_content": "Capital"},
@@ -101,7 +101,7 @@ def test_a_completion_is_the_fold_of_its_chunks() -> None:
         (ReasoningField.BOTH, {"reasoning", "reasoning_content"}),
     ],
 )
-def test_the_field_of_the_reasoning_can_be_chosen(where: ReasoningField, names: set[str]) -> None:
+def test_the_reasoning_field_can_be_chosen(where: ReasoningField, names: set[str]) -> None:
     message = message_of(ANSWER, reasoning_field=where)
     assert message.keys() - {"role", "content"} == names
     assert {message[name] for name in names} == {"Capital of France."}
@@ -120,7 +120,7 @@ def test_a_tool_call_is_sent_whole_with_its_index_and_id() -> None:
     assert message["tool_calls"] == [{key: call[key] for key in ("id", "type", "function")}]
 
 
-def test_a_message_of_calls_alone_has_null_content() -> None:
+def test_a_message_with_calls_only_has_null_content() -> None:
     assert message_of([ToolCallStart(0, "f"), ToolCallEnd(0), StreamEnd("tool_calls")])["content"] is None
 
 
@@ -135,7 +135,7 @@ def test_a_call_cut_by_the_limit_is_never_sent() -> None:
     assert message_of(cut) == {"role": "assistant", "content": ""}
 
 
-def test_think_puts_the_reasoning_into_the_content_each_tag_a_chunk() -> None:
+def test_think_puts_the_reasoning_into_the_content_with_each_tag_a_chunk() -> None:
     contents = [d["content"] for d in deltas_of(ANSWER, reasoning_format=ReasoningFormat.THINK)[1:]]
     assert contents == ["<think>\n", "Capital", " of France.", "\n</think>\n\n", "Paris", "."]
 
@@ -168,7 +168,7 @@ def test_details_escapes_and_quotes_the_reasoning() -> None:
     )
 
 
-def test_hidden_reasoning_is_nowhere() -> None:
+def test_hidden_reasoning_is_not_sent() -> None:
     assert message_of(ANSWER, reasoning_format=ReasoningFormat.HIDDEN) == {
         "role": "assistant",
         "content": "Paris.",
@@ -176,7 +176,7 @@ def test_hidden_reasoning_is_nowhere() -> None:
 
 
 @pytest.mark.parametrize("writer", [chat_writer, lambda: TextWriter("m")])
-def test_every_chunk_has_the_same_head_whichever_way_it_is_written(writer: Any) -> None:
+def test_every_chunk_has_the_same_head(writer: Any) -> None:
     one = writer()
     heads = {
         json.dumps({key: value for key, value in chunk.items() if key not in ("choices", "timings")})
@@ -194,7 +194,7 @@ def test_a_chat_chunk_has_one_choice_with_its_delta() -> None:
     ] + [[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]]
 
 
-def test_usage_comes_alone_and_timings_come_last() -> None:
+def test_usage_has_a_chunk_of_its_own_and_timings_come_last() -> None:
     *_, finish, last = streamed(chat_writer(include_usage=True), ANSWER)
     assert finish["choices"][0]["finish_reason"] == "stop"
     assert "usage" not in finish

@@ -95,16 +95,16 @@ def demo() -> Iterator[RunningServer]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_count_is_what_the_same_request_would_be_billed(demo: RunningServer, shape: str) -> None:
+def test_the_count_equals_the_prompt_tokens_of_the_same_request(demo: RunningServer, shape: str) -> None:
     request = {**SHAPES[shape], "max_tokens": 1}
-    status, told = demo.call("/v1/tokenize", request)
-    assert status == 200, told
-    assert told["count"] == len(told["tokens"]) > 0
-    assert told["max_model_len"] == 4096
-    assert told["count"] == demo.chat(**request)["usage"]["prompt_tokens"]
+    status, tokenized = demo.call("/v1/tokenize", request)
+    assert status == 200, tokenized
+    assert tokenized["count"] == len(tokenized["tokens"]) > 0
+    assert tokenized["max_model_len"] == 4096
+    assert tokenized["count"] == demo.chat(**request)["usage"]["prompt_tokens"]
 
 
-def test_what_shapes_a_prompt_shapes_its_count(demo: RunningServer) -> None:
+def test_everything_that_shapes_a_prompt_changes_its_count(demo: RunningServer) -> None:
     def count(shape: str) -> int:
         tokens: int = demo.call("/tokenize", SHAPES[shape])[1]["count"]
         return tokens
@@ -116,7 +116,7 @@ def test_what_shapes_a_prompt_shapes_its_count(demo: RunningServer) -> None:
     assert count("a tool loop that lost its reasoning") < count("an open tool loop")
 
 
-def test_reasoning_that_the_server_remembers_is_counted() -> None:
+def test_reasoning_that_the_server_has_stored_is_counted() -> None:
     thought = "<|channel|>analysis<|message|>I need the time, and nothing else.<|end|><|start|>assistant"
     call = "<|channel|>commentary to=functions.current_time json<|message|>{}<|call|>"
     with ScriptedEngine(lambda _: thought + call) as engine, running(engine) as server:
@@ -130,18 +130,20 @@ def test_reasoning_that_the_server_remembers_is_counted() -> None:
         assert counted == len(engine.requests[-1].request.prompt)
 
 
-def test_a_text_is_tokenised_as_a_completion_is_and_comes_back(demo: RunningServer) -> None:
+def test_a_text_is_tokenised_as_a_completion_is_and_detokenised_again(demo: RunningServer) -> None:
     text = "<|start|>user<|message|>What is the capital of France?<|end|> é 日本 🙂"
-    status, told = demo.call("/v1/tokenize", {"model": "default", "prompt": text, "return_token_strs": True})
-    assert status == 200, told
+    status, tokenized = demo.call(
+        "/v1/tokenize", {"model": "default", "prompt": text, "return_token_strs": True}
+    )
+    assert status == 200, tokenized
     _, completed = demo.call("/v1/completions", {"prompt": text, "max_tokens": 1})
-    assert told["count"] == completed["usage"]["prompt_tokens"]
-    assert told["token_strs"][0] == "<|start|>"
-    assert demo.call("/v1/detokenize", {"tokens": told["tokens"]}) == (200, {"prompt": text})
+    assert tokenized["count"] == completed["usage"]["prompt_tokens"]
+    assert tokenized["token_strs"][0] == "<|start|>"
+    assert demo.call("/v1/detokenize", {"tokens": tokenized["tokens"]}) == (200, {"prompt": text})
     assert demo.call("/detokenize", {"tokens": []}) == (200, {"prompt": ""})
 
 
-def test_the_token_that_opens_every_prompt_can_be_left_out(tmp_path: Path) -> None:
+def test_the_bos_token_can_be_left_out(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     write_tokenizer(model, byte_level(bos=True), bos_token="<|start|>")
     with load_engine(model) as engine, running(engine) as server:
@@ -155,7 +157,7 @@ def test_the_token_that_opens_every_prompt_can_be_left_out(tmp_path: Path) -> No
         assert tokens(add_special_tokens=False) == rest
 
 
-def test_nothing_waits_for_the_engine() -> None:
+def test_tokenising_does_not_wait_for_the_engine() -> None:
     with (
         ScriptedEngine(lambda _: "x" * 999, gated=True, max_concurrent=1) as engine,
         running(engine) as server,
@@ -198,16 +200,16 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_counted_is_a_400_that_names_the_field(demo: RunningServer, case: str) -> None:
+def test_an_invalid_request_is_a_400_that_names_the_field(demo: RunningServer, case: str) -> None:
     path, body, param, words = REFUSED[case]
-    status, told = demo.call(path, body)
-    assert (status, told["error"]["param"]) == (400, param), told
-    assert words in told["error"]["message"]
+    status, tokenized = demo.call(path, body)
+    assert (status, tokenized["error"]["param"]) == (400, param), tokenized
+    assert words in tokenized["error"]["message"]
 
 
 def test_a_model_that_is_not_served_is_a_404_and_ignored_fields_are_named(demo: RunningServer) -> None:
-    status, told = demo.call("/v1/tokenize", {"model": "nobody", "prompt": "a"})
-    assert (status, told["error"]["code"]) == (404, "model_not_found")
+    status, tokenized = demo.call("/v1/tokenize", {"model": "nobody", "prompt": "a"})
+    assert (status, tokenized["error"]["code"]) == (404, "model_not_found")
     with demo.open("/v1/tokenize", {"prompt": "a", "truncation": True}) as response:
         assert response.headers["x-mlx-backend-ignored"] == "truncation"
     assert demo.app.in_flight.wait_until_idle(10), "nobody is left inside"

@@ -1,0 +1,250 @@
+"""Chat completions over HTTP: which fields are accepted, and what comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from scripted_server import ANSWER, CALL, CHAT, USER, WEATHER, answered, client_of, message, streamed
+
+from mlx_backend.conversation.effort import Effort
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.settings import ReasoningField, ReasoningFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug.test import Client
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(lambda prompt: CALL if "functions.weather" in prompt else ANSWER) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: ScriptedEngine) -> Client:
+    return client_of(engine)
+
+
+def test_an_answer_with_separate_reasoning(client: Client) -> None:
+    body = answered(client).get_json()
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": "The capital is Paris.",
+                "reasoning_content": "Capital of France.",
+            },
+            "finish_reason": "stop",
+        }
+    ]
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert body["timings"]["predicted_n"] == usage["completion_tokens"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/chat/completions"])
+def test_a_stream_is_the_same_answer_in_pieces(client: Client, path: str) -> None:
+    chunks = streamed(client, path)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant"}
+    assert all(len(delta) == 1 for delta in deltas[:-1])
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Capital of France."
+    assert "".join(delta.get("content", "") for delta in deltas) == "The capital is Paris."
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-2:]] == [None, "stop"]
+    assert chunks[-1]["timings"]["predicted_n"] > 0
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_usage_is_streamed_on_request(client: Client) -> None:
+    *_, last = streamed(client, stream_options={"include_usage": True})
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] > 0
+
+
+@pytest.mark.parametrize("tools", [[WEATHER], [{"type": "function", "name": "weather"}]])
+def test_a_tool_call(client: Client, tools: list[Any]) -> None:
+    answer = message(client, tools=tools)
+    (call,) = answer["tool_calls"]
+    assert answer["content"] == "One moment."
+    assert answer["reasoning_content"] == "Look it up."
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert call["id"].startswith("call_")
+    assert answered(client, tools=tools).get_json()["choices"][0]["finish_reason"] == "tool_calls"
+    (delta,) = [
+        delta
+        for chunk in streamed(client, tools=tools)
+        for delta in chunk["choices"][0]["delta"].get("tool_calls", [])
+    ]
+    assert delta["index"] == 0
+    assert delta["function"] == call["function"]
+    assert delta["id"] != call["id"]
+
+
+def test_tool_choice_none_removes_the_tools(engine: ScriptedEngine, client: Client) -> None:
+    assert "tool_calls" not in message(client, tools=[WEATHER], tool_choice="none")
+    assert "weather" not in engine.requests[-1].prompt
+
+
+@pytest.mark.parametrize(
+    ("fmt", "content"),
+    [
+        ("think", "<think>\nCapital of France.\n</think>\n\nThe capital is Paris."),
+        ("hidden", "The capital is Paris."),
+        ("raw", ANSWER),
+        ("none", ANSWER),
+    ],
+)
+def test_the_reasoning_format_is_chosen_by_the_request_or_by_the_server(
+    engine: ScriptedEngine, client: Client, fmt: str, content: str
+) -> None:
+    by_request = message(client, reasoning_format=fmt)
+    assert by_request == {"role": "assistant", "content": content}
+    if fmt != "none":
+        assert message(client_of(engine, reasoning_format=ReasoningFormat(fmt))) == by_request
+        assert message(
+            client_of(engine, reasoning_format=ReasoningFormat(fmt)), reasoning_format="separate"
+        ) == message(client)
+
+
+@pytest.mark.parametrize("fields", [{"include_reasoning": False}, {"reasoning": {"exclude": True}}])
+def test_other_ways_of_hiding_the_reasoning(client: Client, fields: dict[str, Any]) -> None:
+    assert message(client, **fields).keys() == {"role", "content"}
+
+
+def test_the_reasoning_field_is_a_setting(engine: ScriptedEngine) -> None:
+    answer = message(client_of(engine, reasoning_field=ReasoningField.BOTH))
+    assert answer["reasoning"] == answer["reasoning_content"] == "Capital of France."
+
+
+@pytest.mark.parametrize(
+    ("fields", "level"),
+    [
+        ({}, "medium"),
+        ({"reasoning_effort": "high"}, "high"),
+        ({"reasoning_effort": "LOW"}, "low"),
+        ({"reasoning_effort": None}, "medium"),
+        ({"reasoning": {"effort": "high"}}, "high"),
+        ({"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+        ({"think": "low"}, "low"),
+        ({"messages": [{"role": "system", "content": "Reasoning: high"}, USER]}, "high"),
+    ],
+)
+def test_effort_reaches_the_prompt_from_every_source(
+    engine: ScriptedEngine, client: Client, fields: dict[str, Any], level: str
+) -> None:
+    answered(client, **fields)
+    assert f"Reasoning: {level}<|end|>" in engine.requests[-1].prompt
+
+
+def test_a_header_gives_the_effort_and_its_source(client: Client) -> None:
+    response = answered(client, messages=[{"role": "system", "content": "Reasoning: high"}, USER])
+    assert response.headers["x-mlx-backend-effort"] == "high (system prompt)"
+    assert answered(client).headers["x-mlx-backend-effort"] == "medium (default)"
+
+
+def test_the_servers_own_effort_is_the_default(engine: ScriptedEngine) -> None:
+    client = client_of(engine, reasoning_effort=Effort.HIGH)
+    answered(client)
+    answered(client, reasoning_effort="low")
+    high, low = (received.prompt for received in engine.requests)
+    assert "Reasoning: high" in high
+    assert "Reasoning: low" in low
+
+
+def test_what_clients_send_out_of_habit_is_accepted_and_named_as_ignored(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    habits: dict[str, Any] = {
+        "tools": [],
+        "tool_choice": None,
+        "logit_bias": "",
+        "stop": None,
+        "n": 1,
+        "response_format": {"type": "text"},
+        "stream_options": None,
+        "frequency_penalty": 1.1,
+        "presence_penalty": 0,
+        "repeat_penalty": 1.1,
+        "top_k": 40,
+        "min_p": 0,
+        "seed": 0,
+        "max_tokens": None,
+        "user": "me",
+        "mirostat": 0,
+        "use_mmap": True,
+        "num_ctx": None,
+        "bad\r\nname": 1,
+    }
+    response = answered(client, **habits)
+    assert response.headers["x-mlx-backend-ignored"] == "user, mirostat, use_mmap, bad??name"
+    assert any("ignored=user, mirostat" in record.getMessage() for record in caplog.records)
+
+
+def test_a_whole_number_may_be_written_with_a_point(engine: ScriptedEngine, client: Client) -> None:
+    answered(client, max_tokens=5.0, top_k=3.0, seed=7.0, priority=1.0, thinking_budget=4.0)
+    request = engine.requests[-1].request
+    assert (request.max_tokens, request.sampling.top_k, request.sampling.seed) == (5, 3, 7)
+    assert (request.priority, request.constraint is None) == (1, False)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_minus_one_is_no_limit(engine: ScriptedEngine, client: Client, field: str) -> None:
+    answered(client)
+    answered(client, **{field: -1})
+    free, unlimited = (received.request for received in engine.requests[-2:])
+    assert unlimited.max_tokens == free.max_tokens
+
+
+def test_sampling_settings_reach_the_engine(engine: ScriptedEngine, client: Client) -> None:
+    answered(
+        client,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=-1,
+        min_p=0.1,
+        seed=7,
+        max_completion_tokens=100,
+        max_tokens=5,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        repeat_penalty=1.1,
+        logit_bias={"5": -100},
+    )
+    received = engine.requests[-1].request
+    assert received.max_tokens == 100
+    sampling = received.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.2, 0.3)
+    assert (sampling.repetition_penalty, sampling.seed) == (1.1, 7)
+    assert sampling.logit_bias == ((5, -100.0),)
+
+
+def test_stop_strings_cut_the_answer_and_not_the_reasoning(client: Client) -> None:
+    choice = answered(client, stop=["France", " Par"]).get_json()["choices"][0]
+    assert choice["message"]["reasoning_content"] == "Capital of France."
+    assert choice["message"]["content"] == "The capital is"
+    assert choice["finish_reason"] == "stop"
+    chunks = streamed(client, stop=" Par")
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "The capital is"
+
+
+def test_a_reply_cut_by_the_limit_says_so(client: Client) -> None:
+    choice = answered(client, max_tokens=6).get_json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] == ""
+
+
+def test_half_a_surrogate_pair_does_no_harm(engine: ScriptedEngine, client: Client) -> None:
+    body = b'{"messages": [{"role": "user", "content": "cut \\ud83d, whole \\ud83d\\ude00"}]}'
+    assert client.post(CHAT, data=body).status_code == 200
+    assert "cut \ufffd, whole \U0001f600" in engine.requests[-1].prompt

@@ -1,0 +1,85 @@
+"""Who may call: the API key, and web pages of other origins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from scripted_server import ANSWER, CHAT, USER, client_of
+
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug.test import Client
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(lambda _: ANSWER) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: ScriptedEngine) -> Client:
+    return client_of(engine)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong-key"}, {"Authorization": "sesame"}, {"x-api-key": "wrong-key"}],
+)
+def test_a_wrong_key_is_a_401_that_repeats_no_key(engine: ScriptedEngine, headers: dict[str, str]) -> None:
+    client = client_of(engine, api_key="sésame")
+    for response in (client.get("/v1/models", headers=headers), client.post(CHAT, headers=headers)):
+        assert response.status_code == 401
+        assert response.get_json()["error"]["code"] == "invalid_api_key"
+        assert "wrong-key" not in response.get_data(as_text=True)
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+def test_the_right_key_is_accepted(engine: ScriptedEngine, header: str) -> None:
+    on_the_wire = "sésame".encode().decode("latin-1")
+    value = f"Bearer {on_the_wire}" if header == "Authorization" else on_the_wire
+    assert client_of(engine, api_key="sésame").get("/v1/models", headers={header: value}).status_code == 200
+
+
+def test_a_key_may_have_an_equals_sign_inside(engine: ScriptedEngine) -> None:
+    client = client_of(engine, api_key="sk-a=b==")
+    assert client.get("/v1/models", headers={"Authorization": "Bearer sk-a=b=="}).status_code == 200
+
+
+def test_the_key_is_not_in_the_repr_of_settings() -> None:
+    assert "sesame" not in repr(Settings(api_key="sesame"))
+
+
+PAGE = {"Origin": "http://page.test"}
+
+
+def test_a_web_page_of_another_origin_is_refused(client: Client) -> None:
+    response = client.post(CHAT, json={"messages": [USER]}, headers=PAGE)
+    assert response.status_code == 403
+    assert "--cors-origin" in response.get_json()["error"]["message"]
+    assert "Access-Control-Allow-Origin" not in response.headers
+    own = client.post(CHAT, json={"messages": [USER]}, headers={"Origin": "http://localhost"})
+    assert own.status_code == 200
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [("http://page.test", "http://page.test"), ("*", "*")])
+def test_a_web_page_of_an_allowed_origin_is_served(
+    engine: ScriptedEngine, allowed: str, expected: str
+) -> None:
+    client = client_of(engine, cors_origins=(allowed,))
+    headers = {**PAGE, "Access-Control-Request-Headers": "authorization,x-stainless-os"}
+    preflight = client.options(CHAT, headers=headers)
+    assert preflight.status_code == 204
+    assert preflight.headers["Access-Control-Allow-Origin"] == expected
+    assert preflight.headers["Access-Control-Allow-Headers"] == "authorization, x-stainless-os"
+    assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
+    response = client.post(CHAT, json={"messages": [USER]}, headers=PAGE)
+    assert response.status_code == 200
+    assert response.headers["Access-Control-Allow-Origin"] == expected
+    assert "Access-Control-Allow-Origin" not in client.get("/health").headers

@@ -1,0 +1,54 @@
+"""What the server says about itself, and logs about a reply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from scripted_server import ANSWER, answered, client_of
+
+from mlx_backend import __version__
+from mlx_backend.engine.scripted import ScriptedEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug.test import Client
+
+
+@pytest.fixture
+def engine() -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(lambda _: ANSWER) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: ScriptedEngine) -> Client:
+    return client_of(engine)
+
+
+def test_health_and_home(client: Client) -> None:
+    assert client.get("/health").get_json() == {
+        "status": "ok",
+        "server": "mlx-backend",
+        "version": __version__,
+        "models": [{"model": "scripted", "state": "ready", "running": 0, "waiting": 0}],
+    }
+    assert client.get("/").get_json()["name"] == "mlx-backend"
+
+
+def test_the_log_line_says_what_a_request_was_and_cost(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    body = answered(client, reasoning_effort="high").get_json()
+    (line,) = [r.getMessage() for r in caplog.records if body["id"] in r.getMessage()]
+    usage = body["usage"]
+    for part in (
+        "model=scripted",
+        "effort=high (reasoning_effort)",
+        f"prompt={usage['prompt_tokens']} cached=0 completion={usage['completion_tokens']}",
+        "tok/s",
+        "finish=stop",
+    ):
+        assert part in line
