@@ -75,14 +75,14 @@ class ReplyHandler:
         settings = backend.settings
         call = self._protocol.parse(read_body(request, settings.max_body_bytes))
         with ExitStack() as stack:
-            in_flight = stack.enter_context(
+            lease = stack.enter_context(
                 backend.in_flight.admit(lambda: backend.models.acquire(call.model, settings.load_seconds))
             )
-            reply, writer = call.start(in_flight.service)
+            reply, writer = call.start(lease.service)
             responder = ReplyResponder(
                 reply,
                 writer,
-                ReplyLog(writer.id, in_flight.service.engine.model_id, call.ignored),
+                ReplyLog(writer.id, lease.service.engine.model_id, call.ignored),
                 keepalive_seconds=settings.keepalive_seconds,
                 on_disconnect=_on_disconnect(request),
                 explain=backend.explain,
@@ -106,11 +106,9 @@ class JsonHandler[S]:
         """Wait for the answer, and stop computing if the client disconnects."""
         settings = backend.settings
         call = self._protocol.parse(read_body(request, settings.max_body_bytes))
-        with backend.in_flight.admit(
-            lambda: call.acquire(backend.models, settings.load_seconds)
-        ) as in_flight:
+        with backend.in_flight.admit(lambda: call.acquire(backend.models, settings.load_seconds)) as lease:
             started = time.perf_counter()
-            answer = call.answer(in_flight.service, _on_disconnect(request))
+            answer = call.answer(lease.service, _on_disconnect(request))
         if answer.cost is not None:
             _log_cost(request.path, answer.cost, time.perf_counter() - started, left=answer.body is None)
         if answer.body is None:
