@@ -78,3 +78,11 @@ def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: 
     stale = subprocess.run(check, check=False, capture_output=True, text=True)
     assert stale.returncode == 1
     assert "make lock" in stale.stdout
+
+
+@pytest.mark.parametrize("package", ["mlx_backend", "dify_mlx_provider"])
+def test_the_wheel_marks_its_packages_as_typed(package: str) -> None:
+    from hatchling.builders.wheel import WheelBuilder
+
+    included = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert f"{package}/py.typed" in included
