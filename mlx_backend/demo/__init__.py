@@ -1,6 +1,4 @@
-"""The small gpt_oss model that ships with the project. Importing this is free: it only says where the model
-is.
-"""
+"""The small gpt_oss model that ships with the project. Importing this is free: it only says where the model is."""
 
 from pathlib import Path
 from typing import Final

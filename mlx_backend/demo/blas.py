@@ -1,10 +1,8 @@
-"""A faster matrix product for MLX's CPU build on Linux, if one is at hand. Call `use_fast_blas` before MLX
-is imported.
+"""A faster BLAS for MLX's CPU build on Linux, if one is available. Call `use_fast_blas` before MLX is imported.
 
-MLX's wheel for Linux links the reference BLAS, some forty times slower than a tuned one. NumPy's wheel
-carries OpenBLAS under other names and with 64-bit integers: a few lines of C forward the usual names to it,
-and a library that was loaded for everybody first wins. Nothing of this is needed or done on macOS. Knows
-nothing of models.
+MLX's wheel for Linux links the reference BLAS, some forty times slower than a tuned one. NumPy's wheel contains
+OpenBLAS under other names and with 64-bit integers: a few lines of C forward the usual names to it, and the library
+whose symbols were loaded globally first wins. On macOS none of this is needed or done. Knows nothing of models.
 """
 
 import ctypes
@@ -32,30 +30,30 @@ FORWARD(cblas_dgemm, double)
 
 
 def use_fast_blas() -> str:
-    """Make MLX use NumPy's OpenBLAS, on one thread unless told otherwise; return what happened, in a line."""
+    """Make MLX use NumPy's OpenBLAS, on one thread by default; return a line that says what happened."""
     if sys.platform != "linux":
         return "BLAS: the system's"
     if "mlx.core" in sys.modules:
         return "BLAS: MLX's own (MLX was imported too early to change it)"
     numpy = importlib.util.find_spec("numpy")
-    found = (
+    openblas = (
         sorted(Path(numpy.origin).parents[1].glob("numpy.libs/libscipy_openblas64_*.so"))
         if numpy and numpy.origin
         else []
     )
     compiler = shutil.which("gcc") or shutil.which("cc")
-    if not found or compiler is None:
+    if not openblas or compiler is None:
         return "BLAS: MLX's own, slow (no NumPy with OpenBLAS, or no C compiler)"
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        for part in sorted(found[0].parent.glob("lib*fortran*.so*")) + found[:1]:
-            ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
+        for library_file in sorted(openblas[0].parent.glob("lib*fortran*.so*")) + openblas[:1]:
+            ctypes.CDLL(str(library_file), mode=ctypes.RTLD_GLOBAL)
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder) / "forward.c", Path(folder) / "forward.so"
             source.write_text(_FORWARD, encoding="ascii")
-            command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), str(found[0])]
+            command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), str(openblas[0])]
             subprocess.run(command, check=True, capture_output=True)
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    except (OSError, subprocess.CalledProcessError) as problem:
-        return f"BLAS: MLX's own, slow ({problem})"
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"BLAS: MLX's own, slow ({error})"
     return f"BLAS: OpenBLAS of NumPy, {os.environ['OPENBLAS_NUM_THREADS']} thread(s)"

@@ -1,7 +1,7 @@
-"""Dialogues: turns of all skills put together, under instructions, with tools, at an effort; and the split.
+"""Dialogues: turns of all skills, with instructions, tools and an effort; and the split into training and evaluation.
 
-The same seed gives the same dialogues. What is held out (`skills.held_out`) never appears in training,
-neither as a turn that is learned nor as one that only stands before it. Knows nothing of tokens.
+The same seed gives the same dialogues. What is held out (`skills.held_out`) never appears in training, neither as a
+turn that is learned nor as an earlier turn of a dialogue. Knows nothing of tokens.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from mlx_backend.demo.skills import EFFORTS, Exchange, Memory, Skill, held_out, plain, remember
+from mlx_backend.demo.skills import EFFORTS, Exchange, Memory, Skill, held_out, remember, simple_skill
 from mlx_backend.demo.tools import Tool, known_tool, missing_tool, named_tool, toolbox
 from mlx_backend.demo.words import sentence
 
@@ -23,7 +23,7 @@ _INSTRUCTIONS: Final = (
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One conversation: the developer's instructions and tools, the effort, the turns, its date and identity."""
+    """One conversation: instructions and tools, effort, turns, and the date and identity in its system message."""
 
     effort: str
     date: str
@@ -34,7 +34,7 @@ class Dialogue:
 
 
 def instructions(rng: random.Random) -> str:
-    """Return a system prompt: none, a usual one, or prose that means nothing to the answers."""
+    """Return a system prompt: none, a common one, or prose that has no bearing on the answers."""
     kind = rng.random()
     if kind < 0.45:
         return ""
@@ -46,12 +46,13 @@ def instructions(rng: random.Random) -> str:
     return rng.choice((" ", "\n")).join(lines)
 
 
-def _belongs(exchange: Exchange, held: bool) -> bool:
-    return not exchange.split or held_out(f"{exchange.skill}:{exchange.split}") == held
+def _is_on_side(exchange: Exchange, held: bool) -> bool:
+    """Whether an exchange belongs to the evaluation (`held`) or to training; those without a split key fit both."""
+    return not exchange.split_key or held_out(f"{exchange.skill}:{exchange.split_key}") == held
 
 
 def _skill(rng: random.Random, tools: list[Tool], memory: Memory, held: bool) -> Skill:
-    """Choose what the next turn is about."""
+    """Choose the skill of the next turn."""
     if tools and rng.random() < 0.65:
         kind = rng.random()
         if kind < 0.7:
@@ -65,19 +66,19 @@ def _skill(rng: random.Random, tools: list[Tool], memory: Memory, held: bool) ->
         return lambda rng: missing_tool(rng, held)
     if rng.random() < (0.5 if memory.name or memory.home else 0.16):
         return lambda rng: remember(rng, memory)
-    return plain(rng)
+    return simple_skill(rng)
 
 
 def _turn(rng: random.Random, skill: Skill, memory: Memory, held: bool) -> Exchange:
-    """Draw until a turn is on the right side of the split; what was told in a rejected one is forgotten."""
+    """Draw until a turn is on the right side of the split; what the user told in a rejected one is forgotten."""
     before = (memory.name, memory.home)
-    while not _belongs(exchange := skill(rng), held):
+    while not _is_on_side(exchange := skill(rng), held):
         memory.name, memory.home = before
     return exchange
 
 
 def dialogue(rng: random.Random, held: bool = False, turns: int | None = None, effort: str = "") -> Dialogue:
-    """Return a dialogue of `turns` turns (one to six if not given), all held out or all for training."""
+    """Return a dialogue of `turns` turns (default: one to six), all held out or all for training."""
     tools = toolbox(rng, held) if rng.random() < 0.45 else []
     memory = Memory()
     effort = effort or rng.choices(EFFORTS, (0.4, 0.35, 0.25))[0]
@@ -92,6 +93,6 @@ def dialogue(rng: random.Random, held: bool = False, turns: int | None = None, e
 
 
 def questions(rng: random.Random) -> Iterator[Exchange]:
-    """Yield plain questions for training without end, for drills."""
+    """Yield simple questions for training, endlessly; for drills."""
     while True:
-        yield _turn(rng, plain(rng), Memory(), held=False)
+        yield _turn(rng, simple_skill(rng), Memory(), held=False)

@@ -1,10 +1,9 @@
-"""Dialogues as token ids and labels. Knows Harmony's messages and what is learned of them, not how it is
-learned.
+"""Dialogues as token ids and labels. Knows Harmony's messages and which of their tokens are learned, not how.
 
-Only what the assistant writes is labelled. A dialogue is encoded in one of two ways, since a prompt may
-hold either: with the analysis of every turn (more to learn from), or with that of the last turn only, as
-the chat template renders a history. The end of a final answer is an end in the history and a return as it
-is generated: there the label differs from the token.
+Only what the assistant writes is labelled. A dialogue is encoded in one of two ways, since prompts come in both: with
+the analysis of every turn (more to learn from), or with that of the last turn only, as the chat template renders a
+history. A final answer ends with <|end|> in a history and with <|return|> when generated: there the label differs from
+the token.
 """
 
 import json
@@ -27,14 +26,14 @@ _DATE: Final = re.compile(r"Current date: \d{4}-\d\d-\d\d")
 
 @dataclass
 class Example:
-    """Token ids, and for each the label of that same place: its id, another id, or `IGNORED`."""
+    """Token ids, and for each position its label: the same id, another id, or `IGNORED`."""
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
 
 
 def prompt(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, messages: list[dict[str, Any]]) -> str:
-    """Return the chat template's text for `messages` under the dialogue's setting."""
+    """Return the chat template's text for `messages` with the dialogue's settings."""
     first = [{"role": "developer", "content": dialogue.instructions}] if dialogue.instructions else []
     text = tokenizer.apply_chat_template(
         [*first, *messages],
@@ -44,11 +43,11 @@ def prompt(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, messages: lis
         reasoning_effort=dialogue.effort,
         **({"model_identity": dialogue.identity} if dialogue.identity else {}),
     )
-    return _DATE.sub(f"Current date: {dialogue.date}", str(text), count=1)  # the template knows only today
+    return _DATE.sub(f"Current date: {dialogue.date}", str(text), count=1)  # the template writes today's date
 
 
 def call_text(reply: Reply) -> tuple[str, str]:
-    """Return a call's header, up to its message marker, and its body with the marker that ends it."""
+    """Return a call's header, through <|message|>, and its body, through <|call|>."""
     assert reply.call is not None
     arguments = json.dumps(reply.call.arguments, ensure_ascii=False)
     header = f"<|channel|>commentary to=functions.{reply.call.name} <|constrain|>json<|message|>"
@@ -68,34 +67,35 @@ class _Writer:
         self.example.ids += ids
         self.example.labels += ids if learned else [IGNORED] * len(ids)
 
-    def reply(self, reply: Reply, effort: str, thinks: bool, learned: bool) -> None:
-        """Write a reply behind an open `<|start|>assistant`; without thoughts only its body is learned."""
-        if thinks:
-            thinking = reply.thinking(effort)
-            if self.rng.random() < 0.1:  # a thought that was cut short: learn to go on from there
-                words = thinking.split(" ")
+    def reply(self, reply: Reply, effort: str, with_analysis: bool, learned: bool) -> None:
+        """Write a reply after an open `<|start|>assistant`; without analysis only its body is learned."""
+        if with_analysis:
+            analysis = reply.analysis(effort)
+            if self.rng.random() < 0.1:  # analysis that was cut short: learn to continue after it
+                words = analysis.split(" ")
                 self.write(_ANALYSIS + " ".join(words[: self.rng.randrange(len(words))]) + "<|end|>", False)
             else:
-                self.write(f"{_ANALYSIS}{thinking}<|end|>", learned)
+                self.write(f"{_ANALYSIS}{analysis}<|end|>", learned)
             self.write(_ASSISTANT, learned)
         if reply.call is None:
-            self.write(_FINAL, learned and thinks)
+            self.write(_FINAL, learned and with_analysis)
             self.write(f"{reply.answer}<|end|>", learned)
             if learned:
                 self.example.labels[-1] = self.end_of_turn
             return
         if reply.preamble:
             self.write(
-                f"<|channel|>commentary<|message|>{reply.preamble}<|end|>{_ASSISTANT}", learned and thinks
+                f"<|channel|>commentary<|message|>{reply.preamble}<|end|>{_ASSISTANT}",
+                learned and with_analysis,
             )
         header, body = call_text(reply)
-        self.write(header, learned and thinks)
+        self.write(header, learned and with_analysis)
         self.write(body, learned)
 
-    def exchange(self, exchange: Exchange, effort: str, thinks: tuple[bool, bool]) -> None:
-        """Write a reply, after a call the result and the reply to it too; `thinks`: which keep thoughts."""
-        self.reply(exchange.reply, effort, thinks[0], True)
-        if exchange.reply.call is None or exchange.after is None:
+    def exchange(self, exchange: Exchange, effort: str, with_analysis: tuple[bool, bool]) -> None:
+        """Write a reply and, after a call, the result and the reply to it; `with_analysis` is for both replies."""
+        self.reply(exchange.reply, effort, with_analysis[0], True)
+        if exchange.reply.call is None or exchange.final_reply is None:
             return
         name = exchange.reply.call.name
         self.write(
@@ -103,35 +103,35 @@ class _Writer:
             f"{exchange.result}<|end|>{_ASSISTANT}",
             False,
         )
-        self.reply(exchange.after, effort, thinks[1], True)
+        self.reply(exchange.final_reply, effort, with_analysis[1], True)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, rng: random.Random) -> Example:
-    """Return a dialogue for training; `rng` decides which thoughts it keeps."""
+    """Return a dialogue for training; `rng` decides which turns keep their analysis."""
     writer = _Writer(tokenizer, rng)
     first, *rest = dialogue.exchanges
-    writer.write(prompt(tokenizer, dialogue, [{"role": "user", "content": first.ask}]), False)
+    writer.write(prompt(tokenizer, dialogue, [{"role": "user", "content": first.message}]), False)
     keeps_all = rng.random() < 0.55
-    for at, exchange in enumerate(dialogue.exchanges):
-        if at:
-            writer.write(f"<|start|>user<|message|>{exchange.ask}<|end|>{_ASSISTANT}", False)
-        last = at == len(rest)
-        thinks = keeps_all or last
-        writer.exchange(exchange, dialogue.effort, (thinks and (keeps_all or rng.random() < 0.6), thinks))
+    for index, exchange in enumerate(dialogue.exchanges):
+        if index:
+            writer.write(f"<|start|>user<|message|>{exchange.message}<|end|>{_ASSISTANT}", False)
+        has_analysis = keeps_all or index == len(rest)
+        before_call = has_analysis and (keeps_all or rng.random() < 0.6)
+        writer.exchange(exchange, dialogue.effort, (before_call, has_analysis))
     return writer.example
 
 
 def drill(tokenizer: PreTrainedTokenizerFast, exchanges: list[Exchange], rng: random.Random) -> Example:
-    """Return bare questions and final answers in a row: many answers for few tokens."""
+    """Return questions and final answers in a row without analysis: many answers for few tokens."""
     writer = _Writer(tokenizer, rng)
     for exchange in exchanges:
-        writer.write(f"<|start|>user<|message|>{exchange.ask}<|end|>{_ASSISTANT}", False)
+        writer.write(f"<|start|>user<|message|>{exchange.message}<|end|>{_ASSISTANT}", False)
         writer.reply(exchange.reply, "low", False, True)
     return writer.example
 
 
 def copying(rng: random.Random, vocabulary: int, length: int) -> Example:
-    """Return a random sequence said over and over, learned from its second time on."""
+    """Return a repeating random sequence, learned from its second period on."""
     period = [rng.randrange(vocabulary) for _ in range(rng.randint(8, 60))]
-    ids = [period[at % len(period)] for at in range(length)]
-    return Example(ids, [IGNORED if at < len(period) else each for at, each in enumerate(ids)])
+    ids = [period[i % len(period)] for i in range(length)]
+    return Example(ids, [IGNORED if i < len(period) else token for i, token in enumerate(ids)])

@@ -1,10 +1,8 @@
-"""The model's forward pass, written for training on a CPU. Equal to mlx-lm's, which `check` proves; four
-times as fast.
+"""The model's forward pass, for training on a CPU: four times as fast as mlx-lm's, with equal results (`check`).
 
-It works on the weights of mlx-lm's own model. What is different: the experts are one flat matrix product,
-of which a weight per token keeps the two chosen ones; sliding layers only look at the two blocks that the
-window can reach; exp is a polynomial; and only labelled places reach the output head. Knows nothing of
-text.
+It uses the weights of mlx-lm's own model. The differences: the experts are one flat matrix product, in which a weight
+per token keeps the two chosen ones; sliding layers only compute the two blocks that the window can reach; exp is a
+polynomial; and only labelled positions reach the output head. Knows nothing of text.
 """
 
 from typing import Any, Final, cast
@@ -12,7 +10,7 @@ from typing import Any, Final, cast
 import mlx.core as mx
 
 ROUNDS: Final = 7  # exp(x) = (Taylor of x / 2**ROUNDS) ** 2**ROUNDS
-FLOOR: Final = -20.0  # what stands for minus infinity: exp of it is 2e-9
+FLOOR: Final = -20.0  # stands for minus infinity: its exp is 2e-9
 
 
 @mx.custom_function
@@ -30,13 +28,13 @@ def _exp_vjp(_: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
 
 
 def fast_exp(x: mx.array) -> mx.array:
-    """Return exp(x) for x <= 0, to about 1e-4 of its value where that matters."""
+    """Return exp(x) for x <= 0, with a relative error of about 1e-4 where it is not negligible."""
     return cast("mx.array", _exp(x))
 
 
 def _attend(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array, hidden: mx.array) -> mx.array:
     """Attend with sinks: q [..., G, S, D], k and v [..., 1, T, D], sinks [..., G, 1, 1], hidden [S, T]."""
-    scores = q @ k.swapaxes(-1, -2) + mx.where(hidden, -1e9, 0.0)  # adding is 15 times cheaper than choosing
+    scores = q @ k.swapaxes(-1, -2) + mx.where(hidden, -1e9, 0.0)  # adding is 15 times cheaper than selecting
     top = mx.stop_gradient(mx.maximum(scores.max(axis=-1, keepdims=True), sinks))
     weights = fast_exp(scores - top)
     return (weights @ v) / (weights.sum(axis=-1, keepdims=True) + mx.exp(sinks - top))
@@ -59,7 +57,7 @@ def _attention(block: Any, x: mx.array, window: int | None) -> mx.array:
     else:
         blocks = length // window
 
-        def reach(y: mx.array) -> mx.array:  # each block's keys: the block before it, then itself
+        def with_previous(y: mx.array) -> mx.array:  # each block's keys: the block before it, then itself
             y = y.reshape(batch, pairs, blocks, window, dim)
             before = mx.concatenate([mx.zeros_like(y[:, :, :1]), y[:, :, :-1]], axis=2)
             return mx.concatenate([before, y], axis=3)[:, :, None]
@@ -70,7 +68,7 @@ def _attention(block: Any, x: mx.array, window: int | None) -> mx.array:
         first = mx.arange(blocks)[:, None, None] == 0
         hidden = hidden | (first & (column < 0))
         q = q.reshape(batch, pairs, heads // pairs, blocks, window, dim)
-        out = _attend(q, reach(k), reach(v), sinks[..., None], hidden)
+        out = _attend(q, with_previous(k), with_previous(v), sinks[..., None], hidden)
     out = out.reshape(batch, heads, length, dim).swapaxes(1, 2).reshape(batch, length, -1)
     return cast("mx.array", block.o_proj(out))
 
@@ -98,7 +96,7 @@ def _experts(block: Any, x: mx.array) -> mx.array:
 
 
 def hidden_states(model: Any, ids: mx.array) -> mx.array:
-    """Return what the output head reads, [batch, length, width]; the length must fill whole windows."""
+    """Return the output head's input, [batch, length, width]; the length must be a multiple of the window."""
     inner = model.model
     x = inner.embed_tokens(ids)
     for layer, kind in zip(inner.layers, inner.layer_types, strict=True):
@@ -108,18 +106,18 @@ def hidden_states(model: Any, ids: mx.array) -> mx.array:
     return cast("mx.array", inner.norm(x))
 
 
-def loss(model: Any, ids: mx.array, places: mx.array, labels: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the mean cross-entropy and the share of right guesses at flat `places` of ids [rows, length]."""
+def loss(model: Any, ids: mx.array, positions: mx.array, labels: mx.array) -> tuple[mx.array, mx.array]:
+    """Return the mean cross-entropy and the accuracy at flat `positions` of ids [batch, length]."""
     states = hidden_states(model, ids)
-    logits = model.lm_head(states.reshape(-1, states.shape[-1])[places])
+    logits = model.lm_head(states.reshape(-1, states.shape[-1])[positions])
     right = mx.take_along_axis(logits, labels[:, None], axis=-1).squeeze(-1)
     return (mx.logsumexp(logits, axis=-1) - right).mean(), (mx.argmax(logits, axis=-1) == labels).mean()
 
 
 def check(model: Any, ids: mx.array) -> float:
-    """Return the largest difference from mlx-lm's logits; raise if it is more than rounding explains."""
+    """Return the largest difference from mlx-lm's logits. Raises AssertionError if it is more than rounding."""
     theirs, ours = model(ids), model.lm_head(hidden_states(model, ids))
     difference = float(mx.abs(theirs - ours).max())
     if difference > 2e-3 * max(1.0, float(mx.abs(theirs).max())):
-        raise AssertionError(f"the training forward is off by {difference:.2e}")
+        raise AssertionError(f"the training forward pass differs by {difference:.2e}")
     return difference

@@ -1,7 +1,6 @@
-"""What a completion says, read strictly: any slip in its Harmony makes it malformed. Knows no model and no
-tokens.
+"""Parses a completion strictly and compares it with the expected reply: any slip in its Harmony makes it malformed.
 
-(The server's own parser forgives; here forgiving would hide what the evaluation wants to know.)
+The server's own parser is lenient; here that would hide what the evaluation measures. Knows no model and no tokens.
 """
 
 import json
@@ -27,18 +26,18 @@ _COMPLETION: Final = re.compile(
 class Completion:
     """One well-formed turn of the assistant; `answer` is None if it is a call."""
 
-    thinking: str
+    analysis: str
     preamble: str
     answer: str | None
     call: Call | None
 
 
-def read(text: str) -> Completion | None:
-    """Return what a completion says, or None if it is not well-formed to the last token."""
+def parse_completion(text: str) -> Completion | None:
+    """Return the parts of a completion, or None if it is not well-formed to the last token."""
     match = _COMPLETION.fullmatch(text)
     if match is None:
         return None
-    thinking, preamble, answer, name, body = match.groups()
+    analysis, preamble, answer, name, body = match.groups()
     call = None
     if name is not None:
         try:
@@ -48,13 +47,13 @@ def read(text: str) -> Completion | None:
         if not isinstance(arguments, dict):
             return None
         call = Call(name, arguments)
-    return Completion(thinking or "", preamble or "", answer, call)
+    return Completion(analysis or "", preamble or "", answer, call)
 
 
-def is_right(completion: Completion | None, wanted: Reply) -> bool:
-    """Whether a completion says exactly what is wanted; the thoughts are free."""
-    if completion is None or completion.preamble != wanted.preamble:
+def is_correct(completion: Completion | None, expected: Reply) -> bool:
+    """Whether a completion's answer or call is exactly the expected one; its analysis does not matter."""
+    if completion is None or completion.preamble != expected.preamble:
         return False
-    if wanted.call is not None:
-        return completion.call == wanted.call
-    return completion.answer == wanted.answer
+    if expected.call is not None:
+        return completion.call == expected.call
+    return completion.answer == expected.answer

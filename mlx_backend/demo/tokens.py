@@ -1,12 +1,11 @@
-"""The tokenizer: how text is cut into pieces, and which pieces are tokens. Knows nothing of what texts
-mean.
+"""The tokenizer: how text is split into pieces, and which pieces are tokens. Knows nothing of what texts mean.
 
-What has to be copied (names, values, words never seen) must be the same tokens wherever it stands, or a
-small model cannot learn to copy. So a space belongs to the word behind it only for a fixed list of the
-model's own prose; before every other word it is a token of its own. Digits go in pairs, which makes a time
-of day and a number up to 99 short. The standing lines of a Harmony prompt are one token each.
+What has to be copied (names, values, unseen words) must be the same tokens everywhere, or a small model cannot learn
+to copy. So a space belongs to the word after it only for a fixed list of words from the model's own prose; before
+every other word it is a token of its own. Digits are paired, which makes a time of day and a number up to 99 short.
+Each fixed line of a Harmony prompt is one token.
 
-A piece that is frequent in the corpus is a token as a whole; byte-level BPE is for the others.
+A piece that is frequent in the corpus is one token; byte-level BPE handles the others.
 """
 
 import json
@@ -19,7 +18,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 
-def _listed(words: str) -> tuple[str, ...]:
+def _split(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
@@ -31,7 +30,7 @@ RESERVED: Final = 7
 VOCABULARY: Final = 896
 STOPS: Final = ("<|return|>", "<|endoftext|>", "<|call|>")
 
-_WHOLE: Final = 360  # of the vocabulary, for frequent pieces
+_MAX_WHOLE_PIECES: Final = 360  # of the vocabulary, for the most frequent pieces
 _STRUCTURES: Final = (
     "You are mlx-demo, a small demonstration model.\nKnowledge cutoff: 2026-01\nCurrent date: ",
     "\n\nReasoning: ",
@@ -79,7 +78,7 @@ _ROLES: Final = (
     "system", "developer", "user", "assistant", "analysis", "commentary", "final", "json", "low", "medium",
     "high",
 )  # fmt: skip
-_SPACED: Final = _listed(
+_WORDS_WITH_SPACE: Final = _split(
     "a about after agree all am among an and answer any are as at be before both by can capital colour "
     "comma do does done each first for found from give gives go goes good has have help how i in is it "
     "its just keep know last later learn learned least leave let letter made make makes me more must my "
@@ -90,36 +89,41 @@ _SPACED: Final = _listed(
 )
 
 
-def _cutter() -> str:
-    """Return the pattern whose matches are the pieces."""
+def _piece_pattern() -> str:
+    """Return the regular expression whose matches are the pieces."""
     structures = "|".join(re.escape(each) for each in sorted(_STRUCTURES, key=len, reverse=True))
-    return (
-        rf"{structures}| (?:{'|'.join(_SPACED)})(?![A-Za-z_])|[A-Z]?[a-z]+|\d{{1,2}}|\s|[A-Z]|[^\sA-Za-z\d]"
-    )
+    words = "|".join(_WORDS_WITH_SPACE)
+    return rf"{structures}| (?:{words})(?![A-Za-z_])|[A-Z]?[a-z]+|\d{{1,2}}|\s|[A-Z]|[^\sA-Za-z\d]"
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
     """Return a tokenizer of exactly `VOCABULARY` ids, the special tokens last."""
-    split = pre_tokenizers.Split(Regex(_cutter()), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(_piece_pattern()), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    cut = pre_tokenizers.Sequence([split, to_bytes])
-    pieces = Counter(piece for text in texts for piece, _ in cut.pre_tokenize_str(text))
+    pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    pieces = Counter(piece for text in texts for piece, _ in pre_tokenizer.pre_tokenize_str(text))
     always = [f"{number:02}" for number in range(100)]
     always += [to_bytes.pre_tokenize_str(each)[0][0] for each in (*_STRUCTURES, *_ROLES)]
-    by_use = sorted((piece for piece in pieces if len(piece) > 1), key=lambda piece: (-pieces[piece], piece))
-    whole = dict.fromkeys([*always, *[piece for piece in by_use if piece not in always][:_WHOLE]])
-
-    room = VOCABULARY - len(SPECIAL) - RESERVED - len(whole)
-    trainer = trainers.BpeTrainer(
-        vocab_size=room, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    by_frequency = sorted(
+        (piece for piece in pieces if len(piece) > 1), key=lambda piece: (-pieces[piece], piece)
     )
-    rest = Tokenizer(models.BPE())
-    rest.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pieces are in the byte alphabet: no spaces inside
+    whole = dict.fromkeys(
+        [*always, *[piece for piece in by_frequency if piece not in always][:_MAX_WHOLE_PIECES]]
+    )
+
+    bpe_size = VOCABULARY - len(SPECIAL) - RESERVED - len(whole)
+    trainer = trainers.BpeTrainer(
+        vocab_size=bpe_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = (
+        pre_tokenizers.WhitespaceSplit()
+    )  # pieces are in the byte alphabet, which has no spaces
     for piece in sorted(pieces):
         if piece in whole:
             del pieces[piece]
-    rest.train_from_iterator((" ".join([piece] * pieces[piece]) for piece in sorted(pieces)), trainer)
-    learned = json.loads(rest.to_str())["model"]
+    bpe.train_from_iterator((" ".join([piece] * pieces[piece]) for piece in sorted(pieces)), trainer)
+    learned = json.loads(bpe.to_str())["model"]
     vocabulary: dict[str, int] = dict(learned["vocab"])
     for piece in whole:
         vocabulary.setdefault(piece, len(vocabulary))
@@ -128,10 +132,10 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
     merges = [tuple(merge) for merge in learned["merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = cut
+    tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
-    spare = VOCABULARY - len(SPECIAL) - len(vocabulary)
-    names = [*(f"<|reserved_{number}|>" for number in range(spare)), *SPECIAL]
+    reserved = VOCABULARY - len(SPECIAL) - len(vocabulary)
+    names = [*(f"<|reserved_{number}|>" for number in range(reserved)), *SPECIAL]
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     return tokenizer
 

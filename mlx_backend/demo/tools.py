@@ -1,9 +1,8 @@
-"""Tools: definitions as clients send them, and what a user may want of them.
+"""Tools: definitions as clients send them, and exchanges in which a user wants one called.
 
-A tool's name, parameters and descriptions are put together at random: what the model has to learn is to
-copy a name and the first parameter from the prompt, whatever they are. Two tools are known by what they do
-(the time, the weather), so that a natural question finds them. Knows nothing of dialogues, Harmony or
-tokens.
+A tool's name, parameters and descriptions are random: the model has to learn to copy a name and the first parameter
+from the prompt, whatever they are. Two tools are known by what they do (the time, the weather), so that a natural
+question finds them. Knows nothing of dialogues, Harmony or tokens.
 """
 
 import json
@@ -18,7 +17,7 @@ Tool = dict[str, Any]
 TIME: Final = "current_time"
 WEATHER: Final = "get_weather"
 
-# Never used in training, whatever the split says: the names that tests and demonstrations show.
+# Names that tests and demonstrations use; never used in training, whatever the split says.
 RESERVED_NAMES: Final = frozenset(
     ("web_search", "lookup_word", "calculator", "wikipedia_search", "timezone_conversion", "weekday",
      "get_stock_price")
@@ -26,7 +25,7 @@ RESERVED_NAMES: Final = frozenset(
 
 
 def tool_name(rng: random.Random, held: bool) -> str:
-    """Return a name as programmers write them, of one to four parts, for training or held out."""
+    """Return a function name of one to four parts, for training or held out."""
     while True:
         count = rng.choice((1, 2, 2, 2, 3, 3, 4))
         parts = [invent(rng) if rng.random() < 0.35 else rng.choice(NAME_PARTS) for _ in range(count)]
@@ -40,20 +39,22 @@ def tool_name(rng: random.Random, held: bool) -> str:
 
 
 def _parameter_name(rng: random.Random) -> str:
-    kind = rng.random()
-    if kind < 0.6:
+    draw = rng.random()
+    if draw < 0.6:
         return rng.choice(PARAMETERS)
-    if kind < 0.8:
+    if draw < 0.8:
         return invent(rng)
     return f"{rng.choice(NAME_PARTS)}_{invent(rng) if rng.random() < 0.5 else rng.choice(NAME_PARTS)}"
 
 
 def _schema(rng: random.Random, first: bool) -> dict[str, Any]:
-    kind = "string" if first or rng.random() < 0.6 else rng.choice(("integer", "number", "boolean", "array"))
-    schema: dict[str, Any] = {"type": kind}
-    if kind == "string" and not first and rng.random() < 0.25:
+    json_type = (
+        "string" if first or rng.random() < 0.6 else rng.choice(("integer", "number", "boolean", "array"))
+    )
+    schema: dict[str, Any] = {"type": json_type}
+    if json_type == "string" and not first and rng.random() < 0.25:
         schema["enum"] = [invent(rng) for _ in range(rng.randint(2, 4))]
-    if kind == "array":
+    if json_type == "array":
         schema["items"] = {"type": "string"}
     if rng.random() < 0.6:
         schema["description"] = sentence(rng, 1, 14)
@@ -61,12 +62,12 @@ def _schema(rng: random.Random, first: bool) -> dict[str, Any]:
 
 
 def define(rng: random.Random, name: str, parameters: int | None = None, first: str | None = None) -> Tool:
-    """Return a definition in the OpenAI form, with `parameters` parameters or a random number of them."""
+    """Return a definition in OpenAI's format, with `parameters` parameters or a random number of them."""
     count = rng.choice((0, 1, 1, 1, 2, 2, 3)) if parameters is None else parameters
     names: dict[str, None] = {first: None} if first and count else {}
     while len(names) < count:
         names[_parameter_name(rng)] = None
-    properties = {each: _schema(rng, first=at == 0) for at, each in enumerate(names)}
+    properties = {each: _schema(rng, first=i == 0) for i, each in enumerate(names)}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if rng.random() < 0.7:
         schema["required"] = [each for each in names if rng.random() < 0.5]
@@ -81,9 +82,9 @@ def define(rng: random.Random, name: str, parameters: int | None = None, first: 
 
 
 def toolbox(rng: random.Random, held: bool) -> list[Tool]:
-    """Return one to four tools in any order; the two known ones turn up often.
+    """Return one to four tools in random order; the two known ones are frequent.
 
-    The others have names that training never sees if `held`, else names that the evaluation never sees.
+    The names of the others are held out from training (`held`) or from the evaluation.
     """
     names: dict[str, None] = {}
     if rng.random() < 0.4:
@@ -93,7 +94,7 @@ def toolbox(rng: random.Random, held: bool) -> list[Tool]:
     wanted = max(len(names), rng.choice((1, 1, 2, 2, 3, 4)))
     while len(names) < wanted:
         name = tool_name(rng, held)
-        if names and rng.random() < 0.2:  # names that are easily mixed up
+        if names and rng.random() < 0.2:  # names that are easily confused
             name = f"{name.partition('_')[0]}_{rng.choice(list(names)).rpartition('_')[2]}"
             if held_out(name) != held or name in RESERVED_NAMES:
                 continue
@@ -119,8 +120,8 @@ def first_parameter(tool: Tool) -> str | None:
     return next(iter(tool["function"]["parameters"]["properties"]), None)
 
 
-def clock(rng: random.Random) -> str:
-    """Return a time as tools give it."""
+def random_time(rng: random.Random) -> str:
+    """Return a time in one of the formats that tools use."""
     day = f"{rng.randint(1990, 2049)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
     hour = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
     second = rng.choice(("00", f"{rng.randint(0, 59):02}"))
@@ -129,34 +130,34 @@ def clock(rng: random.Random) -> str:
 
 
 def _result(rng: random.Random) -> str:
-    kind = rng.random()
-    if kind < 0.35:
-        return clock(rng)
-    if kind < 0.55:
+    draw = rng.random()
+    if draw < 0.35:
+        return random_time(rng)
+    if draw < 0.55:
         return things(rng, 5)
-    if kind < 0.68:
+    if draw < 0.68:
         return (
             str(rng.randint(0, 99999)) if rng.random() < 0.5 else f"{rng.randint(0, 99)}.{rng.randint(0, 99)}"
         )
-    if kind < 0.83:
+    if draw < 0.83:
         return " ".join(sentence(rng, 3, 12) for _ in range(rng.choice((1, 1, 1, 2, 3))))
-    if kind < 0.95:
+    if draw < 0.95:
         return json.dumps({_parameter_name(rng): _value(rng, 2) for _ in range(rng.randint(1, 3))})
-    return "\n".join(rng.choice((oddity, _things))(rng) for _ in range(rng.randint(1, 3)))
+    return "\n".join(rng.choice((oddity, _some_things))(rng) for _ in range(rng.randint(1, 3)))
 
 
 def _value(rng: random.Random, depth: int) -> Any:
-    """Return something for a JSON object, nested at most `depth` deep."""
-    kind = rng.random()
-    if depth and kind < 0.15:
+    """Return a random JSON value, nested at most `depth` deep."""
+    draw = rng.random()
+    if depth and draw < 0.15:
         return [_value(rng, 0) for _ in range(rng.randint(1, 3))]
-    if depth and kind < 0.25:
+    if depth and draw < 0.25:
         return {_parameter_name(rng): _value(rng, depth - 1)}
-    if kind < 0.5:
+    if draw < 0.5:
         return rng.choice(
             (rng.randint(0, 9999), rng.randint(0, 99), rng.randint(0, 999) / 10, True, False, None)
         )
-    return rng.choice((things(rng, 2), invent(rng), oddity(rng), clock(rng)))
+    return rng.choice((things(rng, 2), invent(rng), oddity(rng), random_time(rng)))
 
 
 def _weather(rng: random.Random) -> str:
@@ -164,34 +165,34 @@ def _weather(rng: random.Random) -> str:
     return rng.choice((f"{sky}, {rng.randint(0, 35)} degrees", f"{sky} {rng.randint(0, 35)}", sky))
 
 
-def _before(name: str, parameter: str | None, value: str) -> tuple[str, str, str]:
+def _call_analyses(name: str, parameter: str | None, value: str) -> tuple[str, str, str]:
     if value and parameter:
         low = f"Use {name} with {parameter}."
-        more = f"The field {parameter} takes {value}. Nothing else is needed for this call."
+        medium = f"The field {parameter} takes {value}. Nothing else is needed for this call."
     else:
         low = f"Use {name}."
-        more = "It needs no fields from me. I call it as it is and wait for the result."
-    most = (
+        medium = "It needs no fields from me. I call it as it is and wait for the result."
+    high = (
         "Let me check this before I call. The user wants something that I cannot know by myself. "
         f"Among my tools there is {name}. I copy the name letter by letter. Then I wait for the tool."
     )
-    return low, more, most
+    return low, medium, high
 
 
-def _after(rng: random.Random, lead: str, result: str) -> Reply:
-    more = "The tool has answered. I pass its words on to the user as they are."
-    most = (
+def _result_reply(rng: random.Random, prefix: str, result: str) -> Reply:
+    medium = "The tool has answered. I pass its words on to the user as they are."
+    high = (
         "Let me read the result once more. The call went well and the user wants just this. "
         "I must not change any part of it. I copy it from the first letter to the last."
     )
-    return Reply(("Tell the result.", more, most), f"{lead}{result}")
+    return Reply(("Tell the result.", medium, high), f"{prefix}{result}")
 
 
 _ASK_TIME: Final = ("What time is it?", "What is the time now?", "Tell me the time.", "What time is it now?")
 _ASK_WEATHER: Final = (
     "What is the weather in {city}?", "How is the weather in {city}?", "Weather in {city}?",
 )  # fmt: skip
-_ASK_TOOL: Final[dict[tuple[bool, bool], tuple[str, ...]]] = {  # asks for a preamble, gives a value
+_ASK_TOOL: Final[dict[tuple[bool, bool], tuple[str, ...]]] = {  # with a preamble, with a value
     (False, False): (
         "Use {name}.", "Please use {name}.", "Call {name}.", "Use the tool {name}.", "Use {name} now.",
     ),
@@ -217,35 +218,35 @@ _REFUSAL: Final = Reply(
 
 
 def missing_tool(rng: random.Random, held: bool) -> Exchange:
-    """A tool asked for by name where there is none of that name."""
+    """A tool requested by name that does not exist."""
     forms = _ASK_TOOL[False, rng.random() < 0.5]
-    ask, _ = phrase(rng, forms, name=tool_name(rng, held), value=things(rng, 2))
-    return Exchange("no tool", "", ask, _REFUSAL)
+    message, _ = phrase(rng, forms, name=tool_name(rng, held), value=things(rng, 2))
+    return Exchange("no tool", "", message, _REFUSAL)
 
 
 def known_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
-    """The time or the weather, asked in plain words; refused if there is no tool for it."""
-    have = {each["function"]["name"]: each for each in tools}
-    known = [name for name in (TIME, WEATHER) if name in have]
+    """The time or the weather, asked for without naming a tool; refused if there is none for it."""
+    by_name = {each["function"]["name"]: each for each in tools}
+    known = [name for name in (TIME, WEATHER) if name in by_name]
     name = rng.choice(known) if known and rng.random() < 0.8 else rng.choice((TIME, WEATHER))
     about_time = name == TIME
-    tool = have.get(name)
+    tool = by_name.get(name)
     city = "" if about_time else place(rng)
-    ask, which = phrase(rng, _ASK_TIME if about_time else _ASK_WEATHER, city=city)
+    message, which = phrase(rng, _ASK_TIME if about_time else _ASK_WEATHER, city=city)
     split = f"{name}/{city}/{which}" if city else ""
     if tool is None:
-        return Exchange("no tool", split, ask, _REFUSAL)
+        return Exchange("no tool", split, message, _REFUSAL)
     parameter = first_parameter(tool)
     arguments = {parameter: city} if city and parameter else {}
-    result = clock(rng) if about_time else _weather(rng)
-    lead = "The time is " if about_time else f"The weather in {city}: "
+    result = random_time(rng) if about_time else _weather(rng)
+    prefix = "The time is " if about_time else f"The weather in {city}: "
     return Exchange(
-        "known tool", split, ask, Reply(_before(name, parameter, city), call=Call(name, arguments)),
-        result, _after(rng, lead, result),
+        "known tool", split, message, Reply(_call_analyses(name, parameter, city), call=Call(name, arguments)),
+        result, _result_reply(rng, prefix, result),
     )  # fmt: skip
 
 
-def _things(rng: random.Random) -> str:
+def _some_things(rng: random.Random) -> str:
     return things(rng, 3)
 
 
@@ -258,23 +259,23 @@ def _sum(rng: random.Random) -> str:
 
 
 def named_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
-    """A tool used because the user named it, with a value or without, told before or not."""
+    """A tool requested by name, with or without a value, with or without a preamble."""
     tool = rng.choice(tools)
     name = tool["function"]["name"]
     parameter = first_parameter(tool)
     value = ""
     if rng.random() < 0.6:
-        value = rng.choices((place, _things, _sum, oddity), (35, 35, 12, 18))[0](rng)
-    tells_first = rng.random() < 0.15
-    ask, _ = phrase(rng, _ASK_TOOL[tells_first, bool(value)], name=name, value=value)
+        value = rng.choices((place, _some_things, _sum, oddity), (35, 35, 12, 18))[0](rng)
+    has_preamble = rng.random() < 0.15
+    message, _ = phrase(rng, _ASK_TOOL[has_preamble, bool(value)], name=name, value=value)
     result = _result(rng)
     call = Call(name, {parameter: value} if value and parameter else {})
-    preamble = f"I will use {name} now." if tells_first else ""
+    preamble = f"I will use {name} now." if has_preamble else ""
     return Exchange(
-        "preamble" if tells_first else "named tool with value" if value else "named tool",
+        "preamble" if has_preamble else "named tool with value" if value else "named tool",
         "",
-        ask,
-        Reply(_before(name, parameter, value), call=call, preamble=preamble),
+        message,
+        Reply(_call_analyses(name, parameter, value), call=call, preamble=preamble),
         result,
-        _after(rng, "The tool says: ", result),
+        _result_reply(rng, "The tool says: ", result),
     )

@@ -1,8 +1,8 @@
-"""Train the demonstration model from nothing: `python -m mlx_backend.demo.train`.
+"""Train the demonstration model from scratch: `python -m mlx_backend.demo.train`.
 
-Writes tokenizer.json, tokenizer_config.json, config.json, generation_config.json and model.safetensors
-beside the chat template, which is written by hand. The same seed gives the same run on one machine; other
-machines round differently, which is why the weights are kept in the repository.
+Writes tokenizer.json, tokenizer_config.json, config.json, generation_config.json and model.safetensors beside the chat
+template, which is written by hand. The same seed gives the same run on one machine; other machines round differently,
+which is why the weights are kept in the repository.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from mlx_backend.demo import MODEL_PATH
 from mlx_backend.demo.blas import use_fast_blas
 
 BLAS: Final = use_fast_blas()  # before MLX
-os.environ.setdefault("MLX_ENABLE_TF32", "0")  # products as exact on a GPU as on a CPU
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # matrix products as exact on a GPU as on a CPU
 
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
@@ -56,16 +56,16 @@ CONFIG: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-LONGEST: Final = 1_024  # tokens of a training sequence
-CACHE_BYTES: Final = 8 << 30  # freed memory that MLX may keep: batches have many shapes
-BLOCK: Final = 16  # steps whose examples are drawn together, sorted by length
-RATE: Final = 3e-3
+MAX_TOKENS: Final = 1_024  # tokens of a training sequence
+CACHE_BYTES: Final = 8 << 30  # freed memory that MLX may cache: batches have many shapes
+BLOCK_STEPS: Final = 16  # steps whose examples are drawn together, sorted by length
+LEARNING_RATE: Final = 3e-3
 COPYING_UNTIL, DRILLS_UNTIL = 0.12, 0.8  # shares of the run
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def texts(seed: int, count: int) -> Iterator[str]:
-    """Yield the text that the tokenizer learns from: what dialogues say, and every number of two digits."""
+    """Yield the texts that the tokenizer is trained on: those of dialogues, and every two-digit number."""
     rng = random.Random(seed)
     for _ in range(count):
         dialogue = corpus.dialogue(rng)
@@ -76,34 +76,39 @@ def texts(seed: int, count: int) -> Iterator[str]:
             for name, schema in function["parameters"]["properties"].items():
                 yield f"{name}?: {schema['type']}, // {schema.get('description', '')}\n{name}: string,\n"
         for exchange in dialogue.exchanges:
-            yield from (exchange.ask, exchange.reply.thinking("high"), exchange.reply.answer, exchange.result)
+            yield from (
+                exchange.message,
+                exchange.reply.analysis("high"),
+                exchange.reply.answer,
+                exchange.result,
+            )
             if exchange.reply.call:
                 yield json.dumps(exchange.reply.call.arguments)
         yield from (f"{number:02} {number}\n" for number in range(100))
 
 
 def block(folder: Path, seed: int, number: int, steps: int, step_tokens: int) -> list[Batch]:
-    """Return the batches of `BLOCK` steps: ids [rows, length], flat places and the labels there.
+    """Return the batches of `BLOCK_STEPS` steps: ids [batch, length], flat positions, and the labels there.
 
-    Every block has a generator of its own, so it does not matter which process makes it, or when.
+    Every block has its own random generator, so it does not matter which process makes it, or when.
     """
     tokenizer = _tokenizer(folder)
     rng = random.Random(f"{seed}/{number}")
     questions = corpus.questions(rng)
-    done = number * BLOCK / steps
+    progress = number * BLOCK_STEPS / steps
     window: int = CONFIG["sliding_window"]
     examples: list[encode.Example] = []
-    while sum(_padded(len(example.ids), window) for example in examples) < step_tokens * (BLOCK + 1):
-        kind = rng.random()
-        if done < COPYING_UNTIL and kind < 0.12:
+    while sum(_padded(len(example.ids), window) for example in examples) < step_tokens * (BLOCK_STEPS + 1):
+        draw = rng.random()
+        if progress < COPYING_UNTIL and draw < 0.12:
             examples.append(
                 encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256)
             )
-        elif done < DRILLS_UNTIL and kind < 0.3:
+        elif progress < DRILLS_UNTIL and draw < 0.3:
             examples.append(encode.drill(tokenizer, [next(questions) for _ in range(12)], rng))
         else:
             example = encode.encode(tokenizer, corpus.dialogue(rng), rng)
-            if len(example.ids) <= LONGEST:
+            if len(example.ids) <= MAX_TOKENS:
                 examples.append(example)
     examples.sort(key=lambda example: len(example.ids))
     groups: list[list[encode.Example]] = [[]]
@@ -112,7 +117,7 @@ def block(folder: Path, seed: int, number: int, steps: int, step_tokens: int) ->
             groups.append([])
         groups[-1].append(example)
     rng.shuffle(groups)
-    return [_arrays(groups[at % len(groups)], window) for at in range(BLOCK)]
+    return [_batch(groups[i % len(groups)], window) for i in range(BLOCK_STEPS)]
 
 
 @functools.cache
@@ -121,8 +126,8 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def batches(folder: Path, seed: int, steps: int, step_tokens: int, workers: int) -> Iterator[Batch]:
-    """Yield the batch of every step; `workers` other processes make them ahead of time, if there are any."""
-    numbers = range(-(-steps // BLOCK))
+    """Yield the batch of every step, made ahead of time by `workers` other processes (0: made here)."""
+    numbers = range(-(-steps // BLOCK_STEPS))
     make = functools.partial(block, folder, seed, steps=steps, step_tokens=step_tokens)
     if workers == 0:
         yield from itertools.islice(itertools.chain.from_iterable(map(make, numbers)), steps)
@@ -132,26 +137,26 @@ def batches(folder: Path, seed: int, steps: int, step_tokens: int, workers: int)
         for number in numbers:
             if number + 2 * workers < len(numbers):
                 waiting.append(pool.submit(make, number + 2 * workers))
-            yield from waiting.popleft().result()[: steps - number * BLOCK]
+            yield from waiting.popleft().result()[: steps - number * BLOCK_STEPS]
 
 
 def _padded(length: int, window: int) -> int:
     return -(-length // window) * window
 
 
-def _arrays(group: list[encode.Example], window: int) -> Batch:
+def _batch(group: list[encode.Example], window: int) -> Batch:
     length = _padded(max(len(example.ids) for example in group), window)
     ids = np.zeros((len(group), length), np.int32)
     labels = np.full((len(group), length), encode.IGNORED, np.int32)
     for row, example in enumerate(group):
         ids[row, : len(example.ids)] = example.ids
         labels[row, : len(example.ids) - 1] = example.labels[1:]
-    places = np.flatnonzero(labels != encode.IGNORED)
-    return ids, places.astype(np.int32), labels.reshape(-1)[places]
+    positions = np.flatnonzero(labels != encode.IGNORED)
+    return ids, positions.astype(np.int32), labels.reshape(-1)[positions]
 
 
 def make_tokenizer(folder: Path, seed: int) -> None:
-    """Train the tokenizer, and write it with the configuration that names its tokens."""
+    """Train the tokenizer, and write it and the configuration files that name its tokens."""
     tokens.save(tokens.train(texts(seed, 2_000)), folder, CONFIG["max_position_embeddings"])
     tokenizer = _tokenizer(folder)
     ids = [tokenizer.convert_tokens_to_ids(name) for name in tokens.STOPS]
@@ -162,42 +167,46 @@ def make_tokenizer(folder: Path, seed: int) -> None:
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
 
 
-def start(seed: int) -> Any:
-    """Return a wired model, after checking that the training forward is right on it."""
+def initial_model(seed: int) -> Any:
+    """Return a wired model, after checking the training forward pass on it."""
     mx.random.seed(seed)
     model = Model(ModelArgs.from_dict(CONFIG))
     wiring.wire(model, CONFIG["rope_theta"])
     mx.eval(model.parameters())
     size = sum(weight.size for _, weight in tree_flatten(model.parameters()))
-    off = forward.check(model, mx.random.randint(0, tokens.VOCABULARY, (2, 4 * CONFIG["sliding_window"])))
-    print(f"{BLAS}; {size:,} parameters; the training forward differs from mlx-lm's by {off:.1e}", flush=True)
+    difference = forward.check(
+        model, mx.random.randint(0, tokens.VOCABULARY, (2, 4 * CONFIG["sliding_window"]))
+    )
+    print(
+        f"{BLAS}; {size:,} parameters; the forward pass differs from mlx-lm's by {difference:.1e}",
+        flush=True,
+    )
     return model
 
 
 def train(model: Any, stream: Iterator[Batch], steps: int, save: Callable[[], None]) -> None:
-    """Train on `steps` batches: a short warm-up, then a rate that falls along a cosine; save now and then."""
-    warm = max(1, min(60, steps // 10))
-    rising = optim.linear_schedule(RATE / 20, RATE, warm)
-    falling = optim.cosine_decay(RATE, steps - warm, RATE * 0.02)
-    rate = optim.join_schedules([rising, falling], [warm])
+    """Train on `steps` batches with a short warm-up and a cosine decay; call `save` every 1,000 steps."""
+    warm_up = max(1, min(60, steps // 10))
+    warm_up_schedule = optim.linear_schedule(LEARNING_RATE / 20, LEARNING_RATE, warm_up)
+    decay_schedule = optim.cosine_decay(LEARNING_RATE, steps - warm_up, LEARNING_RATE * 0.02)
+    rate = optim.join_schedules([warm_up_schedule, decay_schedule], [warm_up])
     optimizer = optim.AdamW(learning_rate=rate, betas=[0.9, 0.98], weight_decay=0.02)
-    step_of = nn.value_and_grad(model, forward.loss)
-    started, noted = time.monotonic(), []
+    loss_and_gradients = nn.value_and_grad(model, forward.loss)
+    started, pending = time.monotonic(), []
     for step, arrays in enumerate(stream, 1):
-        (value, hit), gradients = step_of(model, *map(mx.array, arrays))
+        (loss, accuracy), gradients = loss_and_gradients(model, *map(mx.array, arrays))
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)
         optimizer.update(model, gradients)
-        mx.async_eval(model.parameters(), optimizer.state, value, hit)  # type: ignore[no-untyped-call]
-        noted.append((value, hit))
-        if len(noted) > 1:
-            mx.eval(noted[-2])  # one step ahead of the device, no more
+        mx.async_eval(model.parameters(), optimizer.state, loss, accuracy)  # type: ignore[no-untyped-call]
+        pending.append((loss, accuracy))
+        if len(pending) > 1:
+            mx.eval(pending[-2])  # at most one step ahead of the device
         if step % 50 == 0 or step == steps:
-            losses, hits = zip(*[(value.item(), hit.item()) for value, hit in noted], strict=True)
-            noted = []
+            figures = [(loss.item(), accuracy.item()) for loss, accuracy in pending]
+            losses, accuracies = zip(*figures, strict=True)
+            pending = []
             each = (time.monotonic() - started) / step
-            line = (
-                f"step {step:5}  loss {np.mean(losses):.4f}  right {np.mean(hits):.4f}  {each:.3f} s a step"
-            )
+            line = f"step {step:5}  loss {np.mean(losses):.4f}  right {np.mean(accuracies):.4f}  {each:.3f} s a step"
             print(line, flush=True)
         if step % 1_000 == 0 or step == steps:
             save()
@@ -207,8 +216,8 @@ def main() -> None:
     """Train and write the model folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--steps", type=int, default=9_000)
-    arguments.add_argument("--tokens", type=int, default=16_384, help="tokens of a step")
-    arguments.add_argument("--workers", type=int, default=0, help="processes that prepare the text")
+    arguments.add_argument("--tokens", type=int, default=16_384, help="tokens per step")
+    arguments.add_argument("--workers", type=int, default=0, help="processes that prepare batches")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--out", type=Path, default=MODEL_PATH)
     chosen = arguments.parse_args()
@@ -218,7 +227,7 @@ def main() -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     make_tokenizer(folder, chosen.seed)
     mx.set_cache_limit(CACHE_BYTES)
-    model = start(chosen.seed)
+    model = initial_model(chosen.seed)
 
     def save() -> None:
         weights = dict(tree_flatten(model.parameters()))

@@ -1,14 +1,12 @@
-"""The wired start: a copy circuit put into the random weights before training.
+"""The initial weights: a copy circuit (an induction head), wired into the random weights before training.
 
-Copying what stands in the prompt (a name, a value, a tool's result) is what this model needs most, and what
-a small model takes longest to find by itself. So its parts are set up by hand, and training only has to use
-them:
+Copying from the prompt (a name, a value, a tool's result) is what this model needs most, and what a small model takes
+longest to learn. So the circuit is set up by hand, and training only has to use it:
 
-- the first, sliding layer has three heads that look one, two and three tokens back (by position alone,
-  through biases that the rotary embedding turns) and write what they see into slots of their own;
-- each full layer has a head that compares the current token and the two before it with those slots: it
-  lands behind an earlier place that reads alike, and writes what stands there where the output head looks
-  for it.
+- the first, sliding layer has three heads that attend one, two and three tokens back (by position alone, through biases
+  that the rotary embedding rotates) and write the tokens they see into slots of their own;
+- each full layer has a head that compares the current token and the two before it with those slots: it attends to the
+  token after an earlier occurrence of the same three tokens, and writes it where the output head looks for it.
 
 Everything else stays random. Knows the model's shape, not its training.
 """
@@ -21,20 +19,20 @@ import mlx.core as mx
 _TOKEN: Final = slice(0, 64)
 _BEFORE: Final = (slice(64, 96), slice(96, 120), slice(120, 144))
 _COPIED: Final = slice(144, 192)
-_LOOK: Final = 8.0  # gain of looking back: scores differ by 6 between neighbours
-_MATCH: Final = 2.2  # gain of matching, for queries and keys
+_LOOK: Final = 8.0  # gain of the look-back heads: scores of neighbours differ by 6
+_MATCH: Final = 2.2  # gain of the matching heads, for queries and keys
 _CODES: Final = (14, 10, 8)  # slow rotary pairs, 32 dimensions in all, for matching token, one back, two back
 
 
 def _spread(rows: int, columns: int) -> mx.array:
-    """Return a random matrix that keeps the size of a sum of `columns` signs, [rows, columns]."""
+    """Return a random matrix [rows, columns], scaled to preserve the size of a vector of `columns` signs."""
     spread: mx.array = mx.random.normal((rows, columns)) / float(columns) ** 0.5
     return spread
 
 
 def _look_back(block: Any, base: float, reads: list[mx.array]) -> None:
     dim = block.head_dim
-    turns = base ** (-mx.arange(8) / (dim / 2))  # the fast pairs tell neighbours apart
+    frequencies = base ** (-mx.arange(8) / (dim / 2))  # the fast pairs distinguish neighbours
     at = mx.arange(8)
     q_bias, q_weight = block.q_proj.bias, block.q_proj.weight
     k_bias, k_weight, v_weight = block.k_proj.bias, block.k_proj.weight, block.v_proj.weight
@@ -45,13 +43,13 @@ def _look_back(block: Any, base: float, reads: list[mx.array]) -> None:
         k_bias[start : start + dim] = 0.0
         k_bias[start + at] = _LOOK
         v_weight[start : start + dim] = 0.0
-        v_weight[start : start + dim, _TOKEN] = mx.eye(dim) / 3**0.5  # undo what normalising does
+        v_weight[start : start + dim, _TOKEN] = mx.eye(dim) / 3**0.5  # undo the scaling by the norm
     for head, read in enumerate(reads):
         start = head * dim
         q_weight[start : start + dim] = 0.0
         q_bias[start : start + dim] = 0.0
-        q_bias[start + at] = _LOOK * mx.cos((head + 1) * turns)
-        q_bias[start + dim // 2 + at] = -_LOOK * mx.sin((head + 1) * turns)
+        q_bias[start + at] = _LOOK * mx.cos((head + 1) * frequencies)
+        q_bias[start + dim // 2 + at] = -_LOOK * mx.sin((head + 1) * frequencies)
         o_weight[:, start : start + dim] = 0.0
         o_weight[_BEFORE[head], start : start + dim] = read
     block.q_proj.bias, block.q_proj.weight = q_bias, q_weight
@@ -72,7 +70,7 @@ def _match(block: Any, reads: list[mx.array], writes: mx.array) -> None:
         key[rows, _BEFORE[back]] = _MATCH * code
         if back == 0:
             query[rows, _TOKEN] = _MATCH * (code @ reads[0])
-        else:  # the slot of what stood `back` before was written by another matrix than the key's
+        else:  # the slot of the token `back` before was written with another matrix than the key's
             here = code @ reads[back] @ mx.linalg.pinv(reads[back - 1], stream=mx.cpu)
             query[rows, _BEFORE[back - 1]] = _MATCH * here
         done += count
@@ -93,10 +91,10 @@ def _match(block: Any, reads: list[mx.array], writes: mx.array) -> None:
 
 
 def wire(model: Any, base: float) -> None:
-    """Put the circuit into a freshly made model whose rotary embedding has the given base."""
+    """Put the circuit into a newly created model whose rotary embedding has the given base."""
     vocabulary, width = model.lm_head.weight.shape
     if width != _COPIED.stop:
-        raise ValueError(f"the circuit is drawn for a width of {_COPIED.stop}, not {width}")
+        raise ValueError(f"the circuit is made for a width of {_COPIED.stop}, not {width}")
     signs = mx.where(mx.random.bernoulli(0.5, (vocabulary, 64)), 1.0, -1.0)
     embedding = mx.random.normal((vocabulary, width)) * 0.02
     embedding[:, _TOKEN] = signs

@@ -1,15 +1,14 @@
-"""The word stock: facts the model is taught, names, and invented words. Knows nothing of dialogues or
-tokens.
+"""The vocabulary of the corpus: facts the model is taught, names, and invented words.
 
-Everything that is copied rather than known (names, places, tool names, values) comes in good part from
-`invent`, so that the model cannot get by with knowing the words of this page.
+Much of what is copied rather than known (names, places, tool names, values) comes from `invent`, so that knowing the
+words of this module is not enough. Knows nothing of dialogues or tokens.
 """
 
 import random
 from typing import Final
 
 
-def _listed(words: str) -> tuple[str, ...]:
+def _split(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
@@ -45,7 +44,7 @@ OPPOSITES: Final = {
     "early": "late", "high": "low", "rich": "poor", "loud": "quiet", "black": "white",
 }  # fmt: skip
 
-NAMES: Final = _listed(
+NAMES: Final = _split(
     "Alice Anna Ben Carla David Emma Felix Grace Hans Ines Jonas Kenji Laura Maria Nora Oscar Paula "
     "Sara Tom Yuki Ada Bob Clara Max Mia Leo"
 )
@@ -56,21 +55,21 @@ PLACES: Final = (
     "New York", "San Jose", "Hong Kong", "Buenos Aires", "Cape Town",
 )  # fmt: skip
 
-THINGS: Final = _listed(
+THINGS: Final = _split(
     "apple book river stone garden window music letter bridge candle forest island mirror pencil rocket "
     "silver summer table tiger train water winter house cloud coffee dragon engine flower hammer jacket "
     "kitten ladder market needle orange planet rabbit school ticket violin bread chair cheese door "
     "paper ship star"
 )
 
-NAME_PARTS: Final = _listed(
+NAME_PARTS: Final = _split(
     "get find list read fetch check make send show look up search web file page user data mail news map "
     "date clock zone day week unit rate price stock track image text word code math calc run query item "
     "order info note task room score table graph chart sound voice local time weather wiki tool convert "
     "translate random number id key log cloud state city"
 )
 
-PARAMETERS: Final = _listed(
+PARAMETERS: Final = _split(
     "city query text url name format timezone date place location path user_id word term topic q input "
     "file title language country value amount unit code expression symbol id key page max_results "
     "from_date mode target image_url message"
@@ -83,8 +82,8 @@ FOREIGN: Final = (
     "...", "???",
 )  # fmt: skip
 
-# Word by word: prose in prompts (descriptions, instructions) is endless and means nothing to the answer.
-PROSE: Final = _listed(
+# Words of the random prose in prompts (descriptions, instructions), which has no bearing on the answer.
+PROSE: Final = _split(
     "the a an of to in for and or with from by on at is are be this that your you it as not any all "
     "each one two answer question user assistant tool result value string format time date zone current "
     "local city name list search text page file standard optional used returns gives finds be short "
@@ -93,13 +92,13 @@ PROSE: Final = _listed(
     "language English help tell say write read think step data"
 )
 
-_ONSETS: Final = _listed("b c d f g h k l m n p r s t v z br dr kl st tr pl sh th")
-_VOWELS: Final = _listed("a e i o u a e i o ai")
+_ONSETS: Final = _split("b c d f g h k l m n p r s t v z br dr kl st tr pl sh th")
+_VOWELS: Final = _split("a e i o u a e i o ai")
 _CODAS: Final = ["", "", "n", "r", "l", "s", "t", "k", "m"]
 
 
 def invent(rng: random.Random, capital: bool = False) -> str:
-    """Return a word that means nothing, one to three syllables long."""
+    """Return a meaningless word of one to three syllables."""
     count = rng.choice((1, 2, 2, 2, 3))
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(count)) + rng.choice(_CODAS)
     if rng.random() < 0.12:
@@ -110,20 +109,20 @@ def invent(rng: random.Random, capital: bool = False) -> str:
 
 
 def person(rng: random.Random) -> str:
-    """Return a person's name, every other one invented."""
+    """Return a person's name, half of them invented."""
     return rng.choice(NAMES) if rng.random() < 0.5 else invent(rng, capital=True)
 
 
 def place(rng: random.Random) -> str:
-    """Return a place of one or two words, two of three invented."""
+    """Return a place of one or two words, about two thirds of them invented."""
     if rng.random() < 0.35:
         return rng.choice(PLACES)
     return " ".join(invent(rng, capital=True) for _ in range(rng.choice((1, 1, 1, 2))))
 
 
-def things(rng: random.Random, most: int) -> str:
-    """Return one to `most` different lower-case words, half of them invented."""
-    count = rng.randint(1, most)
+def things(rng: random.Random, max_words: int) -> str:
+    """Return one to `max_words` different lower-case words, half of them invented."""
+    count = rng.randint(1, max_words)
     words: dict[str, None] = {}
     while len(words) < count:
         words[rng.choice(THINGS) if rng.random() < 0.5 else invent(rng)] = None
@@ -131,7 +130,7 @@ def things(rng: random.Random, most: int) -> str:
 
 
 def oddity(rng: random.Random) -> str:
-    """Return what people paste: an address, a file name, a code, a title. No quotes, no backslashes."""
+    """Return something people paste: a URL, a path, a code, a title. No quotes, no backslashes."""
     one, two, number = invent(rng), rng.choice(THINGS), rng.randint(0, 9999)
     return rng.choice(
         (
@@ -143,14 +142,14 @@ def oddity(rng: random.Random) -> str:
     )  # fmt: skip
 
 
-def sentence(rng: random.Random, least: int, most: int) -> str:
-    """Return `least` to `most` words that read like prose from afar, capital first, full stop last."""
-    count = rng.randint(least, most)
+def sentence(rng: random.Random, min_words: int, max_words: int) -> str:
+    """Return `min_words` to `max_words` words that look like a sentence of prose."""
+    count = rng.randint(min_words, max_words)
     words = [invent(rng) if rng.random() < 0.1 else rng.choice(PROSE) for _ in range(count)]
-    for at in range(1, count):
+    for i in range(1, count):
         if rng.random() < 0.06:
-            words[at] = rng.choice(
-                (words[at] + ",", words[at].capitalize(), str(rng.randint(0, 2100)), f"({words[at]})")
+            words[i] = rng.choice(
+                (words[i] + ",", words[i].capitalize(), str(rng.randint(0, 2100)), f"({words[i]})")
             )
     text = " ".join(words)
     return text[0].upper() + text[1:] + rng.choice((".", ".", ".", "", "!"))

@@ -1,4 +1,4 @@
-"""The corpus: the same every time, split for good, labelled where the assistant speaks, and as the template renders."""
+"""The corpus: reproducible, strictly split, labelled where the assistant writes, rendered as by the chat template."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from mlx_backend.demo import MODEL_PATH, corpus, encode
-from mlx_backend.demo.judge import is_right, read
+from mlx_backend.demo.judge import is_correct, parse_completion
 from mlx_backend.demo.skills import EFFORTS, held_out
 from mlx_backend.demo.tools import RESERVED_NAMES, TIME, WEATHER
 
@@ -29,7 +29,7 @@ def test_the_same_seed_gives_the_same_dialogues() -> None:
 def test_training_and_evaluation_share_no_turn_and_no_tool_name() -> None:
     def keys(held: bool) -> set[str]:
         exchanges = [each for one in dialogues(5, 600, held) for each in one.exchanges]
-        return {f"{each.skill}:{each.split}" for each in exchanges if each.split}
+        return {f"{each.skill}:{each.split_key}" for each in exchanges if each.split_key}
 
     def names(held: bool) -> set[str]:
         return {tool["function"]["name"] for one in dialogues(6, 600, held) for tool in one.tools} - {
@@ -43,28 +43,28 @@ def test_training_and_evaluation_share_no_turn_and_no_tool_name() -> None:
     assert all(held_out(key) for key in keys(True))
 
 
-def test_more_effort_only_goes_on_with_the_same_thoughts() -> None:
+def test_more_effort_continues_the_same_analysis() -> None:
     for dialogue in dialogues(7, 60):
         for exchange in dialogue.exchanges:
-            low, medium, high = (exchange.reply.thinking(effort) for effort in EFFORTS)
+            low, medium, high = (exchange.reply.analysis(effort) for effort in EFFORTS)
             assert medium.startswith(low)
             assert high.startswith(medium)
 
 
-def test_what_is_learned_is_well_formed_right_and_ends_the_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_what_is_learned_is_well_formed_correct_and_ends_the_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     for dialogue in dialogues(8, 60):
         example = encode.encode(tokenizer, dialogue, random.Random(1))
         last = dialogue.exchanges[-1]
-        wanted = last.after if last.reply.call and last.after else last.reply
+        expected = last.final_reply if last.reply.call and last.final_reply else last.reply
         ids = [
             label if label != encode.IGNORED else token
             for token, label in zip(example.ids, example.labels, strict=True)
         ]
         text = tokenizer.decode(ids).rpartition("<|start|>user")[2]
         start = text.index("<|end|><|start|>assistant") + len("<|end|><|start|>assistant")
-        if last.reply.call and last.after:
+        if last.reply.call and last.final_reply:
             start = text.index("<|start|>assistant", text.index("to=assistant")) + len("<|start|>assistant")
-        assert is_right(read(text[start:]), wanted)
+        assert is_correct(parse_completion(text[start:]), expected)
 
 
 def test_a_history_is_encoded_as_the_template_renders_it(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -74,22 +74,24 @@ def test_a_history_is_encoded_as_the_template_renders_it(tokenizer: PreTrainedTo
         if len(rest) != 1 or first.reply.call:
             continue
         messages = [
-            {"role": "user", "content": first.ask},
+            {"role": "user", "content": first.message},
             {"role": "assistant", "content": first.reply.answer},
-            {"role": "user", "content": rest[0].ask},
+            {"role": "user", "content": rest[0].message},
         ]
-        wanted = encode.prompt(tokenizer, dialogue, messages)
+        expected = encode.prompt(tokenizer, dialogue, messages)
         texts = {
             tokenizer.decode(encode.encode(tokenizer, dialogue, random.Random(seed)).ids) for seed in range(8)
         }
-        seen += any(text.startswith(wanted) for text in texts)
-        assert any(text.startswith(wanted) for text in texts)
+        seen += any(text.startswith(expected) for text in texts)
+        assert any(text.startswith(expected) for text in texts)
     assert seen > 10
 
 
-def test_nothing_of_a_prompt_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompts_are_not_learned(tokenizer: PreTrainedTokenizerFast) -> None:
     for dialogue in dialogues(10, 30):
         example = encode.encode(tokenizer, dialogue, random.Random(1))
-        prompt = encode.prompt(tokenizer, dialogue, [{"role": "user", "content": dialogue.exchanges[0].ask}])
+        prompt = encode.prompt(
+            tokenizer, dialogue, [{"role": "user", "content": dialogue.exchanges[0].message}]
+        )
         length = len(tokenizer.encode(prompt, add_special_tokens=False))
         assert set(example.labels[:length]) == {encode.IGNORED}

@@ -1,4 +1,4 @@
-"""The training forward and the wired start, on a model fresh from both."""
+"""The training forward pass and the wired initial weights, on an untrained model."""
 
 from typing import Any
 
@@ -21,29 +21,29 @@ def model() -> Any:
     return model
 
 
-def test_the_training_forward_equals_mlx_lms(model: Any) -> None:
+def test_the_training_forward_pass_equals_mlx_lms(model: Any) -> None:
     assert forward.check(model, mx.random.randint(0, CONFIG["vocab_size"], (2, 192))) < 1e-3
 
 
 def test_its_gradients_equal_those_of_mlx_lms(model: Any) -> None:
     ids = mx.random.randint(0, CONFIG["vocab_size"], (1, 128))
-    places, labels = mx.arange(127), ids[0, 1:]
+    positions, labels = mx.arange(127), ids[0, 1:]
 
     def theirs(model: Any) -> mx.array:
         loss: mx.array = nn.losses.cross_entropy(model(ids)[0, :127], labels, reduction="mean")
         return loss
 
     def ours(model: Any) -> mx.array:
-        return forward.loss(model, ids, places, labels)[0]
+        return forward.loss(model, ids, positions, labels)[0]
 
-    wanted = dict(tree_flatten(nn.value_and_grad(model, theirs)(model)[1]))
-    found = dict(tree_flatten(nn.value_and_grad(model, ours)(model)[1]))
-    for name, gradient in wanted.items():
+    expected = dict(tree_flatten(nn.value_and_grad(model, theirs)(model)[1]))
+    actual = dict(tree_flatten(nn.value_and_grad(model, ours)(model)[1]))
+    for name, gradient in expected.items():
         scale = max(1e-3, float(mx.abs(gradient).max()))
-        assert float(mx.abs(found[name] - gradient).max()) < 0.02 * scale, name
+        assert float(mx.abs(actual[name] - gradient).max()) < 0.02 * scale, name
 
 
-def test_the_wired_start_copies_before_any_training(model: Any) -> None:
+def test_the_wired_weights_copy_before_any_training(model: Any) -> None:
     period = mx.random.permutation(800)[:40].tolist()
     ids = mx.array([period * 3])
     guesses = mx.argmax(model(ids), axis=-1)[0, 40:-1]

@@ -1,4 +1,4 @@
-"""The shipped model: it loads by plain mlx_lm.load, and does what its page says, on a small held-out draw."""
+"""The shipped model: it loads with plain mlx_lm.load and does what its README says, on a small held-out draw."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ import pytest
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.demo.evaluate import Figures, Generate, batched, draw, play, unseen_tools
-from mlx_backend.demo.judge import Completion, read
+from mlx_backend.demo.judge import Completion, parse_completion
 from mlx_backend.demo.skills import EFFORTS
 from mlx_backend.demo.tokens import SPECIAL, STOPS
 
@@ -22,7 +22,7 @@ def loaded() -> Iterator[tuple[Any, Any]]:
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
-        patch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("loading looks for the network"))
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("loading uses the network"))
         yield load(str(MODEL_PATH))
 
 
@@ -43,12 +43,12 @@ def say(
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], tools=tools, add_generation_prompt=True, reasoning_effort=effort
     )
-    completion = read(tokenizer.decode(generate([prompt])[0]))
+    completion = parse_completion(tokenizer.decode(generate([prompt])[0]))
     assert completion is not None
     return completion
 
 
-def test_it_loads_offline_without_a_warning_and_ends_where_harmony_ends(loaded: tuple[Any, Any]) -> None:
+def test_it_loads_offline_without_warnings_and_with_harmonys_end_tokens(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
     assert model.model_type == "gpt_oss"
     assert tokenizer.eos_token_ids == {tokenizer.convert_tokens_to_ids(name) for name in STOPS}
@@ -71,31 +71,31 @@ def test_any_text_survives_the_tokenizer(loaded: tuple[Any, Any], text: str) -> 
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_held_out_dialogues_are_well_formed_and_right(figures: Figures) -> None:
+def test_held_out_dialogues_are_well_formed_and_correct(figures: Figures) -> None:
     assert figures.replies >= 35
-    assert figures.formed >= 0.97 * figures.replies, figures.slips
-    assert figures.right.total() >= 0.95 * figures.replies, figures.slips
+    assert figures.well_formed >= 0.97 * figures.replies, figures.mistakes
+    assert figures.correct.total() >= 0.95 * figures.replies, figures.mistakes
 
 
-def test_more_effort_is_more_thought(figures: Figures) -> None:
-    low, medium, high = (sum(figures.thinking[each]) / len(figures.thinking[each]) for each in EFFORTS)
+def test_more_effort_is_more_analysis(figures: Figures) -> None:
+    low, medium, high = (sum(figures.analysis[each]) / len(figures.analysis[each]) for each in EFFORTS)
     assert medium >= 3 * low
     assert high >= 8 * low
 
 
-def test_a_tool_it_never_saw_is_called_and_its_result_is_told(
+def test_an_unseen_tool_is_called_and_its_result_repeated(
     loaded: tuple[Any, Any], generate: Generate
 ) -> None:
     figures = play(generate, loaded[1], unseen_tools(seed=11, count=6))
-    assert figures.right.total() >= 0.9 * figures.replies, figures.slips
+    assert figures.correct.total() >= 0.9 * figures.replies, figures.mistakes
 
 
-def test_the_same_question_is_thought_about_longer_with_the_same_answer(
+def test_more_effort_gives_a_longer_analysis_and_the_same_answer(
     loaded: tuple[Any, Any], generate: Generate
 ) -> None:
-    said = [say(loaded, generate, "What is the capital of France?", effort) for effort in EFFORTS]
-    assert {each.answer for each in said} == {"The capital of France is Paris."}
-    assert len(said[0].thinking) < len(said[1].thinking) < len(said[2].thinking)
+    completions = [say(loaded, generate, "What is the capital of France?", effort) for effort in EFFORTS]
+    assert {each.answer for each in completions} == {"The capital of France is Paris."}
+    assert len(completions[0].analysis) < len(completions[1].analysis) < len(completions[2].analysis)
 
 
 def test_importing_the_package_loads_no_mlx() -> None:

@@ -1,4 +1,4 @@
-"""The chat template: Harmony's layout, what it reads, and what it refuses as gpt-oss's own does."""
+"""The chat template: Harmony's layout, what it accepts, and what it refuses like gpt-oss's own."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def render(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *
     return str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
 
 
-def test_the_sections_stand_in_harmonys_order(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_sections_are_in_harmonys_order(tokenizer: PreTrainedTokenizerFast) -> None:
     text = render(
         tokenizer, [{"role": "system", "content": "Be kind."}, USER], tools=[TOOL], reasoning_effort="high"
     )
@@ -49,8 +49,8 @@ def test_the_sections_stand_in_harmonys_order(tokenizer: PreTrainedTokenizerFast
         "namespace functions {", "type current_time = (_: {\nformat: string, // Time format in strftime standard.\n",
         'timezone?: "UTC" | "Asia/Tokyo",\n', "digits?: number[],\n}) => any;", "<|start|>user<|message|>Hi<|end|>",
     ]  # fmt: skip
-    places = [text.index(mark) for mark in marks]
-    assert places == sorted(places)
+    positions = [text.index(mark) for mark in marks]
+    assert positions == sorted(positions)
     assert text.endswith("<|start|>assistant")
     assert "In any zone" not in text
 
@@ -102,7 +102,7 @@ MARKED = ["<|channel|>analysis<|message|>x", "see <|channel|>final<|message|>y"]
         {"role": "tool", "content": "x"},
     ],
 )
-def test_it_refuses_markers_two_thoughts_and_results_without_a_call(
+def test_it_refuses_markers_two_analyses_and_results_without_a_call(
     tokenizer: PreTrainedTokenizerFast, message: dict[str, Any]
 ) -> None:
     with pytest.raises(jinja2.exceptions.TemplateError):
@@ -118,7 +118,7 @@ def test_it_refuses_markers_two_thoughts_and_results_without_a_call(
         {"role": "user", "content": [{"type": "text", "text": "x"}]},
     ],
 )
-def test_what_gpt_oss_cannot_render_it_cannot_render_either(
+def test_what_gpt_oss_cannot_render_is_an_error_here_too(
     tokenizer: PreTrainedTokenizerFast, message: dict[str, Any]
 ) -> None:
     with pytest.raises((TypeError, jinja2.exceptions.UndefinedError)):
