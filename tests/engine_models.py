@@ -1,4 +1,4 @@
-"""Models made for tests: a gpt_oss with random weights, and small tokenizers of every kind we read."""
+"""Models made for tests: small ones with random weights, and tokenizers of every supported kind."""
 
 import json
 from importlib import import_module
@@ -69,7 +69,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def words_and_markers() -> Tokenizer:
-    """A Unigram vocabulary that lists the markers among its words: a text may spell them by accident."""
+    """A Unigram vocabulary that lists the markers among its words, so that text may spell them by accident."""
     pieces = [*MARKERS, *"▁abcdefghijklmnopqrstuvwxyz<|>", "▁the"]
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
@@ -79,7 +79,7 @@ def words_and_markers() -> Tokenizer:
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, **settings: Any) -> None:
-    """Put a tokenizer where a model has it."""
+    """Write a tokenizer into a model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|return|>"} | settings
@@ -129,7 +129,7 @@ def write_qwen(folder: Path, *, seed: int = 6, **changes: Any) -> Path:
 
 
 def write_mamba(folder: Path, *, seed: int = 7, **changes: Any) -> Path:
-    """Write a mamba of two layers with random weights: its caches are states that cannot be taken back."""
+    """Write a mamba of two layers with random weights: its caches are states that cannot be rewound."""
     config = {
         "model_type": "mamba",
         "num_hidden_layers": 2,

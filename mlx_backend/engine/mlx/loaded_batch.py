@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESERVED_REPLY_TOKENS = (
-    2048  # for a reply whose length is not known, and each time it outgrows its reservation
-)
+RESERVED_REPLY_TOKENS = 2048  # at a time, for replies that outgrow their reservations
 STEPS_PER_CACHE_CLEAR = 512
 
 
@@ -61,9 +59,7 @@ class LoadedBatch:
         self.prefix_store = PrefixStore(runtime.prefixes, runtime.disk, self._cache_budget, disk_adapter)
         self.prefill_queue = PrefillQueue(runtime, self.prefix_store, self._forget, shared=ranks is not None)
         self._decoders: dict[str, list[Decoder]] = {}  # by adapter
-        self._preempted: deque[DecodingSequence] = (
-            deque()
-        )  # in the middle of their replies, for want of memory
+        self._preempted: deque[DecodingSequence] = deque()  # in mid-reply, for want of memory
 
     # -- requests --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The real engine: the same tokens alone, in a crowd and from a warm cache; and no request harms another."""
+"""The engine on MLX: the same tokens alone, in a batch and from cached prefixes; and no request harms another."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -37,17 +37,17 @@ def demo() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that talks nonsense and never stops, so that its streams have any length one likes."""
+    """A model that generates nonsense without end, so that a stream can have any length."""
     return write_model(tmp_path_factory.mktemp("random"), eos_token_id=[])
 
 
 @pytest.fixture(scope="module")
-def rambler(random_model: Path) -> Iterator[Engine]:
+def endless(random_model: Path) -> Iterator[Engine]:
     with load_engine(random_model, cache_bytes=0) as engine:
         yield engine
 
 
-def asking(engine: Engine, question: str, **options: object) -> GenerationRequest:
+def request_for(engine: Engine, question: str, **options: object) -> GenerationRequest:
     text = engine.tokenizer.render([{"role": "user", "content": question}], None, reasoning_effort="low")
     tokens = engine.tokenizer.encode(text, control_tokens=True)
     return GenerationRequest(prompt=tokens, **({"max_tokens": 200} | options))  # type: ignore[arg-type]
@@ -62,13 +62,13 @@ def all_at_once(engine: Engine, requests: Sequence[GenerationRequest]) -> list[l
     return [[item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations]
 
 
-# -- the same tokens, however they are made -----------------------------------------------------------------
+# -- the same tokens in every way ----------------------------------------------------------------------------
 
 
-def test_the_engine_says_what_mlx_lm_says(demo: Engine) -> None:
+def test_the_engine_generates_what_mlx_lm_generates(demo: Engine) -> None:
     model, tokenizer = mlx_lm.load(str(MODEL_PATH))
     for question in QUESTIONS[:3]:
-        request = asking(demo, question)
+        request = request_for(demo, question)
         plain = [
             response.token
             for response in mlx_lm.stream_generate(model, tokenizer, list(request.prompt), max_tokens=200)
@@ -76,14 +76,14 @@ def test_the_engine_says_what_mlx_lm_says(demo: Engine) -> None:
         assert reply_tokens(demo, request) == plain
 
 
-def test_requests_in_a_batch_say_what_each_would_say_alone(demo: Engine) -> None:
-    requests = [asking(demo, question) for question in QUESTIONS]
+def test_requests_in_a_batch_generate_what_each_would_alone(demo: Engine) -> None:
+    requests = [request_for(demo, question) for question in QUESTIONS]
     alone = [reply_tokens(demo, request) for request in requests]
     assert all_at_once(demo, requests) == alone
 
 
 def test_an_answer_ends_with_its_end_token_and_the_text_of_its_marker(demo: Engine) -> None:
-    *_, last_token, finished = demo.generate(asking(demo, QUESTIONS[0]))
+    *_, last_token, finished = demo.generate(request_for(demo, QUESTIONS[0]))
     assert isinstance(last_token, TokenDelta)
     assert last_token.text == "<|return|>" == demo.tokenizer.special_tokens[last_token.token]
     assert isinstance(finished, Finished)
@@ -91,46 +91,46 @@ def test_an_answer_ends_with_its_end_token_and_the_text_of_its_marker(demo: Engi
 
 
 def test_the_text_of_a_stream_is_the_text_of_its_tokens(demo: Engine) -> None:
-    items = [item for item in demo.generate(asking(demo, QUESTIONS[2])) if isinstance(item, TokenDelta)]
+    items = [item for item in demo.generate(request_for(demo, QUESTIONS[2])) if isinstance(item, TokenDelta)]
     assert "".join(item.text for item in items) == demo.tokenizer.decode([item.token for item in items])
 
 
-def test_a_seed_gives_the_same_text_alone_and_among_others(rambler: Engine) -> None:
+def test_a_seed_gives_the_same_text_alone_and_among_others(endless: Engine) -> None:
     def seeded(seed: int | None) -> GenerationRequest:
         sampling = Sampling(temperature=1.0, top_p=0.95, top_k=50, min_p=0.01, seed=seed)
-        return asking(rambler, "one two", max_tokens=30, sampling=sampling)
+        return request_for(endless, "one two", max_tokens=30, sampling=sampling)
 
-    alone = reply_tokens(rambler, seeded(7))
-    assert reply_tokens(rambler, seeded(7)) == alone
-    others = [seeded(8), seeded(None), asking(rambler, "three four five", max_tokens=30)]
-    first, *rest = all_at_once(rambler, [seeded(7), *others])
+    alone = reply_tokens(endless, seeded(7))
+    assert reply_tokens(endless, seeded(7)) == alone
+    others = [seeded(8), seeded(None), request_for(endless, "three four five", max_tokens=30)]
+    first, *rest = all_at_once(endless, [seeded(7), *others])
     assert first == alone
     assert alone not in rest
 
 
-def test_without_a_seed_no_two_answers_are_the_same(rambler: Engine) -> None:
-    request = asking(rambler, "one two", max_tokens=30, sampling=Sampling(temperature=1.0))
-    answers = [*all_at_once(rambler, [request, request]), reply_tokens(rambler, request)]
+def test_without_a_seed_no_two_answers_are_the_same(endless: Engine) -> None:
+    request = request_for(endless, "one two", max_tokens=30, sampling=Sampling(temperature=1.0))
+    answers = [*all_at_once(endless, [request, request]), reply_tokens(endless, request)]
     assert len({tuple(answer) for answer in answers}) == 3
 
 
-def test_a_bias_can_force_a_token_and_a_penalty_can_forbid_repeating_it(rambler: Engine) -> None:
-    word = rambler.tokenizer.encode("fox", control_tokens=False)[0]
+def test_a_bias_can_force_a_token_and_a_penalty_can_forbid_repeating_it(endless: Engine) -> None:
+    word = endless.tokenizer.encode("fox", control_tokens=False)[0]
     forced = Sampling(logit_bias=((word, 100.0),))
-    assert set(reply_tokens(rambler, asking(rambler, "x", max_tokens=5, sampling=forced))) == {word}
+    assert set(reply_tokens(endless, request_for(endless, "x", max_tokens=5, sampling=forced))) == {word}
     fresh = Sampling(frequency_penalty=1000.0)
-    said = reply_tokens(rambler, asking(rambler, "x", max_tokens=40, sampling=fresh))
-    texts = [token for token in said if token not in rambler.tokenizer.special_tokens]
-    assert len(set(texts)) == len(texts), "every text token was said once"
+    replies = reply_tokens(endless, request_for(endless, "x", max_tokens=40, sampling=fresh))
+    texts = [token for token in replies if token not in endless.tokenizer.special_tokens]
+    assert len(set(texts)) == len(texts), "every text token was generated once"
 
 
-# -- reuse --------------------------------------------------------------------------------------------------
+# -- reuse ---------------------------------------------------------------------------------------------------
 
 
 def chat(engine: Engine, turns: Sequence[str]) -> list[tuple[list[int], int, int]]:
-    """Hold a conversation; of every turn, the tokens said, the tokens cached and the tokens of the prompt."""
+    """Hold a conversation; return each turn's generated tokens, number of cached tokens and length of the prompt."""
     messages: list[dict[str, str]] = []
-    said = []
+    replies = []
     for turn in turns:
         messages.append({"role": "user", "content": turn})
         history = engine.tokenizer.render(messages, None, add_generation_prompt=False)
@@ -141,10 +141,10 @@ def chat(engine: Engine, turns: Sequence[str]) -> list[tuple[list[int], int, int
         )
         assert isinstance(last, Finished)
         tokens = [item.token for item in items if isinstance(item, TokenDelta)]
-        said.append((tokens, last.cached_tokens, last.prompt_tokens))
+        replies.append((tokens, last.cached_tokens, last.prompt_tokens))
         answer = engine.tokenizer.decode(tokens).rpartition("<|message|>")[2].removesuffix("<|return|>")
         messages.append({"role": "assistant", "content": answer})
-    return said
+    return replies
 
 
 def test_a_conversation_from_cached_prefixes_is_word_for_word_the_one_from_none() -> None:
@@ -185,24 +185,24 @@ def test_prefixes_are_reused_across_a_sliding_window_and_from_checkpoints_alone(
         assert [item.token for item in items if isinstance(item, TokenDelta)] == reply_tokens(cold, elsewhere)
 
 
-# -- requests and their neighbours --------------------------------------------------------------------------
+# -- requests and their neighbours ---------------------------------------------------------------------------
 
 
-def test_a_request_that_comes_in_mid_stream_is_answered_in_mid_stream(rambler: Engine) -> None:
-    long = rambler.generate(asking(rambler, "one", max_tokens=900))
+def test_a_request_that_arrives_during_a_stream_is_answered_during_it(endless: Engine) -> None:
+    long = endless.generate(request_for(endless, "one", max_tokens=900))
     while not isinstance(long.next(SOON), TokenDelta):
         pass
-    short = asking(rambler, "two three", max_tokens=5)
-    assert len(reply_tokens(rambler, short)) == 5
+    short = request_for(endless, "two three", max_tokens=5)
+    assert len(reply_tokens(endless, short)) == 5
     *_, last = long
     assert isinstance(last, Finished)
     assert last.reason == "length"
 
 
-def test_cancelling_one_of_three_leaves_the_other_two_as_they_were(rambler: Engine) -> None:
-    requests = [asking(rambler, "fox " * count, max_tokens=60) for count in (1, 5, 9)]
-    expected = [reply_tokens(rambler, request) for request in requests]
-    first, second, third = (rambler.generate(request) for request in requests)
+def test_cancelling_one_of_three_leaves_the_other_two_unchanged(endless: Engine) -> None:
+    requests = [request_for(endless, "fox " * count, max_tokens=60) for count in (1, 5, 9)]
+    expected = [reply_tokens(endless, request) for request in requests]
+    first, second, third = (endless.generate(request) for request in requests)
     while not isinstance(second.next(SOON), TokenDelta):
         pass
     second.close()
@@ -210,8 +210,8 @@ def test_cancelling_one_of_three_leaves_the_other_two_as_they_were(rambler: Engi
     assert [item.token for item in third if isinstance(item, TokenDelta)] == expected[2]
 
 
-class Saboteur:
-    """A grammar that allows anything for a while and then breaks."""
+class FailingConstraint:
+    """Allows anything for a while and then raises, or returns a broken mask."""
 
     never_raises = False
 
@@ -238,24 +238,24 @@ class Saboteur:
 
 
 @pytest.mark.parametrize(
-    "saboteur",
+    "failures",
     [{"mask_at": 0}, {"mask_at": 4}, {"read_at": 0}, {"read_at": 6}, {"mask_at": 2, "mask": ["what", "is"]}],
     ids=str,
 )
-def test_a_request_whose_grammar_raises_fails_alone(rambler: Engine, saboteur: dict[str, Any]) -> None:
-    innocents = [asking(rambler, "fox " * count, max_tokens=30) for count in (1, 3)]
-    expected = [reply_tokens(rambler, request) for request in innocents]
-    guilty = asking(rambler, "dog", max_tokens=30, constraint=Saboteur(**saboteur))
-    before, sabotaged, after = (rambler.generate(each) for each in (innocents[0], guilty, innocents[1]))
+def test_a_request_whose_grammar_raises_fails_alone(endless: Engine, failures: dict[str, Any]) -> None:
+    innocents = [request_for(endless, "fox " * count, max_tokens=30) for count in (1, 3)]
+    expected = [reply_tokens(endless, request) for request in innocents]
+    guilty = request_for(endless, "dog", max_tokens=30, constraint=FailingConstraint(**failures))
+    before, sabotaged, after = (endless.generate(each) for each in (innocents[0], guilty, innocents[1]))
     with pytest.raises(EngineError, match=r"Choosing the next token failed"):
         list(sabotaged)
     assert [item.token for item in before if isinstance(item, TokenDelta)] == expected[0]
     assert [item.token for item in after if isinstance(item, TokenDelta)] == expected[1]
-    assert rambler.is_healthy()
+    assert endless.is_healthy()
 
 
 class Alternating:
-    """A grammar of two words that take turns."""
+    """Allows two tokens alternately."""
 
     never_raises = False
 
@@ -276,21 +276,21 @@ class Alternating:
         self.read.append(token)
 
 
-def test_a_grammar_holds_its_own_reply_and_no_other(rambler: Engine) -> None:
-    free = asking(rambler, "fox", max_tokens=20)
-    expected = reply_tokens(rambler, free)
+def test_a_grammar_constrains_its_own_reply_and_no_other(endless: Engine) -> None:
+    free = request_for(endless, "fox", max_tokens=20)
+    expected = reply_tokens(endless, free)
     held = [
-        asking(
-            rambler, "dog", max_tokens=20, constraint=Alternating(70, 301), sampling=Sampling(temperature=t)
+        request_for(
+            endless, "dog", max_tokens=20, constraint=Alternating(70, 301), sampling=Sampling(temperature=t)
         )
         for t in (0, 1)
     ]
-    first, second, third = all_at_once(rambler, [held[0], free, held[1]])
+    first, second, third = all_at_once(endless, [held[0], free, held[1]])
     assert first == third == [70, 301] * 10
     assert second == expected
 
 
-# -- what is refused ----------------------------------------------------------------------------------------
+# -- what is refused -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -318,12 +318,12 @@ def test_a_grammar_holds_its_own_reply_and_no_other(rambler: Engine) -> None:
     ],
 )
 def test_what_could_harm_the_engine_is_refused_by_name(
-    rambler: Engine, change: dict[str, object], words: str
+    endless: Engine, change: dict[str, object], words: str
 ) -> None:
     fields = {"prompt": [1, 2, 3, 4], "max_tokens": 5} | change
     with pytest.raises(EngineRefused, match=words):
-        rambler.generate(GenerationRequest(**fields))  # type: ignore[arg-type]
-    assert rambler.is_healthy()
+        endless.generate(GenerationRequest(**fields))  # type: ignore[arg-type]
+    assert endless.is_healthy()
 
 
 @pytest.mark.parametrize(
@@ -343,28 +343,28 @@ def test_what_could_harm_the_engine_is_refused_by_name(
         Sampling(logit_bias=((3, -100.0), (3, 100.0))),
     ],
 )
-def test_odd_but_lawful_sampling_still_answers(rambler: Engine, sampling: Sampling) -> None:
-    tokens = reply_tokens(rambler, asking(rambler, "x", max_tokens=4, sampling=sampling))
+def test_odd_but_valid_sampling_still_answers(endless: Engine, sampling: Sampling) -> None:
+    tokens = reply_tokens(endless, request_for(endless, "x", max_tokens=4, sampling=sampling))
     assert len(tokens) == 4
     assert all(0 <= token < 512 for token in tokens)
 
 
-def test_an_answer_is_clipped_to_the_context(rambler: Engine) -> None:
-    *_, last = rambler.generate(GenerationRequest(prompt=[9] * 1000, max_tokens=10**9))
+def test_an_answer_is_clipped_to_the_context(endless: Engine) -> None:
+    *_, last = endless.generate(GenerationRequest(prompt=[9] * 1000, max_tokens=10**9))
     assert isinstance(last, Finished)
     assert (last.reason, last.completion_tokens) == ("length", 24)
-    *_, last = rambler.generate(GenerationRequest(prompt=[9] * 1023, max_tokens=10))
+    *_, last = endless.generate(GenerationRequest(prompt=[9] * 1023, max_tokens=10))
     assert isinstance(last, Finished)
     assert last.completion_tokens == 1
 
 
-# -- the end ------------------------------------------------------------------------------------------------
+# -- the end -------------------------------------------------------------------------------------------------
 
 
-def test_stopping_in_mid_stream_tells_every_stream_and_leaves_no_thread(random_model: Path) -> None:
+def test_stopping_during_streams_ends_each_with_an_error_and_leaves_no_thread(random_model: Path) -> None:
     before = threading.active_count()
     engine = load_engine(random_model)
-    generations = [engine.generate(asking(engine, "fox", max_tokens=900)) for _ in range(3)]
+    generations = [engine.generate(request_for(engine, "fox", max_tokens=900)) for _ in range(3)]
     generations[0].next(SOON)
     engine.stop()
     engine.stop()
@@ -374,15 +374,17 @@ def test_stopping_in_mid_stream_tells_every_stream_and_leaves_no_thread(random_m
     assert threading.active_count() == before
 
 
-def test_an_urgent_prompt_is_read_before_others_that_came_a_little_earlier(random_model: Path) -> None:
+def test_an_urgent_prompt_is_prefilled_before_others_that_arrived_a_little_earlier(
+    random_model: Path,
+) -> None:
     def keys_by_first_token(*priorities: int) -> list[int]:
-        """Return the keys in the order in which their first tokens were said."""
+        """Return the keys in the order of their first tokens."""
         batch = MLXBatch(random_model, EngineOptions(cache_bytes=0, prefill_chunk=16), device=Device(8 << 30))
         batch.load(lambda _part: None)
         try:
             for key, priority in enumerate(priorities):
                 batch.insert(key, GenerationRequest(prompt=[9 + key] * 60, max_tokens=1, priority=priority))
-                list(batch.step())  # the one before is being read already
+                list(batch.step())  # the one before is being prefilled already
             first: list[int] = []
             while len(first) < len(priorities):
                 first += [key for key, outcome in batch.step() if isinstance(outcome, TokenDelta)]

@@ -1,4 +1,4 @@
-"""Reasoning budgets on the real engine: decoded ahead, in batches, with drafts and preempted, a reply is the same."""
+"""Reasoning budgets on the real engine: sampled ahead, batched, drafted or preempted, a reply is the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=3, repetition_penalty=1.
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that talks nonsense and never stops: whatever it reasons, only a budget ends it."""
+    """A model that generates nonsense without end, so that only a budget ends its reasoning."""
     return write_model(tmp_path_factory.mktemp("random"), eos_token_id=[])
 
 
@@ -44,7 +44,7 @@ def engine(model: Path) -> Iterator[Engine]:
 def thinking(
     words: Tokenizer, text: str, tokens: int | None, *, room: int = 60, reserve: int | None = None
 ) -> GenerationRequest:
-    """Ask for a reply that is reasoning from its first token."""
+    """Return a request whose reply is reasoning from its first token."""
     prompt = tuple(words.encode(f"{text}<|channel|>analysis<|message|>", control_tokens=True))
     budget = ReasoningBudgets(words, DIALECTS["harmony"]).start(
         prompt, Channel.ANALYSIS, room=room, tokens=tokens, reserve=reserve
@@ -58,7 +58,7 @@ def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn"])
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 20])
-def test_the_reply_is_its_own_up_to_the_budget_and_then_the_closing(
+def test_a_reply_is_unchanged_up_to_the_budget_and_then_closed(
     engine: Engine, sampling: Sampling, tokens: int
 ) -> None:
     words = engine.tokenizer
@@ -109,7 +109,7 @@ def test_drafts_save_steps_under_a_budget_too(model: Path, engine: Engine) -> No
         assert thread.submit(steps, batch).result() <= 30, "each step says five tokens"
 
 
-def test_together_each_is_what_it_is_alone(engine: Engine) -> None:
+def test_replies_in_a_batch_are_what_each_is_alone(engine: Engine) -> None:
     def requests() -> list[GenerationRequest]:
         words = engine.tokenizer
         asked = [
@@ -128,27 +128,27 @@ def test_together_each_is_what_it_is_alone(engine: Engine) -> None:
     ] == alone
 
 
-def test_a_reply_that_is_put_off_for_want_of_memory_keeps_its_budget(model: Path) -> None:
+def test_a_preempted_reply_keeps_its_budget(model: Path) -> None:
     batch = MLXBatch(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
 
-    def said(batch: MLXBatch, put_off_at: Sequence[int]) -> list[int]:
+    def reply_with_preemptions(batch: MLXBatch, preempt_at: Sequence[int]) -> list[int]:
         words = batch.load(lambda _part: None).tokenizer
         batch.insert(0, thinking(words, "fox", 6, room=30))
-        spoken: list[int] = []
-        while len(spoken) < 30:
-            before = len(spoken)
-            spoken += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
-            if before < len(spoken) in put_off_at:
-                [row] = batch.loaded.sequences.values()
-                batch.loaded.preempt(row)
+        generated: list[int] = []
+        while len(generated) < 30:
+            before = len(generated)
+            generated += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
+            if before < len(generated) in preempt_at:
+                [sequence] = batch.loaded.sequences.values()
+                batch.loaded.preempt(sequence)
         batch.unload()
         batch.close()
-        return spoken
+        return generated
 
     results = []
-    for put_off_at in ([], range(1, 30), [6], [7], [12]):
+    for preempt_at in ([], range(1, 30), [6], [7], [12]):
         with ThreadPoolExecutor(1) as thread:
-            results.append(thread.submit(said, batch, put_off_at).result())
+            results.append(thread.submit(reply_with_preemptions, batch, preempt_at).result())
     assert all(result == results[0] for result in results)
 
 

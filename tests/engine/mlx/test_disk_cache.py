@@ -14,7 +14,7 @@ from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
 from mlx_backend.engine.mlx.kv_cache import as_bytes
 from mlx_backend.errors import EngineRefused
 
-# -- finding ------------------------------------------------------------------------------------------------
+# -- finding -------------------------------------------------------------------------------------------------
 
 
 def test_the_longest_stored_prefix_is_found_after_a_restart(store: Stores) -> None:
@@ -40,7 +40,7 @@ def test_the_longest_stored_prefix_is_found_after_a_restart(store: Stores) -> No
     assert not second.has([1, 2, 3])
 
 
-def test_what_is_about_to_be_written_need_not_be_written_again(store: Stores) -> None:
+def test_a_queued_checkpoint_is_not_queued_again(store: Stores) -> None:
     here = store.of(Gated)
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
@@ -51,7 +51,7 @@ def test_what_is_about_to_be_written_need_not_be_written_again(store: Stores) ->
     here.gate.set()
 
 
-def test_the_oldest_that_waits_gives_way_when_too_many_do(store: Stores) -> None:
+def test_the_oldest_of_the_queue_is_dropped_when_it_is_full(store: Stores) -> None:
     here = store.of(Gated)
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
@@ -64,7 +64,7 @@ def test_the_oldest_that_waits_gives_way_when_too_many_do(store: Stores) -> None
     assert len(here) == 1 + disk_cache.MAX_WAITING
 
 
-def test_what_waits_takes_no_more_memory_than_one_or_a_limit(
+def test_the_queue_holds_one_checkpoint_or_as_many_as_fit_into_its_memory(
     store: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = store.of(Gated)
@@ -82,10 +82,10 @@ def test_what_waits_takes_no_more_memory_than_one_or_a_limit(
     assert [here.has([token]) for token in (1, 3, 4, 5)] == [True, False, False, True]
 
 
-# -- the limit ----------------------------------------------------------------------------------------------
+# -- the limit -----------------------------------------------------------------------------------------------
 
 
-def test_what_was_used_longest_ago_goes_first_and_reading_is_use(
+def test_the_least_recently_used_is_removed_first_and_reading_is_use(
     store: Stores,
 ) -> None:
     first = store()
@@ -105,7 +105,7 @@ def test_what_was_used_longest_ago_goes_first_and_reading_is_use(
     assert len(files(second)) == len(second) == 3
 
 
-def test_what_other_models_have_stored_counts_and_goes_by_age_too(
+def test_other_models_checkpoints_count_and_are_removed_by_age_too(
     store: Stores,
 ) -> None:
     old, new = (put(store(model="theirs"), [token]) for token in (1, 2))
@@ -120,7 +120,7 @@ def test_what_other_models_have_stored_counts_and_goes_by_age_too(
     assert here.has([3])
 
 
-def test_what_alone_is_larger_than_the_limit_is_not_written(store: Stores) -> None:
+def test_a_checkpoint_larger_than_the_limit_is_not_written(store: Stores) -> None:
     size = put(store(), [1]).stat().st_size
     here = store(max_bytes=size)
     here.write(PROMPT, small(PROMPT))
@@ -129,7 +129,7 @@ def test_what_alone_is_larger_than_the_limit_is_not_written(store: Stores) -> No
     assert here.has([1]), "nothing had to go for it"
 
 
-def test_a_limit_of_nothing_keeps_nothing(store: Stores) -> None:
+def test_a_limit_of_zero_stores_nothing(store: Stores) -> None:
     path = put(store(), [1])
     here = store(max_bytes=0)
     assert not path.exists()
@@ -138,10 +138,10 @@ def test_a_limit_of_nothing_keeps_nothing(store: Stores) -> None:
     assert files(here) == []
 
 
-# -- the folder ---------------------------------------------------------------------------------------------
+# -- the folder ----------------------------------------------------------------------------------------------
 
 
-def test_nobody_else_may_read_what_is_stored(store: Stores) -> None:
+def test_other_users_cannot_read_the_files(store: Stores) -> None:
     before = os.umask(0)
     try:
         here = store()
@@ -152,7 +152,7 @@ def test_nobody_else_may_read_what_is_stored(store: Stores) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_other_files_in_the_folder_are_none_of_our_business(tmp_path: Path, store: Stores) -> None:
+def test_other_files_in_the_folder_are_left_alone(tmp_path: Path, store: Stores) -> None:
     folder = tmp_path / "kept"
     folder.mkdir()
     names = ["model.safetensors", "prompt-cache.safetensors", "notes.partial", ".partial", "prompt-.partial"]
@@ -185,7 +185,7 @@ def test_two_servers_on_one_folder_do_not_harm_each_other(store: Stores) -> None
     assert one.begun.wait(SOON)
     assert other.begun.wait(SOON)  # both are in the middle of the same checkpoint
     assert len(files(one)) == 2
-    third = store()  # and one more starts meanwhile
+    third = store()  # a third starts meanwhile
     assert len(third) == 0
     for each in (one, other):
         each.gate.set()
@@ -198,7 +198,7 @@ def test_two_servers_on_one_folder_do_not_harm_each_other(store: Stores) -> None
     assert one.read(stored_in(one, [3])) is not None, "whoever writes sees what others have written"
 
 
-def test_what_a_server_has_removed_another_does_without(
+def test_a_file_removed_by_one_server_is_missing_for_another_without_harm(
     store: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = store()
@@ -214,7 +214,7 @@ def test_what_a_server_has_removed_another_does_without(
     assert not warnings(caplog)
 
 
-# -- in a process of its own --------------------------------------------------------------------------------
+# -- in a process of its own ---------------------------------------------------------------------------------
 
 START = """
 import logging, os, resource, sys, threading
@@ -270,9 +270,7 @@ store.close()
     assert "File too large" in done.stdout
 
 
-def test_what_a_crash_leaves_is_cleaned_up_when_nobody_can_still_be_writing_it(
-    tmp_path: Path, store: Stores
-) -> None:
+def test_a_crashed_servers_partial_file_is_removed_once_it_is_old(tmp_path: Path, store: Stores) -> None:
     done = program(
         tmp_path / "kept",
         """
@@ -309,14 +307,14 @@ assert len(os.listdir(sys.argv[1])) == 3 and len(store) == 3, os.listdir(sys.arg
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_program_can_end_whatever_the_writer_does(tmp_path: Path, ending: str) -> None:
+def test_a_program_exits_cleanly_whatever_the_writer_does(tmp_path: Path, ending: str) -> None:
     done = program(tmp_path, ENDINGS[ending] + "\nsys.exit(3)")
     assert done.returncode == 3, done.stdout + done.stderr
     assert done.stderr == ""
 
 
 class Slow(DiskCheckpoints):
-    """Its writer does not get anywhere until it is told to give up."""
+    """Its writer makes no progress until it is abandoned."""
 
     def _check_abandoned(self) -> None:
         while not self._abandoned:
@@ -324,7 +322,7 @@ class Slow(DiskCheckpoints):
         super()._check_abandoned()
 
 
-def test_closing_does_not_wait_for_ever_and_leaves_no_partial_file(
+def test_closing_gives_up_after_a_while_and_leaves_no_partial_file(
     store: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = store.of(Slow)
@@ -340,7 +338,7 @@ def test_closing_does_not_wait_for_ever_and_leaves_no_partial_file(
     assert not warnings(caplog)
 
 
-def test_it_can_be_opened_again_after_it_was_closed(store: Stores) -> None:
+def test_a_closed_cache_can_be_opened_again(store: Stores) -> None:
     here = store()
     put(here, [1])
     here.close()

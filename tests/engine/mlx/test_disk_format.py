@@ -45,19 +45,19 @@ def read_in(network: Any, tokens: list[int], *, one_by_one: bool = False) -> lis
 
 
 def continuation(network: Any, layers: list[Any], first: int = 9) -> list[int]:
-    said = [first]
-    for _ in range(WINDOW + 8):  # round the ring once
-        logits = network(mx.array([said[-1:]]), cache=layers)
-        said.append(int(mx.argmax(logits[0, -1])))
-    return said
+    tokens = [first]
+    for _ in range(WINDOW + 8):  # once around the window
+        logits = network(mx.array([tokens[-1:]]), cache=layers)
+        tokens.append(int(mx.argmax(logits[0, -1])))
+    return tokens
 
 
-# -- what is read is what was written -----------------------------------------------------------------------
+# -- what is read is what was written ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["in one chunk", "token by token"])
 @pytest.mark.parametrize("length", [5, WINDOW, WINDOW + 1, 90])
-def test_a_prompt_goes_on_as_if_the_server_had_not_been_restarted(
+def test_a_prompt_continues_as_if_the_server_had_not_been_restarted(
     store: Stores, network: Any, length: int, one_by_one: bool
 ) -> None:
     prompt = PROMPT[:length]
@@ -71,7 +71,7 @@ def test_a_prompt_goes_on_as_if_the_server_had_not_been_restarted(
     assert continuation(network, layers) == expected
 
 
-def test_views_of_longer_caches_are_stored_as_what_they_show(store: Stores, network: Any) -> None:
+def test_views_of_longer_caches_are_stored_without_the_rest(store: Stores, network: Any) -> None:
     layers, longer = read_in(network, PROMPT[:40]), read_in(network, PROMPT)
     for mine, theirs in zip(layers, longer, strict=True):
         if type(mine) is KVCache:
@@ -84,7 +84,7 @@ def test_views_of_longer_caches_are_stored_as_what_they_show(store: Stores, netw
     assert continuation(network, read) == continuation(network, read_in(network, PROMPT[:40]))
 
 
-def test_every_kind_of_layer_and_of_number_comes_back(store: Stores) -> None:
+def test_every_kind_of_layer_and_of_number_is_restored(store: Stores) -> None:
     tokens = [1, 2, 3, 4]
     keys = mx.random.normal((1, 2, 4, 64))
     layers: list[Any] = []
@@ -119,10 +119,10 @@ def flat(value: Any) -> list[Any]:
 
 
 class OurRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
-    """A cache that mlx-lm does not know, with nothing that it would have to."""
+    """A cache class that mlx-lm does not know and need not."""
 
 
-def test_a_layer_of_a_class_of_our_own_comes_back_as_the_one_it_extends(
+def test_a_layer_of_a_class_of_our_own_is_restored_as_its_base_class(
     store: Stores,
 ) -> None:
     layer = OurRotatingKVCache(max_size=8)
@@ -141,14 +141,12 @@ def test_mlx_lm_reads_our_files(store: Stores, network: Any) -> None:
     assert about["fingerprint"] == "ours"
 
 
-def test_what_is_stored_is_the_moment_of_writing_although_generating_goes_on(
-    store: Stores, network: Any
-) -> None:
+def test_a_checkpoint_is_as_of_its_writing_although_generation_continues(store: Stores, network: Any) -> None:
     here = store.of(Gated)
-    layers = read_in(network, PROMPT, one_by_one=True)  # so that the ring is written to in place
+    layers = read_in(network, PROMPT, one_by_one=True)  # so that the window is written in place
     here.write(PROMPT, layers)
     assert here.begun.wait(SOON)
-    expected = continuation(network, layers)  # writes to the layers that have been handed over
+    expected = continuation(network, layers)  # writes to the layers that were passed on
     here.gate.set()
     here.flush()
     read = here.read(stored_in(here, PROMPT))
@@ -156,14 +154,14 @@ def test_what_is_stored_is_the_moment_of_writing_although_generating_goes_on(
     assert continuation(network, read) == expected
 
 
-# -- files that are not what they should be -----------------------------------------------------------------
+# -- files that are not what they should be ------------------------------------------------------------------
 
 
 def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-SPOILED: dict[str, Callable[[bytes], bytes]] = {
+UNREADABLE_FILES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "junk": lambda content: b"junk" * 100,
     "deep junk": lambda content: (100_000).to_bytes(8, "little") + b"[" * 100_000,
@@ -182,14 +180,14 @@ DAMAGED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SPOILED)
-def test_a_file_that_cannot_be_understood_is_dropped_when_a_server_starts(
+@pytest.mark.parametrize("kind", UNREADABLE_FILES)
+def test_an_unreadable_file_is_removed_when_a_server_starts(
     store: Stores, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = store()
     path = put(first, PROMPT)
     put(first, [1, 2])
-    path.write_bytes(SPOILED[kind](path.read_bytes()))
+    path.write_bytes(UNREADABLE_FILES[kind](path.read_bytes()))
     second = store()
     assert len(second) == 1
     assert second.find_longest(PROMPT) is None
@@ -198,14 +196,14 @@ def test_a_file_that_cannot_be_understood_is_dropped_when_a_server_starts(
     assert str(path) in warnings(caplog)[0]
 
 
-@pytest.mark.parametrize("kind", SPOILED | DAMAGED)
-def test_a_file_that_is_spoiled_when_it_is_needed_is_as_if_it_had_never_been(
+@pytest.mark.parametrize("kind", UNREADABLE_FILES | DAMAGED)
+def test_a_file_that_is_damaged_when_it_is_needed_is_as_if_it_had_never_existed(
     store: Stores, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = store()
     path = put(here, PROMPT)
     content = path.read_bytes()
-    path.write_bytes((SPOILED | DAMAGED)[kind](content))
+    path.write_bytes((UNREADABLE_FILES | DAMAGED)[kind](content))
     assert path.read_bytes() != content
     assert here.read(stored_in(here, PROMPT)) is None
     assert not path.exists()
@@ -217,7 +215,7 @@ def test_a_file_that_is_spoiled_when_it_is_needed_is_as_if_it_had_never_been(
     assert here.read(stored_in(here, PROMPT)) is not None, "it can be written again"
 
 
-def test_no_bit_of_a_file_can_be_wrong_unnoticed(store: Stores) -> None:
+def test_a_single_wrong_bit_is_noticed(store: Stores) -> None:
     here = store()
     path = put(here, [1, 2, 3], small([1, 2, 3], width=2))
     content = path.read_bytes()
@@ -227,7 +225,7 @@ def test_no_bit_of_a_file_can_be_wrong_unnoticed(store: Stores) -> None:
         assert here.read(stored) is None, f"byte {at}"
 
 
-def test_layers_that_do_not_hold_the_tokens_are_not_taken(
+def test_layers_that_do_not_hold_the_tokens_are_rejected(
     store: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = store()
@@ -262,7 +260,7 @@ def test_a_file_that_vanishes_while_it_is_read_is_not_there_either(
     assert not warnings(caplog)
 
 
-def test_tokens_are_compared_and_not_only_the_name_made_from_them(
+def test_tokens_are_compared_and_not_only_the_file_name_made_from_them(
     store: Stores, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = store()
@@ -290,7 +288,7 @@ def test_a_layer_that_cannot_be_stored_costs_a_warning_and_nothing_else(
     assert "Strange is no cache layer" in warnings(caplog)[0]
 
 
-# -- other models -------------------------------------------------------------------------------------------
+# -- other models --------------------------------------------------------------------------------------------
 
 
 def test_a_model_never_sees_what_another_has_stored(store: Stores) -> None:

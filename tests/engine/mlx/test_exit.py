@@ -1,4 +1,4 @@
-"""However a program ends, the engine thread ends before it: no abort, no hang, the status it chose."""
+"""However a program exits, the engine thread ends first: no abort, no hang, and the exit status is the program's."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_program_can_end(model: Path, ending: str) -> None:
+def test_a_program_exits_cleanly(model: Path, ending: str) -> None:
     code, status = ENDINGS[ending]
     done = subprocess.run(
         [sys.executable, "-c", START + code, str(model)], capture_output=True, text=True, timeout=120

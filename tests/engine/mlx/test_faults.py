@@ -1,4 +1,4 @@
-"""What breaks, breaks for as few as possible, and the engine gets up again."""
+"""Faults: a failure ends as few requests as possible, and the engine recovers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +70,7 @@ def request(prompt: Sequence[int], count: int = 30) -> GenerationRequest:
     return GenerationRequest(prompt=prompt, max_tokens=count)
 
 
-def test_a_prompt_that_cannot_be_read_fails_alone(model: Path) -> None:
+def test_a_prompt_that_cannot_be_prefilled_fails_alone(model: Path) -> None:
     with load_engine(model, cache_bytes=0) as plain:
         expected = [tokens(plain.generate(request([20 + at] * 9))) for at in range(2)]
     batch = Fragile(model)
@@ -85,7 +85,7 @@ def test_a_prompt_that_cannot_be_read_fails_alone(model: Path) -> None:
         assert batch.loads == 1
 
 
-def test_when_the_device_fails_the_model_is_loaded_anew_and_says_what_it_said_before(model: Path) -> None:
+def test_when_the_device_fails_the_model_is_reloaded_and_generates_what_it_did_before(model: Path) -> None:
     batch = Fragile(model)
     with ThreadedEngine(batch) as engine:
         expected = tokens(engine.generate(request([20] * 9)))
@@ -103,7 +103,7 @@ def test_when_the_device_fails_the_model_is_loaded_anew_and_says_what_it_said_be
         assert batch.loads == 2
 
 
-def test_two_engines_in_one_process_say_what_each_says_alone(model: Path, tmp_path: Path) -> None:
+def test_two_engines_in_one_process_generate_what_each_does_alone(model: Path, tmp_path: Path) -> None:
     other = write_qwen(tmp_path / "qwen")
     prompts = [list(range(20, 60)), list(range(30, 50))]
     device = Device(8 << 30)
@@ -113,7 +113,7 @@ def test_two_engines_in_one_process_say_what_each_says_alone(model: Path, tmp_pa
         assert [[tokens(generation) for generation in each] for each in generations] == alone
 
 
-def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_chunk(model: Path) -> None:
+def test_a_long_prompt_delays_a_reply_by_no_more_than_a_chunk(model: Path) -> None:
     with load_engine(model, cache_bytes=0, prefill_chunk=50) as engine:
         running = engine.generate(request([20] * 9, count=900))
         while not isinstance(running.next(SOON), TokenDelta):
@@ -124,8 +124,8 @@ def test_a_long_prompt_keeps_nobody_waiting_for_more_than_a_chunk(model: Path) -
         assert progress[-1] == 600
 
 
-def test_a_short_prompt_is_read_beside_a_long_one(model: Path) -> None:
-    """Both need nothing but steps: the short one has its first token long before the long one is read."""
+def test_a_short_prompt_is_prefilled_beside_a_long_one(model: Path) -> None:
+    """The short one has its first token long before the long one is prefilled."""
     with load_engine(model, cache_bytes=0, prefill_chunk=40) as engine:
         long = engine.generate(request([21] * 900, count=1))
         assert isinstance(long.next(SOON), Progress)
@@ -140,7 +140,7 @@ def test_a_short_prompt_is_read_beside_a_long_one(model: Path) -> None:
 
 
 class Counting(MLXBatch):
-    """Counts how long the pieces are in which its network reads."""
+    """Notes the lengths of the chunks that its network prefills."""
 
     def load(self, on_progress: Any) -> Any:
         facts = super().load(on_progress)
@@ -164,7 +164,7 @@ class CountingNetwork:
 
 
 @pytest.mark.parametrize(("logits", "pieces"), [(1 << 26, [100]), (0, [98, 2])])
-def test_a_prompt_with_many_checkpoints_is_read_in_a_piece_or_two_and_all_are_kept(
+def test_a_prompt_with_many_checkpoints_is_one_chunk_or_two_and_all_are_cached(
     model: Path, monkeypatch: pytest.MonkeyPatch, logits: int, pieces: list[int]
 ) -> None:
     monkeypatch.setattr("mlx_backend.engine.mlx.runtime.MAX_SPARE_LOGITS_BYTES", logits)
@@ -181,5 +181,5 @@ def test_a_prompt_with_many_checkpoints_is_read_in_a_piece_or_two_and_all_are_ke
             *items, last = engine.generate(other)
             assert isinstance(last, Finished)
             assert last.cached_tokens == mark
-            said = [item.token for item in items if isinstance(item, TokenDelta)]
-            assert said == tokens(cold.generate(other))
+            generated = [item.token for item in items if isinstance(item, TokenDelta)]
+            assert generated == tokens(cold.generate(other))

@@ -1,4 +1,4 @@
-"""Loading: what a model is called, how much it holds, and what a person is told when it cannot be loaded."""
+"""Loading: a model's name and context length, and the errors of a model that cannot be loaded."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def error_of(model: str | Path) -> str:
     return str(caught.value)
 
 
-def test_a_model_is_called_like_its_folder_unless_it_is_named(folder: Path) -> None:
+def test_a_model_has_its_folders_name_unless_it_is_given_one(folder: Path) -> None:
     with load_engine(str(folder)) as engine:
         assert (engine.model_id, engine.context_length) == ("small-oss", 1024)
         assert engine.tokenizer.vocabulary_size == 512
@@ -54,7 +54,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "~/nowhere", "nowhere", "a/b/c"])
-def test_what_can_be_no_repository_is_not_looked_for_in_the_network(
+def test_a_name_that_can_be_no_repository_is_not_looked_up_on_the_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,9 +65,9 @@ def test_without_a_network_an_unknown_repository_says_what_to_do(tmp_path: Path)
     code = "from mlx_backend.engine.mlx import load_engine; load_engine('nobody/no-such-model')"
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith("mlx_backend.errors.EngineError: There is no folder 'nobody/no-such-model'")
-    assert said.endswith("Check the network, or name a folder that holds the model.")
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("mlx_backend.errors.EngineError: There is no folder 'nobody/no-such-model'")
+    assert message.endswith("Check the network, or name a folder that holds the model.")
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
     assert "there is no config.json" in error_of(tmp_path)
 
 
-def test_a_config_that_is_no_json_is_said_to_be_unreadable(folder: Path) -> None:
+def test_a_config_that_is_no_json_is_reported_as_unreadable(folder: Path) -> None:
     (folder / "config.json").write_text("{oops")
     assert "config.json of 'small-oss' cannot be read" in error_of(folder)
 
@@ -96,14 +96,14 @@ def test_an_unsupported_architecture_is_named(folder: Path) -> None:
     assert "newer mlx-lm" in text
 
 
-def test_missing_weights_are_said_to_be_missing(folder: Path) -> None:
+def test_missing_weights_are_reported(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     text = error_of(folder)
     assert "No safetensors found" in text
     assert "mlx_lm.convert" in text
 
 
-def test_half_a_download_is_said_to_be_broken(folder: Path) -> None:
+def test_half_a_download_is_reported_as_broken(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     text = error_of(folder)
@@ -111,7 +111,7 @@ def test_half_a_download_is_said_to_be_broken(folder: Path) -> None:
     assert "\n" not in text
 
 
-def test_a_missing_tokenizer_is_said_to_be_missing(folder: Path) -> None:
+def test_a_missing_tokenizer_is_reported(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     assert "'small-oss' has no tokenizer: there is no tokenizer.json in" in error_of(folder)
 

@@ -1,4 +1,4 @@
-"""What can be chosen when an engine starts: adapters, quantised caches, limits; honoured, or refused with a reason."""
+"""An engine's options: adapters, quantised caches, limits. Each is honoured, or refused with a reason."""
 
 import threading
 import time
@@ -30,13 +30,13 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen(tmp_path_factory.mktemp("qwen"))
 
 
-def asking(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
+def request_for(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
     prompt = engine.tokenizer.encode(text, control_tokens=True)
     return GenerationRequest(prompt=prompt, max_tokens=count, **fields)  # type: ignore[arg-type]
 
 
-def said(engine: Engine, asked: GenerationRequest) -> list[int]:
-    return [item.token for item in engine.generate(asked) if isinstance(item, TokenDelta)]
+def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
+    return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
 
 
 def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[int]]:
@@ -45,14 +45,14 @@ def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list
 
 
 def room_beside(model: Path, caches: int) -> int:
-    """A limit that leaves so many bytes for caches beside the model."""
+    """Return a limit that leaves so many bytes for caches beside the model."""
     return int(((model / "model.safetensors").stat().st_size + caches) / 0.95) + 1000
 
 
-# -- adapters -----------------------------------------------------------------------------------------------
+# -- adapters ------------------------------------------------------------------------------------------------
 
 
-def test_requests_choose_their_adapters_run_side_by_side_and_leave_nothing_behind(
+def test_requests_with_different_adapters_run_side_by_side_and_leave_nothing_behind(
     windowed: Path, tmp_path: Path
 ) -> None:
     one, other = (write_adapter(tmp_path / f"adapter-{seed}", windowed, seed=seed) for seed in (5, 6))
@@ -61,21 +61,21 @@ def test_requests_choose_their_adapters_run_side_by_side_and_leave_nothing_behin
         load_engine(windowed, adapters={"one": one}, adapter="one") as with_one,
         load_engine(windowed, adapters={"one": one, "other": other}) as engine,
     ):
-        requests = [asking(engine, adapter=name) for name in (None, "one", "other", "one", None)]
-        expected = [said(plain, requests[0]), said(with_one, asking(with_one))]
-        alone = [said(engine, each) for each in requests]
+        requests = [request_for(engine, adapter=name) for name in (None, "one", "other", "one", None)]
+        expected = [reply_tokens(plain, requests[0]), reply_tokens(with_one, request_for(with_one))]
+        alone = [reply_tokens(engine, each) for each in requests]
         assert alone[0] == alone[4] == expected[0]
         assert alone[1] == alone[3] == expected[1]
         assert len({tuple(each) for each in alone}) == 3
         assert together(engine, requests) == alone
-        assert said(engine, requests[0]) == expected[0], "after all of them the model is what it was"
+        assert reply_tokens(engine, requests[0]) == expected[0], "after all of them the model is what it was"
 
 
-def test_a_prefix_read_with_one_adapter_is_not_used_with_another(windowed: Path, tmp_path: Path) -> None:
+def test_a_prefix_prefilled_with_one_adapter_is_not_used_with_another(windowed: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", windowed)
     with load_engine(windowed, adapters={"a": adapter}) as engine:
         for name, cached in ((None, 0), ("a", 0), (None, 1), ("a", 1)):
-            *_, last = engine.generate(asking(engine, adapter=name))
+            *_, last = engine.generate(request_for(engine, adapter=name))
             assert isinstance(last, Finished)
             assert bool(last.cached_tokens) == bool(cached)
 
@@ -97,7 +97,7 @@ def test_an_adapter_that_does_not_fit_is_refused_at_start(
         load_engine(windowed, adapters={"a": folder})
 
 
-# -- caches of other kinds ----------------------------------------------------------------------------------
+# -- caches of other kinds -----------------------------------------------------------------------------------
 
 
 def test_quantised_caches_are_refused_at_start_where_the_model_cannot_have_them(windowed: Path) -> None:
@@ -107,27 +107,29 @@ def test_quantised_caches_are_refused_at_start_where_the_model_cannot_have_them(
         load_engine(windowed, kv_bits=8)
 
 
-def test_replies_with_quantised_caches_take_turns_and_keep_their_prefixes(
+def test_replies_with_quantised_caches_are_decoded_one_by_one_and_their_prefixes_are_cached(
     qwen: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = MLXBatch(qwen, EngineOptions(kv_bits=8), device=Device(8 << 30))
     with ThreadedEngine(batch) as engine:
         assert "cannot be batched (QuantizedKVCache): replies are decoded one after the other" in caplog.text
         requests = [
-            asking(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
+            request_for(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
         ]
-        alone = [said(engine, each) for each in requests]
+        alone = [reply_tokens(engine, each) for each in requests]
         assert together(engine, requests) == alone
         *_, last = engine.generate(requests[1])
         assert isinstance(last, Finished)
         assert last.cached_tokens == len(requests[1].prompt) - 1
 
 
-def test_a_model_of_whole_caches_says_the_same_alone_and_together_and_from_its_prefixes(qwen: Path) -> None:
+def test_a_model_without_windows_generates_the_same_alone_in_a_batch_and_from_cached_prefixes(
+    qwen: Path,
+) -> None:
     with load_engine(qwen) as engine, load_engine(qwen, cache_bytes=0) as cold:
-        requests = [asking(engine, TEXT * count) for count in (1, 2, 3)]
-        expected = [said(cold, each) for each in requests]
-        assert [said(engine, each) for each in requests] == expected
+        requests = [request_for(engine, TEXT * count) for count in (1, 2, 3)]
+        expected = [reply_tokens(cold, each) for each in requests]
+        assert [reply_tokens(engine, each) for each in requests] == expected
         assert together(engine, requests) == expected
 
 
@@ -137,75 +139,75 @@ def test_a_sliding_context_is_honoured_where_the_model_has_none_of_its_own_and_r
     with pytest.raises(EngineError, match=r"--max-kv-size is not possible .* limit the context"):
         load_engine(windowed, max_kv_size=64)
     with load_engine(qwen, max_kv_size=32) as engine:
-        requests = [asking(engine, TEXT * count) for count in (3, 5)]
-        assert together(engine, requests) == [said(engine, each) for each in requests]
+        requests = [request_for(engine, TEXT * count) for count in (3, 5)]
+        assert together(engine, requests) == [reply_tokens(engine, each) for each in requests]
 
 
-def test_drafts_are_refused_where_a_cache_cannot_be_taken_back(tmp_path: Path) -> None:
+def test_drafts_are_refused_where_a_cache_cannot_be_rewound(tmp_path: Path) -> None:
     mamba = write_mamba(tmp_path / "mamba")
     with pytest.raises(
         EngineError, match="Drafts are not possible with this model: its ArraysCache cannot be"
     ):
         load_engine(mamba, draft_from_text=True)
     with load_engine(mamba) as engine:
-        requests = [asking(engine, TEXT * count) for count in (1, 2, 3)]
-        alone = [said(engine, each) for each in requests]
+        requests = [request_for(engine, TEXT * count) for count in (1, 2, 3)]
+        alone = [reply_tokens(engine, each) for each in requests]
         assert together(engine, requests) == alone
-        assert [said(engine, each) for each in requests] == alone, "from kept states"
+        assert [reply_tokens(engine, each) for each in requests] == alone, "from kept states"
 
 
-# -- memory -------------------------------------------------------------------------------------------------
+# -- memory --------------------------------------------------------------------------------------------------
 
 
 def test_what_could_never_fit_is_refused_with_the_figures(qwen: Path) -> None:
     with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
-        assert said(engine, asking(engine, count=5))
+        assert reply_tokens(engine, request_for(engine, count=5))
         with pytest.raises(
             EngineError, match=r"9 tokens of prompt and 1000 of reply would need .* the model leaves"
         ):
-            said(engine, GenerationRequest(prompt=[9] * 9, max_tokens=1000))
+            reply_tokens(engine, GenerationRequest(prompt=[9] * 9, max_tokens=1000))
 
 
 def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
-    with load_engine(qwen, cache_bytes=0) as roomy:
-        requests = [asking(roomy, TEXT * count, count=40) for count in (1, 2, 3, 1, 2)]
-        expected = [said(roomy, each) for each in requests]
+    with load_engine(qwen, cache_bytes=0) as unlimited:
+        requests = [request_for(unlimited, TEXT * count, count=40) for count in (1, 2, 3, 1, 2)]
+        expected = [reply_tokens(unlimited, each) for each in requests]
     with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
         assert together(engine, requests) == expected
         assert engine.is_healthy()
 
 
-def test_replies_that_grow_beyond_what_was_expected_are_put_off_and_brought_back_unchanged(
+def test_replies_that_outgrow_their_reservations_are_preempted_and_resumed_unchanged(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
     fields = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
-    with load_engine(windowed, cache_bytes=0) as roomy:
-        requests = [asking(roomy, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
-        expected = together(roomy, requests)
+    with load_engine(windowed, cache_bytes=0) as unlimited:
+        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
+        expected = together(unlimited, requests)
     with load_engine(windowed, cache_bytes=0, memory_bytes=room_beside(windowed, 2 * 420_000)) as engine:
         assert together(engine, requests) == expected
     assert "Memory is short" in caplog.text
 
 
-def test_replies_that_take_turns_are_put_off_and_brought_back_unchanged(
+def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
     qwen: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     fields = {"count": 600, "expected_tokens": 50, "sampling": Sampling(temperature=1, seed=1)}
     options = {"cache_bytes": 0, "kv_bits": 8}
-    with load_engine(qwen, **options) as roomy:  # type: ignore[arg-type]
-        requests = [asking(roomy, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
-        expected = together(roomy, requests)
+    with load_engine(qwen, **options) as unlimited:  # type: ignore[arg-type]
+        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
+        expected = together(unlimited, requests)
     with load_engine(qwen, memory_bytes=room_beside(qwen, 1_000_000), **options) as engine:  # type: ignore[arg-type]
         assert together(engine, requests) == expected
     assert "Memory is short" in caplog.text
 
 
-def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
+def test_another_models_passing_work_neither_refuses_a_request_for_good_nor_cuts_a_reply_short(
     windowed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
@@ -213,14 +215,14 @@ def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
     asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
 
     def replies(batch: MLXBatch, steps: int) -> Iterator[dict[int, list[object]]]:
-        said: dict[int, list[object]] = {0: [], 1: []}
+        outcomes: dict[int, list[object]] = {0: [], 1: []}
         for _ in range(steps):
             for key, outcome in batch.step():
-                said[key].append(outcome.token if isinstance(outcome, TokenDelta) else outcome)
-            yield said
+                outcomes[key].append(outcome.token if isinstance(outcome, TokenDelta) else outcome)
+            yield outcomes
 
-    def tokens(said: list[object]) -> list[object]:
-        return [each for each in said if not isinstance(each, Progress)]
+    def tokens(outcomes: list[object]) -> list[object]:
+        return [each for each in outcomes if not isinstance(each, Progress)]
 
     def batch_of_two() -> MLXBatch:
         batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)
@@ -243,20 +245,20 @@ def test_what_others_do_for_a_while_neither_refuses_for_good_nor_cuts_a_reply(
             batch.admits(GenerationRequest(prompt=[1], max_tokens=1000))
         with pytest.raises(EngineRefused, match="the model leaves"):
             batch.admits(GenerationRequest(prompt=[1], max_tokens=100_000))
-        for _ in range(390):  # the first goes on alone, past what was set aside for it
-            said = next(running)
-        assert tokens(said[0]) == tokens(expected[0])
-        assert len(tokens(said[1])) < 400
+        for _ in range(390):  # the first continues alone, past its reservation
+            outcomes = next(running)
+        assert tokens(outcomes[0]) == tokens(expected[0])
+        assert len(tokens(outcomes[1])) < 400
         other.set_working(0)
         while batch.loaded.sequences:
-            said = next(running)
-        assert tokens(said[1]) == tokens(expected[1])
+            outcomes = next(running)
+        assert tokens(outcomes[1]) == tokens(expected[1])
     finally:
         other.close()
         batch.unload()
 
 
-def test_a_model_that_cannot_be_loaded_takes_no_room_from_the_others(qwen: Path, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_takes_no_memory_from_the_others(qwen: Path, tmp_path: Path) -> None:
     taken = tmp_path / "not a folder"
     taken.write_text("")
 
@@ -277,7 +279,8 @@ def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
             threads = [
                 threading.Thread(
                     target=lambda at=at: [
-                        said(engine, asking(engine, f"{at} {turn}", count=3)) for turn in range(count)
+                        reply_tokens(engine, request_for(engine, f"{at} {turn}", count=3))
+                        for turn in range(count)
                     ]
                 )
                 for at in range(5)
@@ -288,7 +291,7 @@ def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
                 thread.join()
 
         def at_rest() -> int:
-            """Measure when the last rows have gone: that is a step after their last tokens were said."""
+            """Measure once the last sequences are gone, which is one step after their last tokens."""
             deadline = time.monotonic() + 20
             while (kept := mx.get_active_memory() - others) > 2 << 20 and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -300,11 +303,11 @@ def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
         assert at_rest() <= 2 << 20
 
 
-# -- prefixes on disk ---------------------------------------------------------------------------------------
+# -- prefixes on disk ----------------------------------------------------------------------------------------
 
 
-def cached_of(engine: Engine, asked: GenerationRequest) -> tuple[int, list[int]]:
-    *items, last = engine.generate(asked)
+def cached_of(engine: Engine, request: GenerationRequest) -> tuple[int, list[int]]:
+    *items, last = engine.generate(request)
     assert isinstance(last, Finished)
     return last.cached_tokens, [item.token for item in items if isinstance(item, TokenDelta)]
 
@@ -328,7 +331,7 @@ def test_prefixes_outlive_the_engine_in_a_folder(
         assert cached_of(engine, first) == (0, expected[0])
 
 
-def test_a_folder_is_not_read_by_an_engine_whose_caches_are_others(qwen: Path, tmp_path: Path) -> None:
+def test_a_folder_is_not_used_by_an_engine_with_other_kinds_of_caches(qwen: Path, tmp_path: Path) -> None:
     asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=5, checkpoints=(30,))
     for options, cached in (({"max_kv_size": 64}, 0), ({}, 0), ({"max_kv_size": 64}, 30)):
         with load_engine(qwen, cache_folder=tmp_path, **options) as engine:  # type: ignore[arg-type]
@@ -345,29 +348,29 @@ def test_prefixes_of_the_adapter_that_is_always_on_outlive_the_engine(windowed: 
             assert cached_of(engine, asked)[0] == cached
 
 
-def test_what_is_read_ahead_is_read_with_the_adapter_it_is_for(windowed: Path, tmp_path: Path) -> None:
+def test_a_warm_up_uses_the_adapter_it_is_for(windowed: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", windowed)
     prompt = list(range(20, 120))
     with load_engine(windowed, adapters={"a": adapter}) as engine:
-        told = threading.Event()
+        planned = threading.Event()
 
         def plan() -> list[int]:
-            told.set()
+            planned.set()
             return prompt[:80]
 
-        for _ in range(2):  # the second is known already
-            told.clear()
+        for _ in range(2):  # the second is cached already
+            planned.clear()
             engine.prewarm(plan, "a")
-            assert told.wait(20)
+            assert planned.wait(20)
         for name, cached in (("a", 80), (None, 0)):
             asked = GenerationRequest(prompt=prompt, max_tokens=2, adapter=name)
-            # It is read while nobody waits: before or after a first request that comes too soon.
+            # It is prefilled while the queue is empty: before or after the first request, if that arrives too soon.
             found = [cached_of(engine, asked)[0] for _ in range(3)]
             assert found[-1] >= cached
             assert name or found[0] == 0
 
 
-def test_a_prompt_that_is_to_be_kept_and_is_kept_already_is_not_read_again(
+def test_a_warm_up_of_a_cached_prompt_prefills_nothing(
     windowed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = MLXBatch(windowed, EngineOptions(), device=Device(8 << 30))

@@ -1,4 +1,4 @@
-"""Several texts in one run of a network: each gets the logits it would get alone, and keeps caches of its own."""
+"""Packed runs: each sequence gets the logits it would get alone, and keeps caches of its own."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +28,7 @@ def text(seed: int, length: int) -> list[int]:
 
 
 def read(network: Any, tokens: Sequence[int]) -> list[Any]:
-    """Return the caches behind a text."""
+    """Return caches that hold a text."""
     layers: list[Any] = make_prompt_cache(network)
     network(mx.array([list(tokens)]), cache=layers)
     return layers
@@ -53,7 +53,7 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
     parts = [Segment(mx.array([[each[0]] for each in texts]), batch)]
     parts += [Segment(mx.array([each]), read(network, texts[0])) for each in prompts]
     assert same(run_packed(network, parts), mx.concatenate(expected))
-    for part, tokens in zip(parts[1:], prompts, strict=True):  # and each goes on from its own caches
+    for part, tokens in zip(parts[1:], prompts, strict=True):  # each continues from its own caches
         nexts = run_packed(network, [Segment(mx.array([[5]]), part.layers)])
         assert same(nexts, network(mx.array([[5]]), cache=read(network, [*texts[0], *tokens]))[0])
     assert same(
@@ -64,7 +64,7 @@ def test_replies_and_prompts_in_one_run_get_what_each_gets_alone(
     )
 
 
-def test_what_fails_leaves_all_caches_as_they_were(network: Any) -> None:
+def test_a_failed_run_leaves_all_caches_unchanged(network: Any) -> None:
     assert can_pack(network, partial(make_prompt_cache, network))
     parts = [Segment(mx.array([text(at, 9)]), read(network, text(at, 20))) for at in range(2)]
     expected = run_packed(
@@ -82,7 +82,7 @@ def test_what_fails_leaves_all_caches_as_they_were(network: Any) -> None:
 
 
 class _Own(nn.Module):  # type: ignore[misc]
-    """A network of one layer that attends, or knows its places, in a way of its own."""
+    """A network of one layer with attention, or with positions, of its own."""
 
     def __init__(self, *, attends: bool) -> None:
         super().__init__()
@@ -92,23 +92,23 @@ class _Own(nn.Module):  # type: ignore[misc]
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         x = self.embed(tokens)[:, None]
-        place = cache[0].offset if self._attends else cache[0].offset + 1
-        keys, values = cache[0].update_and_fetch(self.rope(x, offset=place), x)
-        found = mx.fast.scaled_dot_product_attention(self.rope(x, offset=place), keys, values, scale=0.25)
+        position = cache[0].offset if self._attends else cache[0].offset + 1
+        keys, values = cache[0].update_and_fetch(self.rope(x, offset=position), x)
+        found = mx.fast.scaled_dot_product_attention(self.rope(x, offset=position), keys, values, scale=0.25)
         logits: mx.array = self.embed.as_linear(found[:, 0])
         return logits
 
 
 @pytest.mark.parametrize("attends", [False, True])
-def test_a_network_with_ways_of_its_own_is_not_run_packed(attends: bool) -> None:
+def test_a_network_with_attention_or_positions_of_its_own_is_not_run_packed(attends: bool) -> None:
     assert not can_pack(_Own(attends=attends), lambda: [KVCache()])
 
 
-def test_a_network_that_only_looks_as_if_it_could_is_found_out(tmp_path: Path) -> None:
+def test_a_network_that_accepts_packing_but_computes_it_wrong_is_not_run_packed(tmp_path: Path) -> None:
     network, _ = load_model(write_model(tmp_path))
 
     class Mistaken(nn.Module):  # type: ignore[misc]
-        """Mistakes where tokens stand as soon as there are several texts."""
+        """Changes the positions of tokens as soon as there are several sequences."""
 
         def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
             if not isinstance(cache[0].offset, int | mx.array):
@@ -119,15 +119,15 @@ def test_a_network_that_only_looks_as_if_it_could_is_found_out(tmp_path: Path) -
     assert not can_pack(Mistaken(), partial(make_prompt_cache, network))
 
 
-def test_a_network_that_fails_with_several_texts_is_served_without(tmp_path: Path) -> None:
+def test_a_network_that_fails_with_several_sequences_is_not_run_packed(tmp_path: Path) -> None:
     network, _ = load_model(write_model(tmp_path))
 
     class Alone(nn.Module):  # type: ignore[misc]
-        """Takes one text at a time."""
+        """Takes one sequence at a time."""
 
         def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
             if tokens.shape[0] > 1:
-                raise ValueError("one text at a time")
+                raise ValueError("one sequence at a time")
             logits: mx.array = network(tokens, cache=cache)
             return logits
 

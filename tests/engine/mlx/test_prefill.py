@@ -1,5 +1,4 @@
-"""Prompts that arrive together, or while others talk: all are read in one run with the replies' next tokens, and
-everybody is answered as if alone."""
+"""Prefill: prompts run packed with each other and with the replies' next tokens, and are answered as if alone."""
 
 import gc
 import random
@@ -23,46 +22,46 @@ WINDOW = 32  # of write_model's sliding layers
 
 
 class Watched(MLXBatch):
-    """Notes what its networks are given, and has no room for many logits if that is asked for."""
+    """Notes what its networks run. With `few_logits` a prompt's last chunk has two tokens."""
 
     def __init__(
         self, model: Path, *, few_logits: bool = False, can_pack: bool = True, **options: Any
     ) -> None:
         super().__init__(model, EngineOptions(prefill_chunk=4096, **options), device=Device(8 << 30))
-        self.poison: int | None = None  # in a prompt; noticed when its caches have been written to
-        self.runs: list[list[tuple[int, int]]] = []  # the parts of each run: rows, and tokens of each
+        self.poison: int | None = None  # a token; a prompt with it fails once its caches have been written to
+        self.runs: list[list[tuple[int, int]]] = []  # the segments of each run: rows, and tokens in each
         super().load(lambda _: None)
         assert self.loaded.runtime.can_pack
         self.loaded.runtime.can_pack = can_pack
         if few_logits:
             self.loaded.runtime.max_spare_logits = 1
-        for space, network in self.loaded.runtime.networks.items():
-            self.loaded.runtime.networks[space] = _Watched(network, self)
+        for adapter_name, network in self.loaded.runtime.networks.items():
+            self.loaded.runtime.networks[adapter_name] = _Watched(network, self)
 
     @property
-    def tokens_read(self) -> int:
-        """How many tokens of prompts were read in pieces of more than one."""
+    def tokens_prefilled(self) -> int:
+        """How many tokens of prompts were prefilled, in chunks of more than one."""
         return sum(length for run in self.runs for _, length in run if length > 1)
 
     def take(self, count: int) -> dict[int, list[int] | EngineError]:
-        """Take steps; return what was said in them."""
-        said: dict[int, list[int]] = {}
+        """Take steps; return what they generated."""
+        generated: dict[int, list[int]] = {}
         failed: dict[int, EngineError] = {}
         for _ in range(count):
             for key, outcome in self.step():
                 if isinstance(outcome, TokenDelta):
-                    said.setdefault(key, []).append(outcome.token)
+                    generated.setdefault(key, []).append(outcome.token)
                 elif isinstance(outcome, EngineError):
                     failed[key] = outcome
-        return said | failed
+        return generated | failed
 
     def answers(self, requests: Sequence[GenerationRequest]) -> list[list[int] | EngineError]:
-        """Begin all requests in one step, and run them to their ends."""
+        """Insert all requests at once, and run them to their ends."""
         for key, request in enumerate(requests):
             self.insert(key, request)
-        said = self.take(2 + max(request.max_tokens for request in requests))
+        generated = self.take(2 + max(request.max_tokens for request in requests))
         assert not self.loaded.sequences
-        return [said[key] for key in range(len(requests))]
+        return [generated[key] for key in range(len(requests))]
 
 
 class _Watched:
@@ -109,61 +108,61 @@ def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(10, 60), k=length)
 
 
-def asked(tokens: Sequence[int], count: int = 12, **fields: Any) -> GenerationRequest:
+def request_for(tokens: Sequence[int], count: int = 12, **fields: Any) -> GenerationRequest:
     return GenerationRequest(prompt=list(tokens), max_tokens=count, **fields)
 
 
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
 @pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 14, 7, 11), (3, 4, 30, 200, 180, 5)], ids=str)
 @pytest.mark.parametrize("kind", ["windowed", "qwen"])
-def test_prompts_that_arrive_together_are_read_in_one_run_and_answered_as_each_is_alone(
+def test_prompts_that_arrive_together_are_prefilled_in_one_run_and_answered_as_each_is_alone(
     models: dict[str, Path], watched: Any, kind: str, lengths: tuple[int, ...], few_logits: bool
 ) -> None:
-    requests = [asked(prompt(at, length)) for at, length in enumerate(lengths)]
-    alone = watched(models[kind], cache_bytes=0)
-    expected = [alone.answers([request])[0] for request in requests]
-    crowd = watched(models[kind], cache_bytes=0, few_logits=few_logits)
-    assert crowd.answers(requests) == expected
-    if few_logits:
-        assert crowd.runs[0] == [(1, length - 2) for length in lengths]
-        assert crowd.runs[1] == [(1, 2) for _ in lengths]
-    else:
-        assert crowd.runs[0] == [(1, length) for length in lengths]
-    assert crowd.runs[1 + few_logits :] == [[(len(lengths), 1)]] * 11
-
-
-@pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
-@pytest.mark.parametrize("talking", [1, 3])
-@pytest.mark.parametrize("kind", ["windowed", "qwen"])
-def test_newcomers_are_read_in_the_run_that_gives_the_others_their_next_token(
-    models: dict[str, Path], watched: Any, kind: str, talking: int, few_logits: bool
-) -> None:
-    requests = [asked(prompt(at, 40 + at), 50) for at in range(6)]
+    requests = [request_for(prompt(at, length)) for at, length in enumerate(lengths)]
     alone = watched(models[kind], cache_bytes=0)
     expected = [alone.answers([request])[0] for request in requests]
     batch = watched(models[kind], cache_bytes=0, few_logits=few_logits)
-    for key in range(talking):
+    assert batch.answers(requests) == expected
+    if few_logits:
+        assert batch.runs[0] == [(1, length - 2) for length in lengths]
+        assert batch.runs[1] == [(1, 2) for _ in lengths]
+    else:
+        assert batch.runs[0] == [(1, length) for length in lengths]
+    assert batch.runs[1 + few_logits :] == [[(len(lengths), 1)]] * 11
+
+
+@pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
+@pytest.mark.parametrize("num_decoding", [1, 3])
+@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+def test_new_prompts_are_prefilled_in_the_run_that_decodes_the_next_tokens_of_the_replies(
+    models: dict[str, Path], watched: Any, kind: str, num_decoding: int, few_logits: bool
+) -> None:
+    requests = [request_for(prompt(at, 40 + at), 50) for at in range(6)]
+    alone = watched(models[kind], cache_bytes=0)
+    expected = [alone.answers([request])[0] for request in requests]
+    batch = watched(models[kind], cache_bytes=0, few_logits=few_logits)
+    for key in range(num_decoding):
         batch.insert(key, requests[key])
-    begun = batch.take(20)
+    before = batch.take(20)
     del batch.runs[:]
-    for key in range(talking, 6):
+    for key in range(num_decoding, 6):
         batch.insert(key, requests[key])
     step = batch.take(1)
-    assert [len(step[key]) for key in range(talking)] == [1] * talking
+    assert [len(step[key]) for key in range(num_decoding)] == [1] * num_decoding
     *ahead, together = batch.runs
-    lasts = [2 if few_logits else 40 + at for at in range(talking, 6)]
-    assert together == [(talking, 1), *((1, last) for last in lasts)]
-    assert ahead == ([[(1, 38 + at) for at in range(talking, 6)]] if few_logits else [])
+    lasts = [2 if few_logits else 40 + at for at in range(num_decoding, 6)]
+    assert together == [(num_decoding, 1), *((1, last) for last in lasts)]
+    assert ahead == ([[(1, 38 + at) for at in range(num_decoding, 6)]] if few_logits else [])
     rest = batch.take(60)
-    assert [begun.get(key, []) + step.get(key, []) + rest[key] for key in range(6)] == expected
+    assert [before.get(key, []) + step.get(key, []) + rest[key] for key in range(6)] == expected
     assert all(len(run) == 1 for run in batch.runs[len(ahead) + 1 :])
 
 
 @pytest.mark.parametrize("kind", ["windowed", "qwen"])
-def test_where_a_network_cannot_be_run_packed_each_prompt_is_read_by_itself(
+def test_where_a_network_cannot_be_run_packed_each_prompt_is_prefilled_by_itself(
     models: dict[str, Path], watched: Any, kind: str
 ) -> None:
-    requests = [asked(prompt(at, 10 + at)) for at in range(4)]
+    requests = [request_for(prompt(at, 10 + at)) for at in range(4)]
     packed = watched(models[kind], cache_bytes=0)
     expected = packed.answers(requests)
     batch = watched(models[kind], cache_bytes=0, can_pack=False)
@@ -172,32 +171,32 @@ def test_where_a_network_cannot_be_run_packed_each_prompt_is_read_by_itself(
 
 
 @pytest.mark.parametrize("together", [1, 4])
-def test_what_is_kept_of_long_prompts_holds_as_much_memory_as_is_counted(
+def test_cached_prefixes_of_long_prompts_hold_as_much_memory_as_is_counted(
     models: dict[str, Path], watched: Any, together: int
 ) -> None:
     batch = watched(models["windowed"])
-    batch.answers([asked(prompt(0, 600), checkpoints=(100, 300))])
+    batch.answers([request_for(prompt(0, 600), checkpoints=(100, 300))])
     gc.collect()
     mx.synchronize()
-    mx.clear_cache()  # or somewhat larger arrays may be used again
+    mx.clear_cache()  # or larger freed buffers may be reused
     held, counted = mx.get_active_memory(), batch.loaded.runtime.prefixes.nbytes
     for turn in range(1, 5, together):
         batch.answers(
-            [asked(prompt(turn + at, 600), checkpoints=(100, 300)) for at in range(together)],
+            [request_for(prompt(turn + at, 600), checkpoints=(100, 300)) for at in range(together)],
         )
     mx.synchronize()
     counted = batch.loaded.runtime.prefixes.nbytes - counted
     assert mx.get_active_memory() - held == pytest.approx(counted, rel=0.1)
 
 
-def test_a_first_word_does_not_wait_for_a_piece_of_a_long_prompt(
+def test_a_first_token_does_not_wait_for_a_chunk_of_a_long_prompt(
     models: dict[str, Path], watched: Any
 ) -> None:
     batch = watched(models["windowed"], cache_bytes=0)
     batch.loaded.prefill_queue.pacer = PrefillPacer(64)
-    batch.insert(0, asked(prompt(0, 10)))
-    batch.insert(1, asked(prompt(1, 10)))
-    batch.insert(2, asked(prompt(2, 500)))
+    batch.insert(0, request_for(prompt(0, 10)))
+    batch.insert(1, request_for(prompt(1, 10)))
+    batch.insert(2, request_for(prompt(2, 500)))
     order = [(key, type(outcome)) for _ in range(3) for key, outcome in batch.step()]
     firsts = [order.index((key, TokenDelta)) for key in (0, 1)]
     assert max(firsts) < [at for at, each in enumerate(order) if each == (2, Progress)][1]
@@ -205,40 +204,40 @@ def test_a_first_word_does_not_wait_for_a_piece_of_a_long_prompt(
 
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
 @pytest.mark.parametrize("kind", ["windowed", "qwen"])
-def test_what_a_run_of_several_prompts_leaves_behind_is_each_ones_own_prefix(
+def test_a_run_of_several_prompts_caches_each_ones_own_prefixes(
     models: dict[str, Path], watched: Any, kind: str, few_logits: bool
 ) -> None:
-    begun = [prompt(at, length) for at, length in enumerate((50, 65, 40, 70))]
-    nexts = [[*tokens[:-5], 7, 8, 9, *prompt(9, 20)] for tokens in begun]
+    before = [prompt(at, length) for at, length in enumerate((50, 65, 40, 70))]
+    nexts = [[*tokens[:-5], 7, 8, 9, *prompt(9, 20)] for tokens in before]
     cold = watched(models[kind], cache_bytes=0)
-    expected = [cold.answers([asked(tokens)])[0] for tokens in nexts]
+    expected = [cold.answers([request_for(tokens)])[0] for tokens in nexts]
     warm = watched(models[kind], few_logits=few_logits)
-    warm.answers([asked(tokens, checkpoints=(20, len(tokens) - 5)) for tokens in begun])
-    read = warm.tokens_read
-    assert warm.answers([asked(tokens) for tokens in nexts]) == expected
-    assert warm.tokens_read - read == 4 * 23
+    warm.answers([request_for(tokens, checkpoints=(20, len(tokens) - 5)) for tokens in before])
+    read = warm.tokens_prefilled
+    assert warm.answers([request_for(tokens) for tokens in nexts]) == expected
+    assert warm.tokens_prefilled - read == 4 * 23
 
 
-def test_what_prompts_have_in_common_is_read_once(models: dict[str, Path], watched: Any) -> None:
+def test_a_common_prefix_is_prefilled_once(models: dict[str, Path], watched: Any) -> None:
     system = prompt(1, 100)
-    requests = [asked([*system, *prompt(at, 10)], checkpoints=(100,)) for at in range(2, 8)]
+    requests = [request_for([*system, *prompt(at, 10)], checkpoints=(100,)) for at in range(2, 8)]
     batch = watched(models["windowed"])
     batch.answers(requests)
-    assert batch.tokens_read == 110 + 5 * 10
+    assert batch.tokens_prefilled == 110 + 5 * 10
     assert batch.runs[:2] == [[(1, 110)], [(1, 1), *([(1, 10)] * 5)]]
 
 
-def test_the_same_prompt_at_once_is_read_once(models: dict[str, Path], watched: Any) -> None:
+def test_equal_prompts_that_arrive_together_are_prefilled_once(models: dict[str, Path], watched: Any) -> None:
     batch = watched(models["windowed"])
-    first, *others = batch.answers([asked(prompt(1, 80))] * 4)
+    first, *others = batch.answers([request_for(prompt(1, 80))] * 4)
     assert others == [first] * 3
-    assert batch.tokens_read == 80
+    assert batch.tokens_prefilled == 80
 
 
-def test_prompts_that_were_asked_before_are_answered_again_in_one_run(
+def test_repeated_prompts_are_answered_from_the_cache_in_one_run(
     models: dict[str, Path], watched: Any
 ) -> None:
-    requests = [asked(prompt(at, length)) for at, length in enumerate((20, 60, 33, 32))]
+    requests = [request_for(prompt(at, length)) for at, length in enumerate((20, 60, 33, 32))]
     batch = watched(models["windowed"])
     expected = batch.answers(requests)
     del batch.runs[:]
@@ -246,41 +245,43 @@ def test_prompts_that_were_asked_before_are_answered_again_in_one_run(
     assert batch.runs == [[(1, 1)] * 4, *([[(4, 1)]] * 11)]
 
 
-def test_prompts_for_different_adapters_are_not_read_together(
+def test_prompts_for_different_adapters_are_not_prefilled_together(
     models: dict[str, Path], watched: Any, tmp_path: Path
 ) -> None:
     adapter = write_adapter(tmp_path / "adapter", models["windowed"], seed=3)
     batch = watched(models["windowed"], cache_bytes=0, adapters={"one": adapter})
-    requests = [asked(prompt(at, 10), adapter=name) for at, name in enumerate((None, "one", None, "one"))]
+    requests = [
+        request_for(prompt(at, 10), adapter=name) for at, name in enumerate((None, "one", None, "one"))
+    ]
     expected = [batch.answers([request])[0] for request in requests]
     del batch.runs[:]
     assert batch.answers(requests) == expected
     assert batch.runs[:4] == [[(1, 10), (1, 10)], [(1, 10), (1, 10)], [(2, 1)], [(2, 1)]]
 
 
-@pytest.mark.parametrize("talking", [0, 1, 3])
+@pytest.mark.parametrize("num_decoding", [0, 1, 3])
 @pytest.mark.parametrize("kind", ["windowed", "qwen"])
-def test_a_prompt_that_fails_beside_others_fails_alone_and_they_say_what_they_would_have_said(
-    models: dict[str, Path], watched: Any, kind: str, talking: int
+def test_a_prompt_that_fails_beside_others_fails_alone_and_leaves_their_replies_unchanged(
+    models: dict[str, Path], watched: Any, kind: str, num_decoding: int
 ) -> None:
-    requests = [asked(prompt(at, 50 + at), 40) for at in range(5)]
+    requests = [request_for(prompt(at, 50 + at), 40) for at in range(5)]
     alone = watched(models[kind], cache_bytes=0)
     expected = [alone.answers([request])[0] for request in requests]
     batch = watched(models[kind], cache_bytes=0)
-    for key in range(talking):
+    for key in range(num_decoding):
         batch.insert(key, requests[key])
     before = batch.take(20)
-    for key in range(talking, 5):
+    for key in range(num_decoding, 5):
         batch.insert(key, requests[key])
     batch.poison = 7
-    batch.insert(5, asked([*prompt(7, 8), batch.poison, 9]))
+    batch.insert(5, request_for([*prompt(7, 8), batch.poison, 9]))
     after = batch.take(50)
     assert "Unable to allocate 99 bytes" in str(after.pop(5))
     assert [before.get(key, []) + after[key] for key in range(5)] == expected
 
 
-def test_a_reply_of_one_token_ends_beside_others_that_go_on(models: dict[str, Path], watched: Any) -> None:
-    requests = [asked(prompt(at, 10 + at), count) for at, count in enumerate((1, 12, 1, 12, 2))]
+def test_a_reply_of_one_token_ends_beside_others_that_continue(models: dict[str, Path], watched: Any) -> None:
+    requests = [request_for(prompt(at, 10 + at), count) for at, count in enumerate((1, 12, 1, 12, 2))]
     batch = watched(models["windowed"], cache_bytes=0)
     expected = [batch.answers([request])[0] for request in requests]
     assert batch.answers(requests) == expected
@@ -288,7 +289,7 @@ def test_a_reply_of_one_token_ends_beside_others_that_go_on(models: dict[str, Pa
 
 
 class _Confused:
-    """A constraint that cannot say what may come first."""
+    """A constraint that fails at the first token."""
 
     def unconstrained_tokens(self) -> int:
         return 0
@@ -302,12 +303,12 @@ class _Confused:
 
 @pytest.mark.parametrize("count", [1, 12])
 @pytest.mark.parametrize("others", [0, 3])
-def test_a_first_word_that_cannot_be_chosen_is_an_error_of_its_own(
+def test_a_first_token_that_cannot_be_sampled_fails_its_own_request_alone(
     models: dict[str, Path], watched: Any, others: int, count: int
 ) -> None:
-    requests = [asked(prompt(at, 10 + at)) for at in range(others)]
+    requests = [request_for(prompt(at, 10 + at)) for at in range(others)]
     batch = watched(models["windowed"], cache_bytes=0)
     expected = [batch.answers([request])[0] for request in requests]
-    *found, lost = batch.answers([*requests, asked(prompt(9, 9), count, constraint=_Confused())])
+    *found, lost = batch.answers([*requests, request_for(prompt(9, 9), count, constraint=_Confused())])
     assert "the grammar is lost" in str(lost)
     assert found == expected

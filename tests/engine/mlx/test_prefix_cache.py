@@ -1,4 +1,4 @@
-"""Which prefixes are found, what they share, and which are given up first."""
+"""The prefix cache: which prefixes are found, what they share, and which are evicted first."""
 
 import gc
 import random
@@ -14,7 +14,7 @@ from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 
 
 def layers(length: int, size: int = 4) -> list[Any]:
-    """A full and a sliding layer that have read the tokens 0 … length - 1: each token's key is its number."""
+    """Return a full and a sliding layer that hold the tokens 0 … length - 1: each token's key is its number."""
     full, window = KVCache(), RotatingKVCache(max_size=8)
     numbers = mx.broadcast_to(mx.arange(length, dtype=mx.float32)[None, None, :, None], (1, 2, length, size))
     for layer in (full, window):
@@ -57,7 +57,7 @@ def test_checkpoints_of_one_conversation_share_what_they_have_in_common() -> Non
     assert apart.nbytes == 2.5 * one + windows
 
 
-def test_when_the_longest_is_given_up_the_others_still_hold_theirs() -> None:
+def test_when_the_longest_is_evicted_the_others_still_hold_theirs() -> None:
     cache = PrefixCache(1 << 30)
     for length in (60, 20, 40, 90):
         cache.insert([9] * length, layers(length))
@@ -72,12 +72,12 @@ def test_when_the_longest_is_given_up_the_others_still_hold_theirs() -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1, 40), (200, 600)])
-def test_the_bytes_are_those_that_are_really_held(lengths: tuple[int, int]) -> None:
+def test_the_counted_bytes_are_those_really_held(lengths: tuple[int, int]) -> None:
     cache = PrefixCache(1 << 30)
     chooser = random.Random(6)
     gc.collect()
     mx.synchronize()
-    mx.clear_cache()  # or somewhat larger arrays may be used again
+    mx.clear_cache()  # or larger freed buffers may be reused
     before = mx.get_active_memory()
     for _ in range(60):
         length = chooser.randrange(*lengths)
@@ -92,7 +92,7 @@ def test_the_bytes_are_those_that_are_really_held(lengths: tuple[int, int]) -> N
     assert mx.get_active_memory() - before < 100_000
 
 
-def test_what_saves_least_for_its_size_goes_first_and_use_keeps_alive() -> None:
+def test_what_saves_least_for_its_size_is_evicted_first_and_use_protects() -> None:
     cache = PrefixCache(1 << 30)
     for name in range(1, 6):
         cache.insert([name] * 50, layers(50))
@@ -106,7 +106,7 @@ def test_what_saves_least_for_its_size_goes_first_and_use_keeps_alive() -> None:
     assert cache.covered_tokens([2] * 60) == 0
 
 
-def test_what_is_taken_out_can_be_written_to_and_what_is_kept_does_not_change() -> None:
+def test_found_layers_can_be_written_to_without_changing_the_cached_ones() -> None:
     cache = PrefixCache(1 << 30)
     cache.insert([9] * 30, layers(30))
     for _ in range(2):
@@ -121,24 +121,24 @@ def test_what_is_taken_out_can_be_written_to_and_what_is_kept_does_not_change() 
     assert contents(twin) == list(range(30))
 
 
-def test_what_is_larger_than_all_the_room_there_is_is_not_kept() -> None:
+def test_a_prefix_larger_than_the_limit_is_not_cached() -> None:
     cache = PrefixCache(20_000)
     assert not cache.insert([9] * 500, layers(500))
     assert cache.insert([9] * 20, layers(20))
     assert (len(cache), cache.covered_tokens([9] * 501)) == (1, 20)
 
 
-def test_a_space_never_sees_anothers() -> None:
+def test_a_prefix_is_never_found_for_another_adapter() -> None:
     cache = PrefixCache(1 << 30)
     cache.insert([9] * 20, layers(20), "pirate")
     assert cache.find_longest([9] * 30) == (0, None)
     assert cache.find_longest([9] * 30, "pirate")[0] == 20
 
 
-def test_a_state_that_is_taken_out_of_a_batch_does_not_hold_on_to_it() -> None:
+def test_a_state_extracted_from_a_batch_does_not_hold_on_to_it() -> None:
     gc.collect()
     mx.synchronize()
-    mx.clear_cache()  # or somewhat larger arrays may be used again
+    mx.clear_cache()  # or larger freed buffers may be reused
     before = mx.get_active_memory()
     batch = mx.ones((8, 4, 1 << 16))
     state = ArraysCache(1)

@@ -1,4 +1,4 @@
-"""Drafts make a reply faster or not, and never another one."""
+"""Speculative decoding: drafts can make a reply faster, and never change it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,13 +26,13 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a window of 32 that says nonsense, some of it again and again."""
+    """A model with a window of 32 that generates nonsense, some of it repeatedly."""
     return write_model(tmp_path_factory.mktemp("target"), eos_token_id=[])
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with the same vocabulary that would say something else: nearly every draft of it is wrong."""
+    """A model with the same vocabulary that generates something else: nearly every draft of it is wrong."""
     return write_model(tmp_path_factory.mktemp("other"), seed=4, eos_token_id=[])
 
 
@@ -41,7 +41,7 @@ def prompts(engine: Engine) -> list[list[int]]:
     return [engine.tokenizer.encode(text, control_tokens=True) for text in texts]
 
 
-def said(engine: Engine, prompt: Sequence[int], sampling: Sampling, count: int = 60) -> list[int]:
+def reply_tokens(engine: Engine, prompt: Sequence[int], sampling: Sampling, count: int = 60) -> list[int]:
     request = GenerationRequest(prompt=prompt, max_tokens=count, sampling=sampling, logprobs=1)
     *items, last = engine.generate(request)
     assert isinstance(last, Finished)
@@ -65,21 +65,19 @@ def test_every_reply_is_the_one_without_drafts(target: Path, other: Path, source
     ):
         for prompt in prompts(plain):
             for sampling in SAMPLINGS:
-                assert said(drafting, prompt, sampling) == said(plain, prompt, sampling)
+                assert reply_tokens(drafting, prompt, sampling) == reply_tokens(plain, prompt, sampling)
 
 
-def test_a_draft_that_is_right_saves_steps(target: Path) -> None:
+def test_right_drafts_save_steps(target: Path) -> None:
     batch = MLXBatch(
         target, EngineOptions(cache_bytes=0, draft_model=str(target), draft_tokens=4), device=Device(8 << 30)
     )
     with ThreadedEngine(batch) as engine:
-        said(engine, prompts(engine)[0], Sampling(), count=100)
-        assert batch.loaded.steps <= 25, "each says five tokens, and one reads the prompt"
+        reply_tokens(engine, prompts(engine)[0], Sampling(), count=100)
+        assert batch.loaded.steps <= 25, "each generates five tokens, and one prefills the prompt"
 
 
-def test_a_reply_that_is_joined_by_others_and_left_alone_again_is_still_the_same(
-    target: Path, other: Path
-) -> None:
+def test_a_reply_that_others_join_and_leave_is_still_the_same(target: Path, other: Path) -> None:
     with (
         load_engine(target, cache_bytes=0) as plain,
         load_engine(target, cache_bytes=0, draft_model=str(other)) as drafting,
@@ -87,12 +85,15 @@ def test_a_reply_that_is_joined_by_others_and_left_alone_again_is_still_the_same
         sampling = SAMPLINGS[1]
         long, short, third = prompts(plain)
         expected = [
-            said(plain, prompt, sampling, count) for prompt, count in ((long, 150), (short, 20), (third, 40))
+            reply_tokens(plain, prompt, sampling, count)
+            for prompt, count in ((long, 150), (short, 20), (third, 40))
         ]
         first = drafting.generate(GenerationRequest(prompt=long, max_tokens=150, sampling=sampling))
         while not isinstance(first.next(), TokenDelta):
             pass
-        got = [said(drafting, prompt, sampling, count) for prompt, count in ((short, 20), (third, 40))]
+        got = [
+            reply_tokens(drafting, prompt, sampling, count) for prompt, count in ((short, 20), (third, 40))
+        ]
         rest = [item.token for item in first if isinstance(item, TokenDelta)]
         assert got == expected[1:]
         assert rest == expected[0][1:]
@@ -121,7 +122,7 @@ def test_drafts_stop_where_the_reply_ends() -> None:
             ]
 
 
-def test_a_text_is_continued_as_it_went_on_before() -> None:
+def test_the_text_drafter_continues_a_text_as_it_continued_before() -> None:
     drafter = TextDrafter()
     assert drafter.propose([1, 2], 4) == []
     assert drafter.propose([1, 2, 3, 4, 5, 6], 4) == []
@@ -137,7 +138,7 @@ def test_a_draft_model_with_other_tokens_is_refused_at_start(target: Path) -> No
         load_engine(target, draft_model=str(MODEL_PATH))
 
 
-def test_a_draft_model_is_asked_nothing_about_ids_beyond_its_table(target: Path) -> None:
+def test_a_draft_model_never_sees_ids_beyond_its_table(target: Path) -> None:
     known = 60
     drafter = ModelDrafter(load_model(target, EngineOptions(), lambda _: None).network, known)
     assert drafter.propose([20, known, 21], 4) == []
@@ -145,13 +146,13 @@ def test_a_draft_model_is_asked_nothing_about_ids_beyond_its_table(target: Path)
     assert max(drafts) < known
 
 
-def test_a_draft_model_whose_caches_cannot_be_taken_back_is_refused_at_start(tmp_path: Path) -> None:
+def test_a_draft_model_whose_caches_cannot_be_rewound_is_refused_at_start(tmp_path: Path) -> None:
     target, draft = write_qwen(tmp_path / "qwen"), write_mamba(tmp_path / "mamba")
     with pytest.raises(EngineError, match="'mamba' cannot draft: its ArraysCache cannot be taken back"):
         load_engine(target, draft_model=str(draft))
 
 
-def test_what_a_draft_model_keeps_of_each_reply_is_set_aside_too(target: Path) -> None:
+def test_memory_is_reserved_for_the_draft_models_caches_too(target: Path) -> None:
     costs = []
     for draft in (None, str(target)):
         batch = MLXBatch(target, EngineOptions(draft_model=draft), device=Device(8 << 30))

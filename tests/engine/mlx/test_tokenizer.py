@@ -1,4 +1,4 @@
-"""Text to tokens and back: what is said is data, what steers is a control token, and the two never mix."""
+"""Text to tokens and back: text is data, markers are control tokens, and the two never mix."""
 
 import threading
 from pathlib import Path
@@ -41,7 +41,7 @@ def demo() -> MLXTokenizer:
     return MLXTokenizer(load_wrapper(MODEL_PATH), 1024)
 
 
-# -- control tokens -----------------------------------------------------------------------------------------
+# -- control tokens ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece, words_and_markers])
@@ -76,7 +76,9 @@ def test_half_a_surrogate_pair_is_a_question_mark_not_an_error(byte_bpe: MLXToke
     assert byte_bpe.decode(byte_bpe.encode("a\ud83db", control_tokens=False)) == "a?b"
 
 
-def test_unmarked_added_tokens_steer_if_they_open_reasoning_and_are_text_if_not(tmp_path: Path) -> None:
+def test_unmarked_added_tokens_are_control_tokens_if_they_open_reasoning_and_text_if_not(
+    tmp_path: Path,
+) -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens(["<table>"])
     model = read(tmp_path, tokenizer)
@@ -95,7 +97,7 @@ def test_no_bos_token_is_ever_added_by_itself_but_it_is_known(tmp_path: Path) ->
         assert bos not in tokenizer.encode("the fox", control_tokens=control_tokens)
 
 
-def test_a_tokenizer_without_bos_opens_with_nothing(byte_bpe: MLXTokenizer) -> None:
+def test_a_tokenizer_without_bos_has_no_bos_tokens(byte_bpe: MLXTokenizer) -> None:
     assert byte_bpe.bos_tokens == ()
 
 
@@ -123,7 +125,7 @@ def test_many_threads_can_tokenise_both_ways_at_once(byte_bpe: MLXTokenizer) -> 
     assert wrong == []
 
 
-# -- the chat template --------------------------------------------------------------------------------------
+# -- the chat template ---------------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_rendered_to_text(byte_bpe: MLXTokenizer) -> None:
@@ -133,7 +135,7 @@ def test_a_conversation_is_rendered_to_text(byte_bpe: MLXTokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlx", "scripted"])
-def test_a_templates_own_words_are_heard_when_it_refuses(byte_bpe: MLXTokenizer, kind: str) -> None:
+def test_a_templates_own_message_is_reported_when_it_refuses(byte_bpe: MLXTokenizer, kind: str) -> None:
     tokenizer = byte_bpe if kind == "mlx" else ScriptedTokenizer(chat_template=byte_bpe.chat_template)
     with pytest.raises(EngineRefused, match="template refused the conversation: Unknown role: wizard"):
         tokenizer.render([{"role": "wizard", "content": "abracadabra"}], None)
@@ -153,7 +155,7 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
         tokenizer.render([{"role": "user", "content": "hi"}], None)
 
 
-# -- text as it comes ---------------------------------------------------------------------------------------
+# -- detokenizing a stream -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])
@@ -168,7 +170,7 @@ def test_characters_cut_between_tokens_come_whole_and_once(tmp_path: Path, kind:
     assert "\ufffd" not in "".join(pieces)
 
 
-def test_a_vocabulary_of_another_kind_is_read_through_its_own_decoder(tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_kind_is_decoded_by_its_own_decoder(tmp_path: Path) -> None:
     tokenizer = read(tmp_path, words_and_markers())
     stream = tokenizer.detokenizer()
     assert isinstance(stream, WindowDetokenizer)
@@ -199,7 +201,9 @@ def test_a_marker_is_exactly_its_marker_even_in_the_middle_of_a_character(byte_b
     ]
 
 
-def test_bytes_that_are_no_character_are_shown_as_such_and_hold_nothing_back(byte_bpe: MLXTokenizer) -> None:
+def test_bytes_that_are_no_character_become_replacements_and_hold_nothing_back(
+    byte_bpe: MLXTokenizer,
+) -> None:
     half = byte_bpe.encode("é", control_tokens=False)[:1]
     word = byte_bpe.encode("fox", control_tokens=False)
     stream = byte_bpe.detokenizer()
@@ -210,7 +214,7 @@ def test_ids_that_only_pad_the_vocabulary_have_no_text(byte_bpe: MLXTokenizer) -
     assert byte_bpe.detokenizer().push(511) == ""
 
 
-# -- the scripted one ---------------------------------------------------------------------------------------
+# -- the scripted tokenizer ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", TEXTS)
