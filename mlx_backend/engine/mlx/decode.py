@@ -19,6 +19,7 @@ Knows nothing of queues, the prefix cache, or how prompts are prefilled up to th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,18 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """Sequences whose caches are not merged yet, and the first token sampled for each."""
+
+    prefilled: Sequence[PrefilledSequence]
+    first_tokens: mx.array
+
+    @property
+    def sequences(self) -> list[DecodingSequence]:
+        return [each.sequence for each in self.prefilled]
 
 
 class Decoder:
@@ -59,47 +72,47 @@ class Decoder:
         self._agree = agree
         self._layers: LayerCaches = []
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
-        self._arrived: Sequence[
-            PrefilledSequence
-        ] = ()  # admitted in the last step; their caches are not merged yet
-        self._first: mx.array | None = None  # the tokens sampled for those
+        self._admitted: _Admitted | None = None  # in the last step
 
     @property
     def all_sequences(self) -> list[DecodingSequence]:
         """The sequences being decoded, those admitted in the last step included."""
-        return [*self.sequences, *(each.sequence for each in self._arrived)]
+        return [*self.sequences, *(self._admitted.sequences if self._admitted is not None else ())]
 
     def admit(self, prefilled: Sequence[PrefilledSequence]) -> None:
         """Admit sequences in a run of their own. After a ForwardError the others are as they were."""
-        self._merge_arrived()
+        self._merge_admitted()
         sequences = [each.sequence for each in prefilled]
         logits = self._forward((), prefilled)
-        self._arrived = prefilled
-        positions = [sequence.next_position() for sequence in sequences]
-        self._first = self._sample(logits, sequences, positions)
-        self._start_computing(sequences, self._first)
+        first_tokens = self._sample(logits, sequences, [sequence.next_position() for sequence in sequences])
+        self._admitted = _Admitted(prefilled, first_tokens)
+        self._start_computing(sequences, first_tokens)
 
     def emit_first_tokens(self) -> list[GeneratedToken]:
         """Wait for the first tokens of the sequences admitted last, and emit them before they are fed.
 
         A sequence whose reply ends with its first token is removed.
         """
-        sequences = [each.sequence for each in self._arrived]
+        if self._admitted is None:
+            return []
+        prefilled, first_tokens = self._admitted.prefilled, self._admitted.first_tokens
+        sequences = self._admitted.sequences
         if not any(sequence.has_pending_token for sequence in sequences):
             return []
-        assert self._first is not None
         generated = [
             sequence.emit(token, sequence.logprobs)
-            for sequence, token in zip(sequences, _as_list(self._first), strict=True)
+            for sequence, token in zip(sequences, _as_list(first_tokens), strict=True)
         ]
         staying = [
             index
             for index, each in enumerate(generated)
             if each.finish_reason is None or sequences[index].sampler.error is not None
         ]
-        if len(staying) < len(sequences):
-            self._arrived = [self._arrived[index] for index in staying]
-            self._first = self._first[mx.array(staying)] if staying else None
+        if not staying:
+            self._admitted = None
+        elif len(staying) < len(sequences):
+            rest = [prefilled[index] for index in staying]
+            self._admitted = _Admitted(rest, first_tokens[mx.array(staying)])
         return generated
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
@@ -108,7 +121,7 @@ class Decoder:
         A sequence that ends stays until it is removed. After a ForwardError in a step with `prefilled`, all
         sequences are as they were.
         """
-        self._merge_arrived()
+        self._merge_admitted()
         if prefilled:
             return self._advance(prefilled)
         if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
@@ -134,7 +147,7 @@ class Decoder:
         """Remove sequences; return the caches of those named in `keep_caches`, by their keys."""
         if not leaving:
             return {}
-        self._merge_arrived()
+        self._merge_admitted()
         leaving = [sequence for sequence in self.sequences if sequence in leaving]
         keep_caches = [sequence for sequence in leaving if sequence in keep_caches]
         index = {sequence.key: row for row, sequence in enumerate(self.sequences)}
@@ -173,7 +186,7 @@ class Decoder:
         sampled = self._sample(logits, all_sequences, positions)
         self._start_computing(all_sequences, sampled)
         if prefilled:
-            self._arrived, self._first = prefilled, sampled[len(sequences) :]
+            self._admitted = _Admitted(prefilled, sampled[len(sequences) :])
             sampled = sampled[: len(sequences)]
         self._next = sampled if sequences else None
         if tokens is None:
@@ -221,13 +234,13 @@ class Decoder:
         ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
         return every[mx.array([*range(len(sequences)), *ends])]
 
-    def _merge_arrived(self) -> None:
+    def _merge_admitted(self) -> None:
         """Merge the caches of the sequences admitted last, whose prompts are prefilled now, with the others'."""
-        arrived, self._arrived = self._arrived, ()
-        first, self._first = self._first, None
-        if first is None:
+        admitted, self._admitted = self._admitted, None
+        if admitted is None:
             return
-        caches = [each.layers for each in arrived]
+        first = admitted.first_tokens
+        caches = [each.layers for each in admitted.prefilled]
         if len(self.sequences) > 1:
             for ours, theirs in zip(self._layers, merged(caches), strict=True):
                 ours.extend(theirs)
@@ -235,7 +248,7 @@ class Decoder:
             caches = [self._layers, *caches] if self.sequences else caches
             self._layers = merged(caches) if len(caches) > 1 else caches[0]
         self._next = first if self._next is None else mx.concatenate([self._next, first])
-        self.sequences = [*self.sequences, *(each.sequence for each in arrived)]
+        self.sequences = [*self.sequences, *admitted.sequences]
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""

@@ -17,9 +17,10 @@ so that an upgrade is a decision and not an accident.
 3. Shrinking a sliding window (`is_in_order`, `set_write_index`). After a chunk of S tokens a rotating cache holds
    window - 1 + S of them; a stored prefix needs only the window. `_idx` says whether they are in order.
 
-The rest of this package also relies on how mlx-lm's cache classes behave (they keep all their state in instance
-attributes; `merge`, `extract`, `filter` and `extend` make and take apart batches; files are laid out as
-`save_prompt_cache` does it), so their sources are in `KNOWN_SOURCES` too.
+Two more things rest on mlx-lm's sources and are in `KNOWN_SOURCES` too. This package counts on how the cache classes
+behave: all their state is in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them
+apart, and `save_prompt_cache` lays files out in a certain way. And embedding/mlx/causal.py calls the private
+`mlx_lm.utils._get_classes` to load a network without its head.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.cache.KVCache": "9e33b1620e278398",
     "mlx_lm.models.cache.QuantizedKVCache": "d24f51c8c3ec664c",
     "mlx_lm.models.cache.RotatingKVCache": "0ccede170f3532a2",
+    "mlx_lm.models.cache._BaseCache": "bbc0249f16c8c226",
     "mlx_lm.models.cache.load_prompt_cache": "1a64604fd5bd03f4",
     "mlx_lm.models.cache.make_prompt_cache": "ae8ee8ce5ac69f2a",
     "mlx_lm.models.cache.save_prompt_cache": "30590484ea78ffe4",
@@ -58,11 +60,12 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.rope_utils.ProportionalRoPE": "98abc69972f2c90a",
     "mlx_lm.models.rope_utils.SuScaledRoPE": "9b6b1c87968a0be7",
     "mlx_lm.models.rope_utils.YarnRoPE": "0d55b251820dfcf6",
+    "mlx_lm.utils._get_classes": "c5f60582f151ad98",
 }
 
 
 def changed_sources() -> dict[str, str]:
-    """Return what of `KNOWN_SOURCES` is different in the installed packages: its name and its digest there."""
+    """Return the names in `KNOWN_SOURCES` whose installed source is another one, with the digests of that."""
     return {name: found for name, known in KNOWN_SOURCES.items() if (found := _source_digest(name)) != known}
 
 

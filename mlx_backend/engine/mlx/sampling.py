@@ -196,27 +196,26 @@ class StepLogprobs:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self._sampled = mx.take_along_axis(logprobs, sampled[rows][:, None].astype(mx.int32), axis=-1)[:, 0]
         max_count = max(position.sampler.logprobs or 0 for position in positions)
-        self._tokens: mx.array | None = None
+        self._top: tuple[mx.array, mx.array] | None = None  # the likeliest tokens, and their values
         if max_count:
             tokens = mx.argpartition(-logprobs, kth=max_count - 1, axis=-1)[:, :max_count]
             values = mx.take_along_axis(logprobs, tokens, axis=-1)
             order = mx.argsort(-values, axis=-1)
-            self._tokens = mx.take_along_axis(tokens, order, axis=-1)
-            self._values = mx.take_along_axis(values, order, axis=-1)
+            self._top = mx.take_along_axis(tokens, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
 
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that are still to be computed."""
-        return [self._sampled, *([self._tokens, self._values] if self._tokens is not None else [])]
+        return [self._sampled, *(self._top or ())]
 
     def of(self, row: int, count: int) -> Logprobs:
         """Return a row's log probabilities, with the `count` likeliest tokens."""
         index = self._index[row]
         sampled: float = self._sampled[index].item()  # type: ignore[assignment]
-        if self._tokens is None or not count:
+        if self._top is None or not count:
             return Logprobs(sampled)
-        tokens: list[int] = self._tokens[index, :count].tolist()  # type: ignore[assignment]
-        values: list[float] = self._values[index, :count].tolist()  # type: ignore[assignment]
+        tokens: list[int] = self._top[0][index, :count].tolist()  # type: ignore[assignment]
+        values: list[float] = self._top[1][index, :count].tolist()  # type: ignore[assignment]
         return Logprobs(sampled, tuple(zip(tokens, values, strict=True)))
 
 
