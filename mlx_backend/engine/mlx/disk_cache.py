@@ -48,8 +48,8 @@ __all__ = ["DiskCheckpoints", "StoredCheckpoint", "model_fingerprint"]
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 4  # checkpoints in the write queue; each holds on to its arrays
-MAX_WAITING_BYTES = 1 << 30  # of the queue, if it has more than one
+MAX_QUEUED = 4  # checkpoints in the write queue; each holds on to its arrays
+MAX_QUEUED_BYTES = 1 << 30  # of the queue, if it has more than one
 MAX_CLOSE_SECONDS = 10.0  # to finish writing in when the cache is closed
 LEFTOVER_SECONDS = 600.0  # after which no server can still be writing a partial file
 
@@ -87,7 +87,7 @@ class DiskCheckpoints:
         self._abandoned = False
         self._lock = threading.Condition()  # guards everything below
         self._stored: dict[bytes, StoredCheckpoint] = {}
-        self._waiting: dict[bytes, Checkpoint] = {}  # oldest first
+        self._queued: dict[bytes, Checkpoint] = {}  # oldest first
         self._writing: bytes | None = None
         self._closing = False
 
@@ -125,7 +125,7 @@ class DiskCheckpoints:
         """Whether exactly this prefix is stored or queued to be written."""
         key = as_bytes(tokens)
         with self._lock:
-            return key in self._stored or key in self._waiting or key == self._writing
+            return key in self._stored or key in self._queued or key == self._writing
 
     def read(self, stored: StoredCheckpoint) -> list[Any] | None:
         """Return the layers, evaluated; None if the file has vanished or is damaged. A damaged file is removed."""
@@ -155,12 +155,12 @@ class DiskCheckpoints:
         if checkpoint.size > self.max_bytes:
             return
         with self._lock:
-            self._waiting[key] = checkpoint
-            while len(self._waiting) > 1 and (
-                len(self._waiting) > MAX_WAITING
-                or sum(each.size for each in self._waiting.values()) > MAX_WAITING_BYTES
+            self._queued[key] = checkpoint
+            while len(self._queued) > 1 and (
+                len(self._queued) > MAX_QUEUED
+                or sum(each.size for each in self._queued.values()) > MAX_QUEUED_BYTES
             ):
-                del self._waiting[next(iter(self._waiting))]
+                del self._queued[next(iter(self._queued))]
             self._lock.notify_all()
 
     def flush(self) -> None:
@@ -176,13 +176,13 @@ class DiskCheckpoints:
             self._closing = True
             self._lock.notify_all()
             if not self._lock.wait_for(self._is_idle, timeout=MAX_CLOSE_SECONDS):
-                self._waiting.clear()
+                self._queued.clear()
                 self._abandoned = True
         self._thread.join(MAX_CLOSE_SECONDS)
         self._thread = None
 
     def _is_idle(self) -> bool:
-        return not self._waiting and self._writing is None
+        return not self._queued and self._writing is None
 
     def _warn_once(self, error: Exception) -> None:
         """Warn once, and again only after something was written in between."""
@@ -200,11 +200,11 @@ class DiskCheckpoints:
     def _write_queued(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+                self._lock.wait_for(lambda: self._queued or self._closing)
+                if not self._queued:
                     return
-                key = next(iter(self._waiting))
-                checkpoint = self._waiting.pop(key)
+                key = next(iter(self._queued))
+                checkpoint = self._queued.pop(key)
                 self._writing = key
             try:
                 self._save(key, checkpoint)

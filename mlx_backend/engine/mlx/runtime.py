@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
-MAX_SPARE_LOGITS_BYTES = (
-    64 << 20
-)  # of logits that are computed for nothing, to save one more run of the network
+MAX_SPARE_LOGITS_BYTES = 64 << 20  # of logits computed for nothing, to save one more run of the network
 WARM_UP_TOKENS = 8
 
 

@@ -55,13 +55,13 @@ def test_the_oldest_of_the_queue_is_dropped_when_it_is_full(store: Stores) -> No
     here = store.of(Gated)
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
-    for token in range(2, 2 + disk_cache.MAX_WAITING + 2):
+    for token in range(2, 2 + disk_cache.MAX_QUEUED + 2):
         here.write([token], small([token]))
     assert not here.has([2])
     assert not here.has([3])
     here.gate.set()
     here.flush()
-    assert len(here) == 1 + disk_cache.MAX_WAITING
+    assert len(here) == 1 + disk_cache.MAX_QUEUED
 
 
 def test_the_queue_holds_one_checkpoint_or_as_many_as_fit_into_its_memory(
@@ -71,11 +71,11 @@ def test_the_queue_holds_one_checkpoint_or_as_many_as_fit_into_its_memory(
     here.write([1], small([1]))
     assert here.begun.wait(SOON)
     here.write([2], small([2]))
-    monkeypatch.setattr(disk_cache, "MAX_WAITING_BYTES", 2 * here._waiting[as_bytes([2])].size)
+    monkeypatch.setattr(disk_cache, "MAX_QUEUED_BYTES", 2 * here._queued[as_bytes([2])].size)
     for token in (3, 4):
         here.write([token], small([token]))
     assert [here.has([token]) for token in (2, 3, 4)] == [False, True, True]
-    monkeypatch.setattr(disk_cache, "MAX_WAITING_BYTES", 1)
+    monkeypatch.setattr(disk_cache, "MAX_QUEUED_BYTES", 1)
     here.write([5], small([5]))
     here.gate.set()
     here.flush()
