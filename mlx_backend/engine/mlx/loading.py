@@ -139,7 +139,7 @@ def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> Draf
     if encoded != model.tokenizer.encode(sample, control_tokens=False):
         raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
     if stuck := sorted({type(layer).__name__ for layer in draft_layers(network) if not can_rewind(layer)}):
-        raise EngineError(f"{name!r} cannot draft: its {', '.join(stuck)} cannot be taken back.")
+        raise EngineError(f"{name!r} cannot draft: its {', '.join(stuck)} cannot be rewound.")
     # Embedding tables are padded to different sizes: the draft network must not see an id beyond the end of its own.
     own_size = network(mx.array([[0]])).shape[-1]
     return DraftNetwork(network, min(own_size, model.tokenizer.vocabulary_size))

@@ -212,7 +212,7 @@ def _load_draft(model: LoadedNetwork, options: EngineOptions, layers: LayerCache
     stuck = sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)})
     if stuck:
         raise EngineError(
-            f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be taken back."
+            f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be rewound."
         )
     draft = load_draft(options.draft_model, options, model) if options.draft_model is not None else None
     log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")

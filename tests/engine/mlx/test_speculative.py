@@ -148,7 +148,7 @@ def test_a_draft_model_never_sees_ids_beyond_its_table(target: Path) -> None:
 
 def test_a_draft_model_whose_caches_cannot_be_rewound_is_refused_at_start(tmp_path: Path) -> None:
     target, draft = write_qwen(tmp_path / "qwen"), write_mamba(tmp_path / "mamba")
-    with pytest.raises(EngineError, match="'mamba' cannot draft: its ArraysCache cannot be taken back"):
+    with pytest.raises(EngineError, match="'mamba' cannot draft: its ArraysCache cannot be rewound"):
         load_engine(target, draft_model=str(draft))
 
 
