@@ -1,4 +1,4 @@
-"""The plugin as a process, from the built package; a scripted server and the real one."""
+"""The plugin as a process, run from the built package; a scripted server and the real one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def listening(command: list[str]) -> Iterator[str]:
-    """Run a server; yield its address once it says where it listens."""
+    """Run a server; yield its address once it listens."""
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -39,26 +39,26 @@ def listening(command: list[str]) -> Iterator[str]:
 
 
 class Stub:
-    """Tells the scripted server what to say, and what it was asked."""
+    """Scripts the stub server's answers, and returns the requests it got."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.credentials = {"endpoint_url": f"{address}/v1", "api_key": "secret-key"}
 
-    def says(self, *pieces: str, **script: Any) -> None:
+    def will_send(self, *pieces: str, **script: Any) -> None:
         """Script the next answer."""
         self._call("/script", {"pieces": pieces, **script})
 
-    def streams(self, *deltas: dict[str, Any], finish: str = "stop", **usage: int) -> None:
-        """Script a proper stream of deltas."""
+    def will_stream(self, *deltas: dict[str, Any], finish: str = "stop", **usage: int) -> None:
+        """Script a well-formed stream of deltas."""
         chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
         chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         if usage:
             chunks.append({"choices": [], "usage": usage})
-        self.says(*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n")
+        self.will_send(*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n")
 
-    def asked(self) -> list[dict[str, Any]]:
-        """What the plugin sent since the last time."""
+    def take_requests(self) -> list[dict[str, Any]]:
+        """Return what the plugin sent since the last call."""
         with urllib.request.urlopen(f"{self.address}/requests") as answer:
             seen: list[dict[str, Any]] = json.load(answer)
         return seen
@@ -102,9 +102,9 @@ def stub_address() -> Iterator[str]:
 
 @pytest.fixture
 def stub(stub_address: str) -> Stub:
-    """A server that says what the test wants."""
+    """A server whose answers the test scripts."""
     stub = Stub(stub_address)
-    stub.asked()
+    stub.take_requests()
     return stub
 
 
@@ -117,13 +117,13 @@ def real_server() -> Iterator[str]:
 
 @pytest.fixture
 def credentials(real_server: str) -> dict[str, str]:
-    """What a user would enter for the real server."""
+    """The form for the real server."""
     return {"endpoint_url": real_server, "api_key": "right"}
 
 
 @pytest.fixture
-def nothing_known() -> Iterator[None]:
-    """Nothing has been found out about any server yet; for tests that run the plugin's code in this process."""
+def empty_cache() -> Iterator[None]:
+    """No server is known yet; for tests that run the plugin's code in this process."""
     from dify_mlx_provider.upstream import discovery  # not above: what it loads must not come before the SDK
 
     discovery.forget_servers()

@@ -1,6 +1,6 @@
 """Drives the plugin as Dify's daemon does: a process of its own, JSON lines on its standard input and output.
 
-Standard library only, so that it can be used without the SDK (which patches sockets and threads on import).
+Standard library only, so it can be used without the SDK (which patches sockets and threads on import).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PluginProcess:
                     stream.close()
 
     def request(self, action: str, **data: Any) -> Iterator[dict[str, Any]]:
-        """Send a model request; yield what the plugin streams; raise PluginError if it says so."""
+        """Send a model request; yield what the plugin streams. Raises PluginError for an error."""
         self._count += 1
         session = f"session-{self._count}"
         answers: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -1,4 +1,4 @@
-"""The debug port of Dify's daemon (5003): a plugin that runs elsewhere connects, declares itself, and is then asked.
+"""The debug port of Dify's daemon (5003): a plugin running elsewhere connects, declares itself, and gets requests.
 
 Standard library only. One plugin, one request at a time.
 """
@@ -23,7 +23,7 @@ TIMEOUT = 120.0
 
 
 class DebugDaemon:
-    """Waits for the plugin in a folder, which it starts; knows afterwards what that declared."""
+    """Starts the plugin in a folder and waits for it; holds what it declared."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -60,7 +60,7 @@ class DebugDaemon:
             connection.settimeout(TIMEOUT)
             self._lines = opened.enter_context(connection.makefile(encoding="utf-8"))
             self._connection = connection
-            self._introduce()
+            self._read_declarations()
             self._close = opened.pop_all()
         return self
 
@@ -86,9 +86,9 @@ class DebugDaemon:
                     raise AssertionError(error["message"])
                 case {"type": "end"}:
                     return streamed
-        raise AssertionError("the plugin hung up")
+        raise AssertionError("the plugin disconnected")
 
-    def _introduce(self) -> None:
+    def _read_declarations(self) -> None:
         for message in self._messages():
             kind, data = message["type"], message["data"]
             if kind not in self.order:
@@ -105,7 +105,7 @@ class DebugDaemon:
                     self.assets[data["filename"]] = known + base64.b64decode(data["data"])
                 case "end":
                     return
-        raise AssertionError("the plugin hung up before it had introduced itself")
+        raise AssertionError("the plugin disconnected before its declarations ended")
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         for line in self._lines:

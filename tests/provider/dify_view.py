@@ -1,7 +1,7 @@
-"""What Dify makes of a plugin's text: its own patterns, restated.
+"""How Dify parses a plugin's text: its own patterns, restated.
 
-`split_reasoning` and `RENDERED` follow Dify's workflow engine and web page (graphon nodes/llm/reasoning.py, the page's
-markdown-utils.ts): a block is `<think>…</think>`, attributes allowed by the engine but not by the page.
+`split_reasoning` and `PAGE_BLOCK` follow Dify's workflow engine and its page (graphon nodes/llm/reasoning.py, the
+page's markdown-utils.ts): a block is `<think>…</think>`, attributes allowed by the engine but not by the page.
 """
 
 from __future__ import annotations

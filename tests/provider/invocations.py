@@ -1,4 +1,4 @@
-"""Calls of Dify that several tests make, and what the scripted server was sent for them."""
+"""Calls of Dify that several tests make, and the request the scripted server got for them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ask(plugin: PluginProcess, stub: Stub, **more: Any) -> list[dict[str, Any]]:
 
 
 def sent(plugin: PluginProcess, stub: Stub, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    stub.streams({"content": "ok"})
+    stub.will_stream({"content": "ok"})
     list(plugin.invoke(messages, credentials=stub.credentials, **more))
-    (request,) = stub.asked()
+    (request,) = stub.take_requests()
     body: dict[str, Any] = request["body"]
     return body

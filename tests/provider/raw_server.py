@@ -1,4 +1,4 @@
-"""A server that sends exactly the bytes it is told to, packet by packet, and sees when its client leaves."""
+"""A server that sends exactly the given bytes, packet by packet, and notices when its client disconnects."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ DONE = event({}, "stop") + b"data: [DONE]\n\n"
 
 
 class RawServer:
-    """Answers one connection after another: each with a list of pieces, of which `None` waits for the client to leave.
+    """Answers one connection after another, each with a list of pieces; `None` waits for the client to disconnect.
 
-    `requests` holds what was asked, heads and bodies as they came; `left` is set when a client left before the end.
-    With `chats_only` every GET is a 404 and takes no answer: the plugin asks servers what they are.
+    `requests` holds heads and bodies as they came; `left` is set when a client disconnects before the end. With
+    `chats_only` every GET is a 404 and uses up no answer: the plugin probes servers first.
     """
 
     def __init__(self, *answers: Sequence[bytes | None], chats_only: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""A scripted OpenAI-compatible server, a process of its own: it says on the wire exactly what a test tells it to.
+"""A scripted OpenAI-compatible server, a process of its own: it sends exactly what a test scripts.
 
 `POST /script` takes {"status", "type", "pieces", "cut"}: the next answer to a chat request, piece by piece, with the
-connection cut behind the last one if `cut`. `GET /requests` gives what was asked, headers included, and forgets it.
+connection cut after the last one if `cut`. `GET /requests` returns the requests since the last time, with headers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Handler(BaseHTTPRequestHandler):
     """Plays scripts."""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def body(self) -> Any:
         """Read the request's JSON."""
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, "application/json", json.dumps(listed).encode())
 
     def do_POST(self) -> None:
-        """Take a script, or play one."""
+        """Store a script, or play one."""
         body = self.body()
         if self.path == "/script":
             scripts.append(body)

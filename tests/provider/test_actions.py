@@ -1,4 +1,4 @@
-"""Every action that Dify's daemon asks of models, sent to the packaged plugin: it answers, or says that it cannot."""
+"""Every action Dify's daemon has for models, sent to the packaged plugin: it answers, or refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from daemon import PluginError
 from dify_view import user
-from kind_server import mlx_backend
+from fake_servers import mlx_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,8 +72,8 @@ def form() -> Iterator[dict[str, str]]:
 def test_every_action_of_the_sdk_is_known_to_these_tests() -> None:
     names = "import json; from dify_plugin.core.entities.plugin.request import ModelActions as them; "
     names += "print(json.dumps([action.value for action in them]))"
-    told = subprocess.run([sys.executable, "-c", names], check=True, capture_output=True, text=True).stdout
-    assert {*SERVED, *NOT_SERVED} == set(json.loads(told))
+    printed = subprocess.run([sys.executable, "-c", names], check=True, capture_output=True, text=True).stdout
+    assert {*SERVED, *NOT_SERVED} == set(json.loads(printed))
 
 
 @pytest.mark.parametrize("action", SERVED)

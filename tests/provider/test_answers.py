@@ -1,4 +1,4 @@
-"""What reaches Dify of an answer, whatever shape the server gives it: thinking blocks, leaked markup, calls, usage."""
+"""Answers of every shape, as they reach Dify: thinking blocks, leaked markup, calls, usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_reasoning_becomes_one_block_with_its_tags_in_chunks_of_their_own(
     plugin: PluginProcess, stub: Stub
 ) -> None:
-    stub.streams(
+    stub.will_stream(
         {"role": "assistant"},
         {"reasoning_content": "Think"},
         {"reasoning_content": "ing."},
@@ -31,12 +31,12 @@ def test_reasoning_becomes_one_block_with_its_tags_in_chunks_of_their_own(
 
 
 def test_reasoning_sent_under_both_names_is_shown_once(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": "why", "reasoning": "why"}, {"content": "Hi"})
+    stub.will_stream({"reasoning_content": "why", "reasoning": "why"}, {"content": "Hi"})
     assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
 
 def test_empty_and_keyless_deltas_do_not_split_a_block(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams(
+    stub.will_stream(
         {"reasoning_content": "a"}, {}, {"reasoning_content": "", "content": ""}, {"content": None}, {"reasoning": "b"},
         {"content": "Hi"},
     )  # fmt: skip
@@ -44,7 +44,7 @@ def test_empty_and_keyless_deltas_do_not_split_a_block(plugin: PluginProcess, st
 
 
 def test_blank_reasoning_makes_no_block(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": "\n"}, {"reasoning_content": "  "}, {"content": "Hi"})
+    stub.will_stream({"reasoning_content": "\n"}, {"reasoning_content": "  "}, {"content": "Hi"})
     assert text_of(ask(plugin, stub)) == "Hi"
 
 
@@ -54,28 +54,28 @@ def test_blank_reasoning_makes_no_block(plugin: PluginProcess, stub: Stub) -> No
 def test_tags_inside_the_reasoning_do_not_break_the_block(
     plugin: PluginProcess, stub: Stub, pieces: list[str]
 ) -> None:
-    stub.streams(*({"reasoning_content": piece} for piece in pieces), {"content": "Hi"})
+    stub.will_stream(*({"reasoning_content": piece} for piece in pieces), {"content": "Hi"})
     answer, reasoning = split_reasoning(text_of(ask(plugin, stub)))
     assert answer == "Hi"
     assert reasoning.replace("\u200b", "") == "".join(pieces)
 
 
 def test_an_open_code_fence_is_closed_before_the_block(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams(
+    stub.will_stream(
         {"reasoning_content": "Try:\n```py"}, {"reasoning_content": "thon\nx = 1"}, {"content": "Hi"}
     )
     assert text_of(ask(plugin, stub)) == "<think>\nTry:\n```python\nx = 1\n```\n</think>\n\nHi"
 
 
 def test_reasoning_without_an_answer_is_still_a_closed_block(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": "never ends"}, finish="length")
+    stub.will_stream({"reasoning_content": "never ends"}, finish="length")
     chunks = ask(plugin, stub)
     assert text_of(chunks) == "<think>\nnever ends\n</think>"
     assert chunks[-1]["delta"]["finish_reason"] == "length"
 
 
 def test_the_page_and_the_engine_agree_on_the_block(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": "why\n\n"}, {"content": "Hi"})
+    stub.will_stream({"reasoning_content": "why\n\n"}, {"content": "Hi"})
     text = text_of(ask(plugin, stub))
     assert PAGE_BLOCK.findall(text) == ["why"]
     assert split_reasoning(text) == ("Hi", "why")
@@ -88,12 +88,12 @@ LEAK = "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>fin
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_leaked_harmony_is_parsed(plugin: PluginProcess, stub: Stub, size: int) -> None:
-    stub.streams(*({"content": LEAK[at : at + size]} for at in range(0, len(LEAK), size)))
+    stub.will_stream(*({"content": LEAK[at : at + size]} for at in range(0, len(LEAK), size)))
     assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
 
 def test_a_leaked_call_becomes_a_call(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams(
+    stub.will_stream(
         {"content": "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}<|call|>"}
     )
     chunks = ask(plugin, stub, tools=[CLOCK])
@@ -105,17 +105,17 @@ def test_a_leaked_call_becomes_a_call(plugin: PluginProcess, stub: Stub) -> None
 
 
 def test_a_think_block_in_the_content_is_the_block(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"content": "<thi"}, {"content": "nk>why</think>\n\nHi"})
+    stub.will_stream({"content": "<thi"}, {"content": "nk>why</think>\n\nHi"})
     assert text_of(ask(plugin, stub)) == "<think>\nwhy\n</think>\n\nHi"
 
 
 def test_markers_are_text_if_the_server_separates_reasoning(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": "why"}, {"content": "<|channel|> begins a header"})
+    stub.will_stream({"reasoning_content": "why"}, {"content": "<|channel|> begins a header"})
     assert text_of(ask(plugin, stub)).endswith("</think>\n\n<|channel|> begins a header")
 
 
 def test_an_answer_that_only_starts_like_a_marker_is_text(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"content": "<"}, {"content": "|cha"})
+    stub.will_stream({"content": "<"}, {"content": "|cha"})
     assert text_of(ask(plugin, stub)) == "<|cha"
 
 
@@ -125,7 +125,7 @@ def test_an_answer_that_only_starts_like_a_marker_is_text(plugin: PluginProcess,
 def test_interleaved_calls_are_assembled_by_index_after_the_closed_block(
     plugin: PluginProcess, stub: Stub
 ) -> None:
-    stub.streams(
+    stub.will_stream(
         {"reasoning_content": "two"},
         {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "clock", "arguments": '{"x"'}}]},
         {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "clock", "arguments": "{}"}}]},
@@ -141,7 +141,7 @@ def test_interleaved_calls_are_assembled_by_index_after_the_closed_block(
 
 
 def test_calls_without_an_index_are_kept_apart_by_their_ids(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams(
+    stub.will_stream(
         {"tool_calls": [{"id": "a", "function": {"name": "clock", "arguments": "{}"}}]},
         {"tool_calls": [{"id": "b", "function": {"name": "clock", "arguments": "{}"}}]},
     )
@@ -151,7 +151,7 @@ def test_calls_without_an_index_are_kept_apart_by_their_ids(plugin: PluginProces
 def test_calls_with_neither_index_nor_id_are_kept_apart_by_their_names(
     plugin: PluginProcess, stub: Stub
 ) -> None:
-    stub.streams(
+    stub.will_stream(
         {"tool_calls": [{"function": {"name": "clock", "arguments": {"zone": "UTC"}}}]},
         {"tool_calls": [{"function": {"name": "clock", "arguments": '{"zone"'}}]},
         {"tool_calls": [{"function": {"arguments": ': "JST"}'}}]},
@@ -162,7 +162,7 @@ def test_calls_with_neither_index_nor_id_are_kept_apart_by_their_names(
 
 
 def test_a_call_cut_by_the_token_limit_is_not_made(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams(
+    stub.will_stream(
         {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "clock", "arguments": "{}"}}]},
         {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "clock", "arguments": '{"zo'}}]},
         finish="length",
@@ -179,7 +179,7 @@ def test_a_server_that_answers_with_json_is_understood(plugin: PluginProcess, st
     message = {"role": "assistant", "content": "Hi", "reasoning": "why", "tool_calls": [CALL]}
     usage = {"prompt_tokens": 3, "completion_tokens": 4}
     answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}], "usage": usage}
-    stub.says(json.dumps(answer), type="application/json")
+    stub.will_send(json.dumps(answer), type="application/json")
     chunks = ask(plugin, stub, tools=[CLOCK])
     assert text_of(chunks) == "<think>\nwhy\n</think>\n\nHi"
     assert calls_of(chunks)[0]["id"] == "call_1"
@@ -187,14 +187,14 @@ def test_a_server_that_answers_with_json_is_understood(plugin: PluginProcess, st
 
 
 def test_blocking_mode_is_the_same_answer_in_one_piece(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": "why"}, {"content": "Hi"}, prompt_tokens=5, completion_tokens=2)
+    stub.will_stream({"reasoning_content": "why"}, {"content": "Hi"}, prompt_tokens=5, completion_tokens=2)
     (whole,) = ask(plugin, stub, stream=False)
     assert whole["delta"]["message"]["content"] == "<think>\nwhy\n</think>\n\nHi"
     assert whole["delta"]["usage"]["prompt_tokens"] == 5
 
 
 def test_without_usage_the_tokens_are_estimated(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"content": "こんにちは"})
+    stub.will_stream({"content": "こんにちは"})
     usage = ask(plugin, stub)[-1]["delta"]["usage"]
     assert usage["completion_tokens"] >= 5
     assert usage["prompt_tokens"] >= 1
@@ -204,16 +204,16 @@ def test_without_usage_the_tokens_are_estimated(plugin: PluginProcess, stub: Stu
 
 
 def test_a_node_may_hide_its_thinking(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": "why"}, {"content": "Hi"})
+    stub.will_stream({"reasoning_content": "why"}, {"content": "Hi"})
     assert text_of(ask(plugin, stub, parameters={"reasoning_format": "hide"})) == "Hi"
-    assert stub.asked()[0]["body"]["reasoning_effort"] == "medium"
+    assert stub.take_requests()[0]["body"]["reasoning_effort"] == "medium"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_hidden_thinking_that_leaves_no_room_for_an_answer_is_an_error_with_advice(
     plugin: PluginProcess, stub: Stub, *, stream: bool
 ) -> None:
-    stub.streams({"reasoning_content": "why"}, {"content": "\n"}, finish="length")
+    stub.will_stream({"reasoning_content": "why"}, {"content": "\n"}, finish="length")
     with pytest.raises(PluginError, match="Raise Max tokens, or lower the reasoning effort") as caught:
         ask(plugin, stub, parameters={"reasoning_format": "hide"}, stream=stream)
     assert caught.value.kind == "InvokeBadRequestError"
@@ -226,7 +226,7 @@ def test_an_answer_that_starts_inside_a_block_is_parsed_at_once_or_from_the_seco
     deltas = [{"content": "wh"}, {"content": "y</th"}, {"content": "ink>\n\nHi"}]
 
     def text(model: str, *, stream: bool) -> str:
-        stub.streams(*deltas)
+        stub.will_stream(*deltas)
         return text_of(list(plugin.invoke([user("hi")], credentials=form, model=model, stream=stream)))
 
     assert text("opens-its-block", stream=False) == "<think>\nwhy\n</think>\n\nHi"
@@ -237,8 +237,8 @@ def test_an_answer_that_starts_inside_a_block_is_parsed_at_once_or_from_the_seco
 
 
 def test_an_answer_too_large_for_one_piece_is_an_error(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"content": "x" * 5_000_000})
+    stub.will_stream({"content": "x" * 5_000_000})
     with pytest.raises(PluginError, match="more than Dify takes in one piece"):
         ask(plugin, stub, stream=False)
-    stub.streams({"content": "x" * 5_000_000})
+    stub.will_stream({"content": "x" * 5_000_000})
     assert len(text_of(ask(plugin, stub))) == 5_000_000

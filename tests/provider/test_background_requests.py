@@ -1,4 +1,4 @@
-"""Requests that Dify makes by itself: done at low effort, answered without a thinking block."""
+"""Requests that Dify makes by itself: run at low effort, answered without a thinking block."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ QUESTIONS = (
 CODE = "You are an expert programmer. Generate code based on the following instructions:\n\nInstructions: add"
 
 
-@pytest.mark.parametrize("errand", [TITLE, QUESTIONS])
+@pytest.mark.parametrize("prompt", [TITLE, QUESTIONS])
 def test_background_requests_run_at_the_lowest_effort_and_are_answered_without_a_block(
-    plugin: PluginProcess, stub: Stub, errand: str
+    plugin: PluginProcess, stub: Stub, prompt: str
 ) -> None:
-    stub.streams({"reasoning_content": "{}"}, {"content": '{"Your Output": "<think> tags"}'})
+    stub.will_stream({"reasoning_content": "{}"}, {"content": '{"Your Output": "<think> tags"}'})
     settings = {"temperature": 1, "max_tokens": 500}
     chunks = list(
         plugin.invoke(
-            [user(errand)], credentials=stub.credentials, model=GPT_OSS, parameters=settings, stream=False
+            [user(prompt)], credentials=stub.credentials, model=GPT_OSS, parameters=settings, stream=False
         )
     )
     assert text_of(chunks) == '{"Your Output": "<think> tags"}'
-    body = stub.asked()[0]["body"]
+    body = stub.take_requests()[0]["body"]
     assert (body["reasoning_effort"], body["priority"], body["answer_reserve"]) == ("low", 1, 300)
 
 
@@ -46,10 +46,10 @@ def test_a_background_request_switches_reasoning_off_where_it_can(plugin: Plugin
 def test_a_generator_without_a_token_limit_is_a_background_request_too(
     plugin: PluginProcess, stub: Stub
 ) -> None:
-    stub.streams({"reasoning_content": "easy"}, {"content": "def main(): ..."})
+    stub.will_stream({"reasoning_content": "easy"}, {"content": "def main(): ..."})
     chunks = list(plugin.invoke([user(CODE)], credentials=stub.credentials, model=GPT_OSS, stream=False))
     assert text_of(chunks) == "def main(): ..."
-    body = stub.asked()[0]["body"]
+    body = stub.take_requests()[0]["body"]
     assert (body["reasoning_effort"], body["priority"]) == ("low", 1)
     assert "answer_reserve" not in body
 
@@ -72,11 +72,11 @@ def test_a_streamed_request_with_a_small_limit_is_no_background_request(
 def test_a_background_request_to_another_server_omits_mlx_backends_fields(
     plugin: PluginProcess, stub: Stub
 ) -> None:
-    stub.streams({"content": "ok"})
+    stub.will_stream({"content": "ok"})
     form = {**stub.credentials, "server_kind": "other"}
     settings = {"max_tokens": 500}
     list(plugin.invoke([user(TITLE)], credentials=form, model=GPT_OSS, parameters=settings, stream=False))
-    body = stub.asked()[0]["body"]
+    body = stub.take_requests()[0]["body"]
     assert body["reasoning_effort"] == "low"
     assert not {"priority", "answer_reserve"} & body.keys()
 
@@ -91,7 +91,7 @@ def test_the_same_words_in_a_conversation_are_no_background_request(
 def test_json_requested_in_the_prompt_comes_without_a_block_even_when_streamed(
     plugin: PluginProcess, stub: Stub
 ) -> None:
-    stub.streams({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
+    stub.will_stream({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
     words = (
         "You’re a helpful AI assistant. You could answer questions and output in JSON format.\nconstraints:"
     )

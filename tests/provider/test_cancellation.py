@@ -1,7 +1,7 @@
-"""A run that is stopped: what makes the plugin leave the server, which then stops generating.
+"""Stopped runs: when the plugin disconnects from the server, which then stops generating.
 
 Dify's SDK (0.10.2) has no message for it: when a user presses Stop, Dify's daemon drops what the plugin still sends,
-and the plugin is not told. What can be known is seen here: nobody takes the answer any more, or the plugin ends.
+and the plugin does not learn of it. Tested here is what it can notice: its output is not read, or it exits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HI = event({"reasoning_content": "Hi"})
 
 @pytest.fixture
 def server() -> Iterator[RawServer]:
-    """A server in the middle of an answer, which waits for its client to leave."""
+    """A server in the middle of an answer that waits for its client to disconnect."""
     with RawServer([STREAM, HI, None], chats_only=True) as server:
         yield server
 

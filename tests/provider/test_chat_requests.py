@@ -1,4 +1,4 @@
-"""What the server is sent for a call of Dify: history, settings, structure, the key."""
+"""The request the server gets for a call of Dify: history, settings, structured output, the key."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_an_answer_goes_back_as_the_model_gave_it(
     plugin: PluginProcess, stub: Stub, echoed: str, answer: str
 ) -> None:
     turns = sent(plugin, stub, [user("q"), assistant(echoed), user("q2")])["messages"]
-    said = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-    assert [" ".join(text.split()) for text in said] == ([" ".join(answer.split())] if answer else [])
+    answers = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+    assert [" ".join(text.split()) for text in answers] == ([" ".join(answer.split())] if answer else [])
 
 
 def test_fields_that_newer_daemons_send_are_ignored(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"content": "Hi"})
+    stub.will_stream({"content": "Hi"})
     request = plugin.request(
         "invoke_llm", provider="mlx", model="default", model_type="llm", credentials=stub.credentials,
         model_parameters={}, prompt_messages=[user("hi")], tools=None, stop=None, stream=True,
@@ -137,14 +137,14 @@ def test_a_server_that_does_not_know_default_gets_its_own_models_name(
     unknown = {
         "error": {"message": "no model default", "type": "invalid_request_error", "code": "model_not_found"}
     }
-    stub.says(json.dumps(unknown), status=404, type="application/json")
-    stub.streams({"content": "Hi"})
+    stub.will_send(json.dumps(unknown), status=404, type="application/json")
+    stub.will_stream({"content": "Hi"})
     assert text_of(ask(plugin, stub)) == "Hi"
-    assert [request["body"]["model"] for request in stub.asked()] == ["default", "served-model"]
+    assert [request["body"]["model"] for request in stub.take_requests()] == ["default", "served-model"]
 
 
 def test_a_wrong_address_is_not_taken_for_a_missing_model(plugin: PluginProcess, stub: Stub) -> None:
-    stub.says(json.dumps({"error": {"message": "Nothing here; try /v1/models."}}), status=404)
+    stub.will_send(json.dumps({"error": {"message": "Nothing here; try /v1/models."}}), status=404)
     with pytest.raises(PluginError, match="Nothing here"):
         ask(plugin, stub)
 
@@ -160,13 +160,13 @@ def test_a_wrong_address_is_not_taken_for_a_missing_model(plugin: PluginProcess,
 def test_other_servers_refusals_of_default_are_understood(
     plugin: PluginProcess, stub: Stub, answer: dict[str, Any]
 ) -> None:
-    stub.says(json.dumps(answer), status=404, type="application/json")
-    stub.streams({"content": "Hi"})
+    stub.will_send(json.dumps(answer), status=404, type="application/json")
+    stub.will_stream({"content": "Hi"})
     assert text_of(ask(plugin, stub)) == "Hi"
 
 
 def test_a_structured_answer_holds_nothing_but_the_answer(plugin: PluginProcess, stub: Stub) -> None:
-    stub.streams({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
+    stub.will_stream({"reasoning_content": '{"b": 0}'}, {"content": '{"a": 1}'})
     schema = {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "name": "llm_response"}
     chunks = list(
         plugin.invoke(
@@ -177,14 +177,17 @@ def test_a_structured_answer_holds_nothing_but_the_answer(plugin: PluginProcess,
         )
     )
     assert text_of(chunks) == '{"a": 1}'
-    assert stub.asked()[0]["body"]["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert stub.take_requests()[0]["body"]["response_format"] == {
+        "type": "json_schema",
+        "json_schema": schema,
+    }
 
 
 def test_a_schema_alone_is_wanted_and_a_format_without_its_schema_is_refused(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     schema = {"schema": {"type": "object"}, "name": "mine"}
-    stub.streams({"reasoning_content": "why"}, {"content": "{}"})
+    stub.will_stream({"reasoning_content": "why"}, {"content": "{}"})
     form = {"structured_output": "supported"}
     alone = plugin.invoke(
         [user("hi")],
@@ -193,15 +196,18 @@ def test_a_schema_alone_is_wanted_and_a_format_without_its_schema_is_refused(
         parameters={"json_schema": json.dumps(schema)},
     )
     assert text_of(list(alone)) == "{}"
-    assert stub.asked()[0]["body"]["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert stub.take_requests()[0]["body"]["response_format"] == {
+        "type": "json_schema",
+        "json_schema": schema,
+    }
     with pytest.raises(PluginError, match="JSON schema is empty"):
         ask(plugin, stub, parameters={"response_format": "json_schema"})
-    assert stub.asked() == []
+    assert stub.take_requests() == []
 
 
 def test_the_key_is_sent_and_never_shown(plugin: PluginProcess, stub: Stub) -> None:
-    stub.says(json.dumps({"error": {"message": "wrong key"}}), status=401, type="application/json")
+    stub.will_send(json.dumps({"error": {"message": "wrong key"}}), status=401, type="application/json")
     with pytest.raises(PluginError) as caught:
         ask(plugin, stub)
-    assert stub.asked()[0]["headers"]["Authorization"] == "Bearer secret-key"
+    assert stub.take_requests()[0]["headers"]["Authorization"] == "Bearer secret-key"
     assert "secret-key" not in json.dumps(caught.value.data)

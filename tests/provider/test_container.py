@@ -39,7 +39,7 @@ def test_the_package_runs_with_its_own_requirements_and_without_mlx(
     probe = "import importlib.util as u; print([n for n in ('mlx', 'mlx_lm', 'cheroot') if u.find_spec(n)])"
     found = subprocess.run([container_python, "-c", probe], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"
-    stub.streams({"reasoning_content": "why"}, {"content": "Hi"})
+    stub.will_stream({"reasoning_content": "why"}, {"content": "Hi"})
     with PluginProcess(plugin_root, python=container_python) as plugin:
         assert plugin.manifest["name"] == "dify_mlx_provider"
         chunks = list(plugin.invoke([user("hi")], credentials=stub.credentials))

@@ -1,12 +1,12 @@
-"""What a real Dify was seen to send, case by case (dify_cases/), through the packaged plugin to the real server.
+"""Requests recorded from a real Dify (dify_cases/), through the packaged plugin to the real server.
 
 A case is a JSON file: `what` it is, the `request` as Dify's daemon hands it to the plugin, and what to `expect`:
 
-    answer       the text below the thinking block          thinking   words that stand in the block
+    answer       the text after the thinking block          thinking   words in the block
     no_block     the whole text is the answer               some_answer   there is one
     json_keys    the answer is a JSON object of these keys  calls      [name, arguments] of each tool call
-    pieces       so many chunks                             finish     Dify's finish_reason
-    completion_tokens_at_most                               error      its kind, and words that it says
+    pieces       the number of chunks                       finish     Dify's finish_reason
+    completion_tokens_at_most                               error      its kind, and words in its message
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_every_expectation_of_a_case_is_checked() -> None:
 
 
 def test_an_abandoned_run_does_not_block_the_next(plugin: PluginProcess, credentials: dict[str, str]) -> None:
-    """Dify tells its plugins nothing of Stop: it stops reading, and the user asks something else."""
+    """Dify does not tell its plugins about Stop: it stops reading, and the user asks something else."""
     stopped = plugin.invoke([user("Count to 30.")], credentials=credentials)
     assert next(stopped)["delta"]["message"]["content"] == "<think>\n"
     again = plugin.invoke([user("What is the capital of France?")], credentials=credentials)

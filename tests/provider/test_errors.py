@@ -38,7 +38,9 @@ def partial_answer(plugin: PluginProcess, stub: Stub) -> tuple[str, PluginError]
 def test_each_status_is_one_of_difys_kinds_in_the_servers_words(
     plugin: PluginProcess, stub: Stub, status: int, kind: str
 ) -> None:
-    stub.says(json.dumps({"error": {"message": "because of this"}}), status=status, type="application/json")
+    stub.will_send(
+        json.dumps({"error": {"message": "because of this"}}), status=status, type="application/json"
+    )
     with pytest.raises(PluginError) as caught:
         ask(plugin, stub)
     assert caught.value.kind == kind
@@ -55,13 +57,13 @@ def test_no_server_is_a_connection_error_with_advice(plugin: PluginProcess) -> N
 
 @pytest.mark.parametrize("answer", ['{"detail": "Not Found"}', "<html>no such page</html>", ""])
 def test_an_address_without_an_api_is_reported(plugin: PluginProcess, stub: Stub, answer: str) -> None:
-    stub.says(answer, status=404, type="application/json")
+    stub.will_send(answer, status=404, type="application/json")
     with pytest.raises(PluginError, match="it usually ends in /v1"):
         ask(plugin, stub)
 
 
 def test_a_page_instead_of_an_api_is_reported(plugin: PluginProcess, stub: Stub) -> None:
-    stub.says("<html>welcome</html>", type="text/html")
+    stub.will_send("<html>welcome</html>", type="text/html")
     with pytest.raises(PluginError, match="not an OpenAI-compatible server") as caught:
         ask(plugin, stub)
     assert caught.value.kind == "InvokeBadRequestError"
@@ -95,7 +97,7 @@ def sse(delta: dict[str, Any]) -> str:
 def test_an_answer_that_breaks_off_closes_its_block_and_says_why(
     plugin: PluginProcess, stub: Stub, ending: str, kind: str
 ) -> None:
-    stub.says(sse({"reasoning_content": "I was just"}), ending, cut=True)
+    stub.will_send(sse({"reasoning_content": "I was just"}), ending, cut=True)
     text, error = partial_answer(plugin, stub)
     assert text == "<think>\nI was just\n</think>"
     assert error.kind == kind
@@ -103,5 +105,5 @@ def test_an_answer_that_breaks_off_closes_its_block_and_says_why(
 
 def test_comments_in_a_stream_are_ignored(plugin: PluginProcess, stub: Stub) -> None:
     done = 'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
-    stub.says(": keepalive 1/80\n\n", sse({"content": "Hi"}), ": keepalive\r\n\r\n", done)
+    stub.will_send(": keepalive 1/80\n\n", sse({"content": "Hi"}), ": keepalive\r\n\r\n", done)
     assert text_of(ask(plugin, stub)) == "Hi"

@@ -23,10 +23,10 @@ def document(name: str, data: bytes, kind: str) -> dict[str, Any]:
 
 
 def parts_sent(plugin: PluginProcess, stub: Stub, *parts: dict[str, Any], **form: str) -> Any:
-    stub.streams({"content": "ok"})
+    stub.will_stream({"content": "ok"})
     message = {"role": "user", "content": list(parts)}
     list(plugin.invoke([message], credentials={**stub.credentials, **form}, model="seeing"))
-    (request,) = stub.asked()
+    (request,) = stub.take_requests()
     return request["body"]["messages"][0]["content"]
 
 

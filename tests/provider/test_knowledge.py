@@ -1,6 +1,6 @@
-"""A knowledge base on the Mac: embeddings and rerank, as Dify asks the plugin for them, from the real server.
+"""Embeddings and rerank for a knowledge base, as Dify asks the plugin for them, from the real server.
 
-The models have random weights in the formats of the real ones; the numbers mean nothing, and are the server's own.
+The models have random weights in real models' formats: the numbers mean nothing, but they are the server's.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ write_ranking_roberta(Path(sys.argv[1]) / "reranker")
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`mlx-backend` with a model for vectors and one that ranks, beside the one that ships."""
+def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`mlx-backend` with an embedding model and a rerank model beside the one that ships; its address."""
     folder: Path = tmp_path_factory.mktemp("models")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     # MLX in a process of its own: this one is patched by Dify's SDK.
@@ -45,8 +45,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def form(library: str) -> dict[str, str]:
-    return {"endpoint_url": library}
+def form(server_address: str) -> dict[str, str]:
+    return {"endpoint_url": server_address}
 
 
 def embed(
@@ -81,8 +81,8 @@ def rank(
         docs=docs,
         **{"score_threshold": None, "top_n": None, **more},
     )
-    found: list[dict[str, Any]] = answer["docs"]
-    return found
+    documents: list[dict[str, Any]] = answer["docs"]
+    return documents
 
 
 def validate(plugin: PluginProcess, form: dict[str, str], model: str, kind: str) -> None:
@@ -106,16 +106,18 @@ def close(one: list[float], other: list[float]) -> bool:
 
 
 def test_passages_and_questions_become_the_servers_vectors(
-    plugin: PluginProcess, form: dict[str, str], library: str
+    plugin: PluginProcess, form: dict[str, str], server_address: str
 ) -> None:
     for kind, prefix in [("document", "passage: "), ("query", "query: ")]:
-        found = embed(plugin, form, [FOX, TOKYO], "multilingual-e5-small", kind)
+        answer = embed(plugin, form, [FOX, TOKYO], "multilingual-e5-small", kind)
         texts = [prefix + FOX, prefix + TOKYO]
-        told = served(library, "/v1/embeddings", {"model": "multilingual-e5-small", "input": texts})
-        for mine, entry in zip(found["embeddings"], told["data"], strict=True):
-            assert close(mine, entry["embedding"])
-        assert found["usage"]["total_tokens"] == told["usage"]["total_tokens"]
-    assert found["model"] == "multilingual-e5-small"
+        expected = served(
+            server_address, "/v1/embeddings", {"model": "multilingual-e5-small", "input": texts}
+        )
+        for vector, entry in zip(answer["embeddings"], expected["data"], strict=True):
+            assert close(vector, entry["embedding"])
+        assert answer["usage"]["total_tokens"] == expected["usage"]["total_tokens"]
+    assert answer["model"] == "multilingual-e5-small"
 
 
 def test_a_library_is_sent_in_batches_and_comes_back_in_order(
@@ -146,7 +148,9 @@ def test_a_prefix_in_the_form_replaces_the_servers(plugin: PluginProcess, form: 
     assert not close(own, other)
 
 
-def test_tokens_are_the_servers_own_count(plugin: PluginProcess, form: dict[str, str], library: str) -> None:
+def test_tokens_are_the_servers_own_count(
+    plugin: PluginProcess, form: dict[str, str], server_address: str
+) -> None:
     (answer,) = plugin.request(
         "get_text_embedding_num_tokens",
         provider="mlx",
@@ -155,11 +159,11 @@ def test_tokens_are_the_servers_own_count(plugin: PluginProcess, form: dict[str,
         credentials=form,
         texts=[FOX, "x", TOKYO * 3],
     )
-    told = [
-        served(library, "/v1/tokenize", {"model": "multilingual-e5-small", "prompt": text})["count"]
+    expected = [
+        served(server_address, "/v1/tokenize", {"model": "multilingual-e5-small", "prompt": text})["count"]
         for text in (FOX, "x", TOKYO * 3)
     ]
-    assert answer["num_tokens"] == told
+    assert answer["num_tokens"] == expected
 
 
 def test_tokens_are_estimated_without_a_server(plugin: PluginProcess) -> None:
@@ -175,17 +179,19 @@ def test_tokens_are_estimated_without_a_server(plugin: PluginProcess) -> None:
 
 
 def test_documents_are_ranked_by_the_servers_scores(
-    plugin: PluginProcess, form: dict[str, str], library: str
+    plugin: PluginProcess, form: dict[str, str], server_address: str
 ) -> None:
     docs = [TOKYO, "a fox", "the lazy dog", "one two three"]
-    told = served(library, "/v1/rerank", {"model": "reranker", "query": FOX, "documents": docs})["results"]
-    found = rank(plugin, form, docs, "reranker")
-    assert [doc["index"] for doc in found] == [entry["index"] for entry in told]
-    assert all(doc["text"] == docs[doc["index"]] for doc in found)
-    for doc, entry in zip(found, told, strict=True):
+    expected = served(server_address, "/v1/rerank", {"model": "reranker", "query": FOX, "documents": docs})[
+        "results"
+    ]
+    answer = rank(plugin, form, docs, "reranker")
+    assert [doc["index"] for doc in answer] == [entry["index"] for entry in expected]
+    assert all(doc["text"] == docs[doc["index"]] for doc in answer)
+    for doc, entry in zip(answer, expected, strict=True):
         assert math.isclose(doc["score"], entry["relevance_score"], abs_tol=1e-5)
-    assert [doc["index"] for doc in rank(plugin, form, docs, top_n=2)] == [doc["index"] for doc in found[:2]]
-    threshold = (found[1]["score"] + found[2]["score"]) / 2
+    assert [doc["index"] for doc in rank(plugin, form, docs, top_n=2)] == [doc["index"] for doc in answer[:2]]
+    threshold = (answer[1]["score"] + answer[2]["score"]) / 2
     assert len(rank(plugin, form, docs, score_threshold=threshold)) == 2
     assert rank(plugin, form, []) == []
 
@@ -214,10 +220,10 @@ def test_a_model_of_another_kind_is_reported_with_those_that_fit(
     assert all(word in caught.value.message for word in words), caught.value.message
 
 
-def test_a_wrong_path_is_reported_with_the_right_one(plugin: PluginProcess, library: str) -> None:
+def test_a_wrong_path_is_reported_with_the_right_one(plugin: PluginProcess, server_address: str) -> None:
     for kind in ("text-embedding", "rerank"):
-        with pytest.raises(PluginError, match=f"Enter {library}/v1"):
-            validate(plugin, {"endpoint_url": f"{library}/models/v2"}, "default", kind)
+        with pytest.raises(PluginError, match=f"Enter {server_address}/v1"):
+            validate(plugin, {"endpoint_url": f"{server_address}/models/v2"}, "default", kind)
 
 
 def test_a_missing_server_is_reported(plugin: PluginProcess) -> None:
@@ -241,7 +247,7 @@ def test_sizes_are_the_servers_unless_the_form_sets_them(plugin: PluginProcess, 
     own = schema("text-embedding", "multilingual-e5-small")
     assert own["model_type"] == "text-embedding"
     assert own["model_properties"] == {"context_size": 64, "max_chunks": 32}
-    typed = schema("text-embedding", "x", context_size="2k", max_chunks="5", display_name="My model")
-    assert typed["model_properties"] == {"context_size": 2048, "max_chunks": 5}
-    assert typed["label"]["en_US"] == "My model"
+    in_form = schema("text-embedding", "x", context_size="2k", max_chunks="5", display_name="My model")
+    assert in_form["model_properties"] == {"context_size": 2048, "max_chunks": 5}
+    assert in_form["label"]["en_US"] == "My model"
     assert schema("rerank", "reranker")["model_properties"] == {"context_size": 64}

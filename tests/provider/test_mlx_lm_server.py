@@ -1,4 +1,4 @@
-"""The plugin against the real `mlx_lm.server` on the model that ships: another make, with ways of its own."""
+"""The plugin against the real `mlx_lm.server` on the model that ships: another make, with fields of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLOCK = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`mlx_lm.server`, which never downloaded anything; it says where it listens only by listening."""
+    """`mlx_lm.server` without any downloads."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     home = tmp_path_factory.mktemp("downloads")

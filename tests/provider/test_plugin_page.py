@@ -1,5 +1,5 @@
-"""The page a Dify user reads, in three languages: the forms it draws are the forms there are, and every error it
-explains is one that really comes.
+"""The plugin's page in three languages: the forms it draws match the declarations, and every error it explains can
+really be caused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT
 from daemon import PluginError
 from dify_view import user
-from kind_server import mlx_backend
+from fake_servers import mlx_backend
 from raw_server import RawServer
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_every_language_explains_the_same_errors() -> None:
 
 
 class Causes:
-    """Brings about what goes wrong, and returns what the user reads."""
+    """Causes each error, and returns the message the user reads."""
 
     def __init__(self, plugin: PluginProcess, stub: Stub, credentials: dict[str, str]) -> None:
         self.plugin, self.stub, self.right = plugin, stub, credentials
@@ -100,12 +100,12 @@ class Causes:
         return caught.value.message
 
     def ask_stub(self, *pieces: str, **script: Any) -> str:
-        self.stub.says(*pieces, **script)
+        self.stub.will_send(*pieces, **script)
         return self.ask(**self.stub.credentials)
 
     def ask_silence(self) -> str:
-        with socket.create_server(("127.0.0.1", 0)) as nobody:  # who connects is never accepted
-            return self.ask(endpoint_url=f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout="0.5")
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # who connects is never accepted
+            return self.ask(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout="0.5")
 
     def ask_closed_door(self) -> str:
         with RawServer([], chats_only=True) as server:
@@ -191,8 +191,8 @@ def test_every_explained_error_has_these_words(
     quoted: str,
     cause: Callable[[Causes], str],
 ) -> None:
-    said = cause(Causes(plugin, stub, credentials))
+    message = cause(Causes(plugin, stub, credentials))
     words = ".*".join(re.escape(part) for part in quoted.split("…"))
-    assert re.search(words, said, re.IGNORECASE | re.DOTALL), said
-    assert "Traceback" not in said
-    assert "secret-key" not in said
+    assert re.search(words, message, re.IGNORECASE | re.DOTALL), message
+    assert "Traceback" not in message
+    assert "secret-key" not in message

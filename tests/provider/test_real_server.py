@@ -1,4 +1,4 @@
-"""The plugin against the real server and the model that ships: what a Dify user does, call by call."""
+"""The plugin with the real server on the model that ships: what a Dify user does, call by call."""
 
 from __future__ import annotations
 
@@ -111,10 +111,12 @@ def test_a_background_request_thinks_less_than_the_same_question_of_a_user(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
     settings = {"max_tokens": 16}
-    (aside,) = ask(plugin, credentials, user(QUESTION), stream=False, parameters=settings)
+    (in_background,) = ask(plugin, credentials, user(QUESTION), stream=False, parameters=settings)
     chosen = {**settings, "reasoning_effort": "high"}
     (turn,) = ask(plugin, credentials, user(QUESTION), stream=False, parameters=chosen)
-    assert split_reasoning(aside["delta"]["message"]["content"])[0].startswith("The capital of France")
+    assert split_reasoning(in_background["delta"]["message"]["content"])[0].startswith(
+        "The capital of France"
+    )
     assert split_reasoning(turn["delta"]["message"]["content"])[0] == ""
 
 

@@ -1,4 +1,4 @@
-"""Reading what servers send, in process: every way a stream can be cut, and every way servers differ."""
+"""StreamReader on the streams of every server: all their shapes, and every way to split them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
-def shown(
+def dify_text(
     *deltas: dict[str, Any], finish: str = "stop", reader: StreamReader | None = None, tools: Any = ()
 ) -> str:
     """The text Dify gets for a stream of deltas."""
@@ -34,9 +34,9 @@ def shown(
     return "".join(iter_text(reader, ThinkBlockWriter(), stream))
 
 
-def cut(text: str, *places: int) -> list[dict[str, Any]]:
-    """A text as content deltas, cut at some places."""
-    edges = [0, *places, len(text)]
+def cut(text: str, *positions: int) -> list[dict[str, Any]]:
+    """A text as content deltas, split at some positions."""
+    edges = [0, *positions, len(text)]
     return [{"content": text[start:end]} for start, end in pairwise(edges)]
 
 
@@ -64,8 +64,8 @@ def cut(text: str, *places: int) -> list[dict[str, Any]]:
     ],
 )
 def test_reasoning_is_found_under_each_of_its_names(reasoning: dict[str, Any]) -> None:
-    assert shown(reasoning, {"content": "Hi"}) == BLOCK
-    assert shown({**reasoning}, {}, {"content": [{"type": "text", "text": "Hi"}]}) == BLOCK
+    assert dify_text(reasoning, {"content": "Hi"}) == BLOCK
+    assert dify_text({**reasoning}, {}, {"content": [{"type": "text", "text": "Hi"}]}) == BLOCK
 
 
 NOTHING: list[dict[str, Any]] = [
@@ -79,8 +79,8 @@ def test_an_empty_delta_never_splits_a_block(nothing: dict[str, Any]) -> None:
     deltas: list[dict[str, Any]] = [
         {"reasoning_content": "w"}, {"reasoning_content": "h"}, {"reasoning_content": "y"}, {"content": "Hi"}
     ]  # fmt: skip
-    for place in range(1, len(deltas)):
-        assert shown(*deltas[:place], nothing, *deltas[place:]) == BLOCK
+    for position in range(1, len(deltas)):
+        assert dify_text(*deltas[:position], nothing, *deltas[position:]) == BLOCK
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ def test_a_message_is_read_instead_of_deltas_but_not_after_them() -> None:
     assert "".join(iter_text(StreamReader(), ThinkBlockWriter(), stream)) == BLOCK
 
 
-@pytest.mark.parametrize("begun", ["a", "analysis", "<", "<|chan", "[THI", "<think>why</th"])
-def test_a_possible_marker_is_not_overtaken_by_the_next_field(begun: str) -> None:
-    read = {"<think>why</th": "why</th"}.get(begun, begun)
-    text = shown({"reasoning": begun}, {"content": "Hi"})
-    assert text.replace("\u200b", "") == f"<think>\n{read}\n</think>\n\nHi"
-    first = shown({"content": begun}, {"reasoning": "why"}, {"content": "Hi"})
+@pytest.mark.parametrize("start", ["a", "analysis", "<", "<|chan", "[THI", "<think>why</th"])
+def test_a_possible_marker_is_not_overtaken_by_the_next_field(start: str) -> None:
+    expected = {"<think>why</th": "why</th"}.get(start, start)
+    text = dify_text({"reasoning": start}, {"content": "Hi"})
+    assert text.replace("\u200b", "") == f"<think>\n{expected}\n</think>\n\nHi"
+    first = dify_text({"content": start}, {"reasoning": "why"}, {"content": "Hi"})
     assert first.index("Hi") > first.index("why")
-    if not begun.startswith("<think>"):
-        assert first.index(begun) < first.index("why")
+    if not start.startswith("<think>"):
+        assert first.index(start) < first.index("why")
 
 
 def test_an_answer_without_an_end_is_stopped_and_its_block_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,13 +153,13 @@ def test_a_large_piece_is_split_into_chunks_that_dify_accepts() -> None:
 
 
 def test_surrogate_halves_are_joined_and_a_lone_half_is_replaced() -> None:
-    assert shown({"content": "a\ud83d"}, {}, {"content": "\ude00b"}) == "a😀b"
-    assert shown({"reasoning": "\ud83d"}, {"reasoning": "\ude00"}, {"content": "Hi"}) == (
+    assert dify_text({"content": "a\ud83d"}, {}, {"content": "\ude00b"}) == "a😀b"
+    assert dify_text({"reasoning": "\ud83d"}, {"reasoning": "\ude00"}, {"content": "Hi"}) == (
         "<think>\n😀\n</think>\n\nHi"
     )
-    assert shown({"content": "\ude00 \ud83d"}, {"content": "x\ud83d"}) == "\ufffd \ufffdx"
+    assert dify_text({"content": "\ude00 \ud83d"}, {"content": "x\ud83d"}) == "\ufffd \ufffdx"
     reader = StreamReader()
-    shown({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\ud83d'}}]},
+    dify_text({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\ud83d'}}]},
           {"tool_calls": [{"function": {"arguments": '\ude00\ud83d"}'}}]}, reader=reader)  # fmt: skip
     assert [call.arguments for call in reader.result.calls] == ['{"a": "😀\ufffd"}']
 
@@ -199,17 +199,17 @@ READ = {
 @pytest.mark.parametrize("name", LEAKS)
 def test_leaked_markup_is_parsed_the_same_however_it_is_split(name: str) -> None:
     leak, expected = LEAKS[name], READ.get(name, BLOCK)
-    for places in (
+    for positions in (
         combinations(range(1, len(leak)), 2) if len(leak) < 40 else ((at,) for at in range(len(leak)))
     ):
-        assert shown(*cut(leak, *places)) == expected
-    assert shown(*cut(leak, *range(1, len(leak)))) == expected
+        assert dify_text(*cut(leak, *positions)) == expected
+    assert dify_text(*cut(leak, *range(1, len(leak)))) == expected
 
 
 def test_markup_in_the_reasoning_field_is_parsed() -> None:
-    assert shown({"reasoning_content": "<think>\nwhy"}, {"content": "Hi"}) == BLOCK
-    assert shown({"reasoning_content": "<think>why</think>Hi"}) == BLOCK
-    assert shown({"reasoning": "<|channel|>analysis<|message|>why"}, {"content": "Hi"}) == BLOCK
+    assert dify_text({"reasoning_content": "<think>\nwhy"}, {"content": "Hi"}) == BLOCK
+    assert dify_text({"reasoning_content": "<think>why</think>Hi"}) == BLOCK
+    assert dify_text({"reasoning": "<|channel|>analysis<|message|>why"}, {"content": "Hi"}) == BLOCK
 
 
 TEXTS = [
@@ -228,7 +228,7 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_answer_that_talks_about_markup_stays_as_it_is(text: str) -> None:
     for at in range(len(text)):
-        assert shown(*cut(text, at), tools=["clock"]).replace("\u200b", "") == text
+        assert dify_text(*cut(text, at), tools=["clock"]).replace("\u200b", "") == text
 
 
 @pytest.mark.parametrize(
@@ -236,30 +236,33 @@ def test_an_answer_that_talks_about_markup_stays_as_it_is(text: str) -> None:
     ["Hi <|start|>assistant<|channel|>final<|message|>x", "so </think> it", "Hi<|im_end|>"],
 )
 def test_markup_is_text_from_a_server_known_to_separate(text: str) -> None:
-    assert shown({"content": text}, reader=StreamReader(scan=False)).replace("\u200b", "") == text
+    assert dify_text({"content": text}, reader=StreamReader(scan=False)).replace("\u200b", "") == text
 
 
 def test_a_closing_tag_that_was_opened_in_the_prompt_is_noticed_and_removed() -> None:
     text = "I wonder.\n</think>\n\nHi"
     for at in range(len(text)):
         reader = StreamReader()
-        assert shown(*cut(text, at), reader=reader) == "I wonder.\n\n\nHi"
+        assert dify_text(*cut(text, at), reader=reader) == "I wonder.\n\n\nHi"
         assert reader.started_in_reasoning is True
 
 
 def test_an_answer_may_start_inside_a_block() -> None:
     text = "why\n</think>\n\nHi"
     for at in range(len(text)):
-        assert shown(*cut(text, at), reader=StreamReader(starts_in_reasoning=True)) == BLOCK
+        assert dify_text(*cut(text, at), reader=StreamReader(starts_in_reasoning=True)) == BLOCK
 
 
 def test_an_answer_expected_to_start_inside_a_block_may_be_all_answer() -> None:
-    assert shown({"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True)).endswith("</think>\n\nHi")
-    assert (
-        shown({"reasoning": "why"}, {"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True)) == BLOCK
+    assert dify_text({"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True)).endswith(
+        "</think>\n\nHi"
     )
     assert (
-        shown({"content": "why"}, reader=StreamReader(starts_in_reasoning=True), finish="length")
+        dify_text({"reasoning": "why"}, {"content": "Hi"}, reader=StreamReader(starts_in_reasoning=True))
+        == BLOCK
+    )
+    assert (
+        dify_text({"content": "why"}, reader=StreamReader(starts_in_reasoning=True), finish="length")
         == "<think>\nwhy\n</think>"
     )
 
@@ -356,7 +359,7 @@ def test_arguments_are_the_object_that_was_meant(given: Any, arguments: str) -> 
 
 def test_a_call_in_openais_older_field_is_a_call() -> None:
     reader = StreamReader()
-    shown(
+    dify_text(
         {"function_call": {"name": "clock", "arguments": "{"}},
         {"function_call": {"arguments": "}"}},
         finish="function_call",
@@ -373,10 +376,12 @@ def test_a_call_in_the_content_is_a_call_however_it_is_split() -> None:
     for at in range(len(TOOL_CALL)):
         reader = StreamReader(["clock"])
         assert (
-            shown({"reasoning": "why"}, *cut(TOOL_CALL, at), reader=reader).rstrip().endswith("Let me see.")
+            dify_text({"reasoning": "why"}, *cut(TOOL_CALL, at), reader=reader)
+            .rstrip()
+            .endswith("Let me see.")
         )
         assert [(call.name, call.arguments) for call in reader.result.calls] == [("clock", '{"zone": "UTC"}')]
 
 
 def test_without_tools_it_is_text() -> None:
-    assert "<tool_call>" in shown({"content": TOOL_CALL})
+    assert "<tool_call>" in dify_text({"content": TOOL_CALL})

@@ -1,4 +1,4 @@
-"""The thinking block as Dify's page and workflows read it, whatever the reasoning holds and however it arrives."""
+"""The thinking block, as Dify's page and workflows read it, for all kinds of reasoning and however it is split."""
 
 from __future__ import annotations
 
@@ -11,42 +11,47 @@ from dify_mlx_provider.chat.think_block import ThinkBlockWriter, remove_guards
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 
-def shown(*events: Event, hide_reasoning: bool = False, verbatim: bool = False) -> list[str]:
+def dify_text(*events: Event, hide_reasoning: bool = False, verbatim: bool = False) -> list[str]:
     thinking = ThinkBlockWriter(hide_reasoning=hide_reasoning, verbatim=verbatim)
     return [piece for event in events for piece in thinking.feed(event)] + thinking.close()
 
 
 def block(*reasoning: str) -> str:
-    """What stands between the tags."""
-    text = "".join(shown(*map(ReasoningDelta, reasoning)))
+    """The text between the tags."""
+    text = "".join(dify_text(*map(ReasoningDelta, reasoning)))
     assert text.startswith("<think>\n")
     assert text.endswith("\n</think>")
     return text[len("<think>\n") : -len("\n</think>")]
 
 
 def test_a_blank_line_precedes_the_answer_so_that_the_page_formats_its_first_lines() -> None:
-    assert shown(ReasoningDelta("why"), ContentDelta("- a")) == ["<think>\n", "why", "\n</think>", "\n\n- a"]
+    assert dify_text(ReasoningDelta("why"), ContentDelta("- a")) == [
+        "<think>\n",
+        "why",
+        "\n</think>",
+        "\n\n- a",
+    ]
 
 
 def test_an_answer_with_leading_blank_lines_gets_no_more_of_them() -> None:
-    assert shown(ReasoningDelta("why"), ContentDelta("\n\nHi"))[-1] == "\n\nHi"
+    assert dify_text(ReasoningDelta("why"), ContentDelta("\n\nHi"))[-1] == "\n\nHi"
 
 
 def test_without_reasoning_the_answer_is_left_alone() -> None:
-    assert shown(ContentDelta("\nHi"), ContentDelta(" there")) == ["\nHi", " there"]
+    assert dify_text(ContentDelta("\nHi"), ContentDelta(" there")) == ["\nHi", " there"]
 
 
 def test_reasoning_after_the_start_of_the_answer_is_a_second_block() -> None:
     events = (ReasoningDelta("a"), ContentDelta("one "), ReasoningDelta("b"), ContentDelta("two"))
-    assert "".join(shown(*events)) == "<think>\na\n</think>\n\none <think>\nb\n</think>\n\ntwo"
+    assert "".join(dify_text(*events)) == "<think>\na\n</think>\n\none <think>\nb\n</think>\n\ntwo"
 
 
 def test_a_tool_call_closes_the_block_and_adds_nothing() -> None:
-    assert shown(ReasoningDelta("a"), ToolCallStart(0, "clock")) == ["<think>\n", "a", "\n</think>"]
+    assert dify_text(ReasoningDelta("a"), ToolCallStart(0, "clock")) == ["<think>\n", "a", "\n</think>"]
 
 
 def test_hidden_reasoning_leaves_the_answer_alone() -> None:
-    assert shown(ReasoningDelta("a"), ContentDelta("{}"), hide_reasoning=True) == ["{}"]
+    assert dify_text(ReasoningDelta("a"), ContentDelta("{}"), hide_reasoning=True) == ["{}"]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +118,11 @@ def test_white_space_between_two_pieces_of_reasoning_does_not_split_the_block() 
         ReasoningDelta(" b"),
         ContentDelta("Hi"),
     )
-    assert "".join(shown(*events)) == "<think>\na b\n</think>\n\nHi"
+    assert "".join(dify_text(*events)) == "<think>\na b\n</think>\n\nHi"
 
 
 def test_white_space_after_the_reasoning_is_no_answer() -> None:
-    assert shown(ReasoningDelta("a"), ContentDelta("\n\n")) == ["<think>\n", "a", "\n</think>"]
+    assert dify_text(ReasoningDelta("a"), ContentDelta("\n\n")) == ["<think>\n", "a", "\n</think>"]
 
 
 ANSWERS = [
@@ -131,28 +136,30 @@ ANSWERS = [
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_tag_in_the_answer_is_text_for_dify_however_it_is_split(answer: str) -> None:
-    whole = "".join(shown(ReasoningDelta("why"), ContentDelta(answer)))
+    whole = "".join(dify_text(ReasoningDelta("why"), ContentDelta(answer)))
     assert split_reasoning(whole)[1] == "why"
     assert remove_guards(split_reasoning(whole)[0]) == answer.strip()
     assert PAGE_BLOCK.findall(whole) == ["why"]
     for at in range(len(answer) + 1):
-        cut = shown(ReasoningDelta("why"), ContentDelta(answer[:at]), ContentDelta(answer[at:]))
+        cut = dify_text(ReasoningDelta("why"), ContentDelta(answer[:at]), ContentDelta(answer[at:]))
         assert "".join(cut) == whole
 
 
 @pytest.mark.parametrize("answer", ["<thinking> and <b>", "a </thinks", "1 < 2", "<"])
 def test_other_html_in_the_answer_is_left_alone(answer: str) -> None:
-    assert "".join(shown(*map(ContentDelta, answer))) == answer
+    assert "".join(dify_text(*map(ContentDelta, answer))) == answer
 
 
 def test_an_answer_that_is_data_is_not_changed() -> None:
     answer = '{"tag": "<think>"}'
-    assert shown(ReasoningDelta("why"), ContentDelta(answer), hide_reasoning=True, verbatim=True) == [answer]
+    assert dify_text(ReasoningDelta("why"), ContentDelta(answer), hide_reasoning=True, verbatim=True) == [
+        answer
+    ]
 
 
 @pytest.mark.parametrize("reasoning", ["", " ", "\n\n"])
 def test_blank_reasoning_makes_no_block(reasoning: str) -> None:
-    assert shown(ReasoningDelta(reasoning), ContentDelta("Hi")) == ["Hi"]
+    assert dify_text(ReasoningDelta(reasoning), ContentDelta("Hi")) == ["Hi"]
 
 
 def test_white_space_around_the_reasoning_goes_and_inside_it_stays() -> None:

@@ -1,4 +1,4 @@
-"""Vectors and rankings from servers of other makes: what they are sent, and what is made of their answers."""
+"""Embeddings and rankings from all kinds of servers: what they are sent, and how their answers are parsed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kind_server import FakeServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+from fake_servers import FakeServer, listed, llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
 from dify_mlx_provider.knowledge.embeddings import embed
 from dify_mlx_provider.knowledge.rerank import rank
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-pytestmark = pytest.mark.usefixtures("nothing_known")
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def at(server: FakeServer, **form: str) -> Credentials:
@@ -27,7 +27,7 @@ def at(server: FakeServer, **form: str) -> Credentials:
 
 
 def lengths(body: dict[str, Any]) -> tuple[int, Any]:
-    """A model whose vectors say how long each text is."""
+    """A model whose vectors hold the texts' lengths."""
     data = [{"index": at, "embedding": [len(text), 1.0]} for at, text in enumerate(body["input"])]
     return 200, {"data": data, "usage": {"total_tokens": 7}}
 

@@ -1,4 +1,4 @@
-"""What Dify reads before any of our code runs: valid for its SDK, complete in three languages, in the right order.
+"""The declarations Dify reads before any of our code runs: valid for its SDK, in three languages, in order.
 
 The SDK patches threads and sockets when it is imported, so it reads the files in a process of its own.
 """
@@ -74,7 +74,7 @@ def declared() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def understood() -> dict[str, Any]:
-    """The plugin and the provider as the SDK understands them."""
+    """The plugin and the provider as the SDK parses them."""
     command = [sys.executable, "-c", READ_BY_THE_SDK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def fields(declared: dict[str, Any], form: str) -> list[dict[str, Any]]:
 
 
 def texts(node: Any, where: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-    """Every text for people in a declaration: what stands under a label, a help, a placeholder, a description."""
+    """Every text for people in a declaration: under a label, help, placeholder or description."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key in ("label", "help", "placeholder", "description") or key.startswith("icon_"):
@@ -158,10 +158,10 @@ def test_every_text_is_there_in_three_languages(path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["provider_credential_schema", "model_credential_schema"])
 def test_a_form_keeps_to_what_dify_can_show(declared: dict[str, Any], form: str) -> None:
-    shown = fields(declared, form)
-    assert len(shown) <= 32
-    assert len({field["variable"] for field in shown}) == len(shown)
-    for field in shown:
+    form_fields = fields(declared, form)
+    assert len(form_fields) <= 32
+    assert len({field["variable"] for field in form_fields}) == len(form_fields)
+    for field in form_fields:
         assert field["type"] in ("text-input", "secret-input", "select", "radio")
         if field["type"] == "select":
             assert field["default"] in [option["value"] for option in field["options"]]
@@ -186,8 +186,8 @@ def test_only_the_address_is_required_and_it_has_a_default(declared: dict[str, A
 
 
 def test_the_forms_defaults_are_what_empty_fields_mean(declared: dict[str, Any]) -> None:
-    shown = fields(declared, "model_credential_schema")
-    filled = {field["variable"]: field["default"] for field in shown if "default" in field}
+    form_fields = fields(declared, "model_credential_schema")
+    filled = {field["variable"]: field["default"] for field in form_fields if "default" in field}
     address = {"endpoint_url": filled["endpoint_url"]}
     assert Credentials.from_form(filled) == Credentials.from_form(address)
 

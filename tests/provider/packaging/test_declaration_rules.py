@@ -1,4 +1,4 @@
-"""Dify's rules for declarations, one broken at a time: each is noticed, named with its value, and not packed."""
+"""Dify's rules for declarations, broken one at a time: each is noticed, named with its value, and not packed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROVIDER = "provider_assets/mlx.yaml"
 DEFAULT = "provider_assets/llm/default.yaml"
 POSITION = "provider_assets/llm/_position.yaml"
 TEXT = {"en_US": "Text", "ja_JP": "文", "zh_Hans": "文"}
-GONE = object()
+REMOVED = object()
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def good() -> dict[str, bytes]:
     return package.collect(package.ROOT)
 
 
-def spoilt(files: dict[str, bytes], path: str, change: Callable[[Any], Any]) -> list[str]:
+def faults_after(files: dict[str, bytes], path: str, change: Callable[[Any], Any]) -> list[str]:
     """The faults after one declaration was changed."""
     declared = copy.deepcopy(yaml.safe_load(files[path]))
     changed = change(declared)
@@ -34,14 +34,14 @@ def spoilt(files: dict[str, bytes], path: str, change: Callable[[Any], Any]) -> 
     return list(declaration.faults({**files, path: content.encode()}))
 
 
-def put(where: str, value: Any) -> Callable[[Any], None]:
-    """Set (or with GONE take away) what stands at a path such as `meta.runner.language` or `fields.0.type`."""
+def set_value(where: str, value: Any) -> Callable[[Any], None]:
+    """Set (or with REMOVED delete) the value at a path such as `meta.runner.language` or `fields.0.type`."""
 
     def change(node: Any) -> None:
-        *way, last = (int(part) if part.isdecimal() else part for part in where.split("."))
-        for part in way:
+        *parents, last = (int(part) if part.isdecimal() else part for part in where.split("."))
+        for part in parents:
             node = node[part]
-        if value is GONE:
+        if value is REMOVED:
             del node[last]
         else:
             node[last] = value
@@ -54,7 +54,7 @@ def test_the_declarations_as_they_are_have_no_fault(good: dict[str, bytes]) -> N
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "complaint"),
+    ("where", "value", "fault"),
     [
         ("author", "MLX-backend", "author is 'MLX-backend'; Dify wants [a-z0-9_-]"),
         ("author", "0f5c6c9e-0000-4000-8000-000000000000", "keeps such ids for its own tenants"),
@@ -64,10 +64,10 @@ def test_the_declarations_as_they_are_have_no_fault(good: dict[str, bytes]) -> N
         ("version", 1.0, "version is 1.0"),
         ("type", "bundle", "type is 'bundle'"),
         ("label", "MLX", "label is 'MLX'; Dify wants one text a language"),
-        ("label.en_US", GONE, "label: en_US is missing"),
+        ("label.en_US", REMOVED, "label: en_US is missing"),
         ("description.ja_JP", " ", "description: ja_JP is missing"),
         ("description.ja_jp", "文", "description: ja_jp is no language of Dify's"),
-        ("icon", GONE, "icon is None"),
+        ("icon", REMOVED, "icon is None"),
         ("icon", "_assets/icon.svg", "icon is '_assets/icon.svg'; Dify wants the name of a drawing"),
         ("icon_dark", "no.svg", "icon_dark: _assets/no.svg is missing"),
         ("created_at", "yesterday", "created_at is 'yesterday'"),
@@ -83,7 +83,7 @@ def test_the_declarations_as_they_are_have_no_fault(good: dict[str, bytes]) -> N
         ("meta.runner.version", 3.12, "meta.runner.version is 3.12; put it in quotes"),
         ("meta.runner.entrypoint", "dify_mlx_provider/__main__.py", "Dify wants a module's name"),
         ("meta.runner.entrypoint", "dify_mlx_provider.main", "nothing to run for the entrypoint"),
-        ("meta.runner.entrypoint", GONE, "a declaration lacks 'entrypoint'"),
+        ("meta.runner.entrypoint", REMOVED, "a declaration lacks 'entrypoint'"),
         ("meta.minimum_dify_version", "1.14", "minimum_dify_version is '1.14'"),
         ("meta.minimum_dify", "1.14.0", "minimum_dify is a key that nobody reads"),
         ("plugins.tools", ["tools.yaml"], "models cannot be mixed with other kinds"),
@@ -94,32 +94,32 @@ def test_the_declarations_as_they_are_have_no_fault(good: dict[str, bytes]) -> N
     ],
 )
 def test_a_manifest_keeps_the_daemons_rules(
-    good: dict[str, bytes], where: str, value: Any, complaint: str
+    good: dict[str, bytes], where: str, value: Any, fault: str
 ) -> None:
-    assert complaint in "\n".join(spoilt(good, declaration.MANIFEST, put(where, value)))
+    assert fault in "\n".join(faults_after(good, declaration.MANIFEST, set_value(where, value)))
 
 
 FORM = "model_credential_schema.credential_form_schemas"
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "complaint"),
+    ("where", "value", "fault"),
     [
         ("provider", "", "provider is ''"),
         ("provider", "x" * 300, "provider is 'xxx"),
-        ("label", GONE, "label is None; Dify wants one text a language"),
-        ("icon_small", GONE, "icon_small is missing; it is the only one that every Dify shows"),
+        ("label", REMOVED, "label is None; Dify wants one text a language"),
+        ("icon_small", REMOVED, "icon_small is missing; it is the only one that every Dify shows"),
         ("icon_small.en_US", "no.svg", "icon_small: _assets/no.svg is missing"),
         ("icon_large_dark.ja_JP", "icons/x.svg", "icon_large_dark is 'icons/x.svg'"),
         ("supported_model_types.0", "chat", "supported_model_types holds 'chat'"),
         ("supported_model_types", [], "supported_model_types holds []"),
         ("configurate_methods.0", "fetch-from-remote", "configurate_methods holds 'fetch-from-remote'"),
-        ("provider_credential_schema", GONE, "predefined-model needs a provider_credential_schema"),
-        ("model_credential_schema", GONE, "customizable-model needs a model_credential_schema"),
+        ("provider_credential_schema", REMOVED, "predefined-model needs a provider_credential_schema"),
+        ("model_credential_schema", REMOVED, "customizable-model needs a model_credential_schema"),
         ("model_credential_schema.model", {}, "model_credential_schema.model.label is None"),
         (f"{FORM}.0.variable", "endpoint url", "variable is no name"),
         (f"{FORM}.1.variable", "endpoint_url", "endpoint_url stands twice"),
-        (f"{FORM}.0.label.zh_Hans", GONE, "label: zh_Hans is missing"),
+        (f"{FORM}.0.label.zh_Hans", REMOVED, "label: zh_Hans is missing"),
         (f"{FORM}.0.placeholder", "http://…", "placeholder is 'http://…'"),
         (f"{FORM}.0.type", "switch", "type is 'switch'; Dify's page draws"),
         (f"{FORM}.0.required", "yes", "required is 'yes', and has to be true or false"),
@@ -143,14 +143,14 @@ FORM = "model_credential_schema.credential_form_schemas"
     ],
 )
 def test_a_provider_keeps_the_rules_of_daemon_sdk_and_page(
-    good: dict[str, bytes], where: str, value: Any, complaint: str
+    good: dict[str, bytes], where: str, value: Any, fault: str
 ) -> None:
-    assert complaint in "\n".join(spoilt(good, PROVIDER, put(where, value)))
+    assert fault in "\n".join(faults_after(good, PROVIDER, set_value(where, value)))
 
 
 def test_a_model_type_may_decide_what_a_form_shows(good: dict[str, bytes]) -> None:
     condition = [{"variable": "__model_type", "value": "llm"}]
-    assert spoilt(good, PROVIDER, put(f"{FORM}.1.show_on", condition)) == []
+    assert faults_after(good, PROVIDER, set_value(f"{FORM}.1.show_on", condition)) == []
 
 
 def add_fields(provider: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def add_fields(provider: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "default", "complaint"),
+    ("options", "default", "fault"),
     [
         ([], "a", "0 options; Dify takes 1 to 128"),
         ([f"o{number}" for number in range(129)], "o0", "129 options; Dify takes 1 to 128"),
@@ -172,7 +172,7 @@ def add_fields(provider: dict[str, Any]) -> None:
     ],
 )
 def test_a_select_offers_its_default_and_not_too_much(
-    good: dict[str, bytes], options: list[Any], default: str, complaint: str
+    good: dict[str, bytes], options: list[Any], default: str, fault: str
 ) -> None:
     field = {
         "variable": "pick",
@@ -186,39 +186,45 @@ def test_a_select_offers_its_default_and_not_too_much(
     def change(provider: dict[str, Any]) -> None:
         provider["model_credential_schema"]["credential_form_schemas"].append(field)
 
-    assert complaint in "\n".join(spoilt(good, PROVIDER, change))
+    assert fault in "\n".join(faults_after(good, PROVIDER, change))
 
 
 def test_a_form_of_thirty_three_fields_is_one_too_many(good: dict[str, bytes]) -> None:
-    assert "33 fields; Dify takes 32" in "\n".join(spoilt(good, PROVIDER, add_fields))
+    assert "33 fields; Dify takes 32" in "\n".join(faults_after(good, PROVIDER, add_fields))
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "complaint"),
+    ("where", "value", "fault"),
     [
         ("model", "", "model is ''"),
         ("model", "m" * 256, "a name of at most 255 characters"),
         ("model", "other", "other stands in provider_assets/llm/default.yaml only"),
-        ("label.ja_JP", GONE, "label: ja_JP is missing"),
+        ("label.ja_JP", REMOVED, "label: ja_JP is missing"),
         ("model_type", "text-embedding", "model_type is 'text-embedding', but it is listed under llm"),
         ("features", ["thinking"], "features holds 'thinking'"),
-        ("model_properties.mode", GONE, "model_properties.mode is None; workflows need chat or completion"),
+        (
+            "model_properties.mode",
+            REMOVED,
+            "model_properties.mode is None; workflows need chat or completion",
+        ),
         ("model_properties.context_size", "131072", "context_size is '131072'"),
-        ("model_properties.context_size", GONE, "context_size is None"),
+        ("model_properties.context_size", REMOVED, "context_size is None"),
         ("pricing", {"input": 0.0, "unit": "1", "currency": "USD"}, "pricing needs input, unit and currency"),
         ("features_", [], "features_ is a key that nobody reads"),
     ],
 )
-def test_a_model_keeps_the_rules(good: dict[str, bytes], where: str, value: Any, complaint: str) -> None:
-    assert complaint in "\n".join(spoilt(good, DEFAULT, put(where, value)))
+def test_a_model_keeps_the_rules(good: dict[str, bytes], where: str, value: Any, fault: str) -> None:
+    assert fault in "\n".join(faults_after(good, DEFAULT, set_value(where, value)))
 
 
 def test_a_model_without_a_file_has_no_position(good: dict[str, bytes]) -> None:
-    assert f"{POSITION}: ghost stands here only" in spoilt(good, POSITION, lambda places: [*places, "ghost"])
+    assert f"{POSITION}: ghost stands here only" in faults_after(
+        good, POSITION, lambda places: [*places, "ghost"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("rule", "complaint"),
+    ("rule", "fault"),
     [
         ({"name": "9lives"}, "name is no name"),
         ({"name": "temperature"}, "temperature stands twice"),
@@ -245,14 +251,14 @@ def test_a_model_without_a_file_has_no_position(good: dict[str, bytes]) -> None:
         ({"maximum": 3}, "maximum is a key that nobody reads"),
     ],
 )
-def test_a_parameter_keeps_the_rules(good: dict[str, bytes], rule: dict[str, Any], complaint: str) -> None:
+def test_a_parameter_keeps_the_rules(good: dict[str, bytes], rule: dict[str, Any], fault: str) -> None:
     whole = {"name": "extra", "type": "int", "label": TEXT, **rule}
     whole = {key: value for key, value in whole.items() if value is not None}
 
     def change(model: dict[str, Any]) -> None:
         model["parameter_rules"].append(whole)
 
-    assert complaint in "\n".join(spoilt(good, DEFAULT, change))
+    assert fault in "\n".join(faults_after(good, DEFAULT, change))
 
 
 def test_a_hundred_and_twenty_nine_parameters_are_too_many(good: dict[str, bytes]) -> None:
@@ -262,7 +268,7 @@ def test_a_hundred_and_twenty_nine_parameters_are_too_many(good: dict[str, bytes
             {"name": f"extra_{number}", "type": "int", "label": TEXT} for number in range(129 - len(rules))
         ]
 
-    assert "129 parameter_rules; Dify takes 128" in "\n".join(spoilt(good, DEFAULT, change))
+    assert "129 parameter_rules; Dify takes 128" in "\n".join(faults_after(good, DEFAULT, change))
 
 
 def test_a_duplicate_key_is_an_error_as_in_difys_daemon(good: dict[str, bytes]) -> None:
@@ -278,7 +284,7 @@ def test_an_unreadable_manifest_is_one_fault(good: dict[str, bytes], content: by
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "complaint"),
+    ("path", "content", "fault"),
     [
         ("README.md", "推理".encode(), "README.md holds Chinese characters"),
         ("PRIVACY.md", "隐私".encode(), "PRIVACY.md holds Chinese characters"),
@@ -290,8 +296,8 @@ def test_an_unreadable_manifest_is_one_fault(good: dict[str, bytes], content: by
     ],
 )
 def test_a_package_keeps_the_marketplaces_rules(
-    good: dict[str, bytes], path: str, content: bytes, complaint: str
+    good: dict[str, bytes], path: str, content: bytes, fault: str
 ) -> None:
     with pytest.raises(package.PackageError) as caught:
         package.check(package.ROOT, {**good, path: content})
-    assert complaint in str(caught.value)
+    assert fault in str(caught.value)

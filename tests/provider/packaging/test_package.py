@@ -42,7 +42,7 @@ def files() -> dict[str, bytes]:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """A copy of everything the package is made from, to be spoilt."""
+    """A copy of everything the package is made from, for tests to change."""
     root = tmp_path / "sources"
     for folder in ("dify_mlx_provider", "mlx_backend/conversation", "provider_assets", "readme"):
         shutil.copytree(ROOT / folder, root / folder)
@@ -191,7 +191,7 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
 
 
 @pytest.mark.parametrize(
-    ("path", "old", "new", "complaint"),
+    ("path", "old", "new", "fault"),
     [
         ("manifest.yaml", "author: mlx-", "author: MLX-", "author is 'MLX-backend'"),
         ("manifest.yaml", "name: dify_mlx_provider", "name: Dify MLX", "name is 'Dify MLX'"),
@@ -212,13 +212,13 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
     ],
 )
 def test_a_package_dify_would_refuse_is_not_written(
-    sources: Path, tmp_path: Path, path: str, old: str, new: str, complaint: str
+    sources: Path, tmp_path: Path, path: str, old: str, new: str, fault: str
 ) -> None:
     edit(sources / path, old, new)
     output = tmp_path / "plugin.difypkg"
     with pytest.raises(package.PackageError) as caught:
         package.build(sources, output)
-    assert complaint in str(caught.value)
+    assert fault in str(caught.value)
     assert not output.exists()
 
 

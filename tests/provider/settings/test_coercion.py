@@ -1,4 +1,4 @@
-"""Settings of a workflow that was written for another model."""
+"""Settings from a workflow that was written for another model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from daemon import PluginError
-from kind_server import mlx_backend
+from fake_servers import mlx_backend
 
 from dify_mlx_provider.settings.coercion import coerce
 from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH

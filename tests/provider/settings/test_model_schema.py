@@ -1,4 +1,4 @@
-"""What Dify is told of a customizable model: by its form, by its server, and by neither."""
+"""The schema of a customizable model: from its form, from its server, and from neither."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from daemon import PluginError
 from dify_view import user
-from kind_server import llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+from fake_servers import llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from daemon import PluginProcess
-    from kind_server import FakeServer
+    from fake_servers import FakeServer
 
 GPT_OSS = {
     "id": "gpt-oss",
@@ -127,7 +127,7 @@ def test_the_form_overrides_the_server(plugin: PluginProcess) -> None:
     ("model", "wished", "default"),
     [
         ("gpt-oss", "high", "high"),
-        ("gpt-oss", "none", "low"),  # gpt-oss cannot be told not to reason: the least it knows
+        ("gpt-oss", "none", "low"),  # gpt-oss always reasons: the least it knows
         ("qwen", "high", "medium"),
         ("qwen", "low", "medium"),
         ("qwen", "none", "none"),
@@ -165,7 +165,7 @@ def test_a_call_requests_the_list_of_models_once_however_often_dify_needs_the_sc
                     model="gpt-oss",
                 )
             )
-        assert server.asked.count("/v1/models") == 1
+        assert server.paths.count("/v1/models") == 1
 
 
 def test_without_a_server_the_form_counts_and_nothing_fails(plugin: PluginProcess) -> None:

@@ -1,4 +1,4 @@
-"""What is said when a form is saved: which thing is wrong, and what to do about it."""
+"""Saving a form: each error says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import listening
 from daemon import PluginError
-from kind_server import CannedServer, FakeServer, listed, lm_studio, mlx_backend, mlx_lm, ollama
+from fake_servers import CannedServer, FakeServer, listed, lm_studio, mlx_backend, mlx_lm, ollama
 from raw_server import status
 
 from dify_mlx_provider.upstream.errors import unknown_host
@@ -109,7 +109,7 @@ def test_https_for_a_server_without_a_certificate_is_reported(plugin: PluginProc
 
 @pytest.fixture
 def encrypted(tmp_path: Path) -> Iterator[str]:
-    """A server with a certificate that nobody signed, as `host:port`."""
+    """A server with a self-signed certificate, as `host:port`."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here to make a certificate with")
@@ -257,5 +257,5 @@ def test_mlx_backend_sends_its_version_where_the_plugin_looks_for_it(plugin: Plu
 def test_versions_are_compared_by_major_and_oldest(
     server: str, plugin_version: str, oldest: tuple[int, int], words: str | None
 ) -> None:
-    said = incompatibility(server, plugin=plugin_version, oldest=oldest)
-    assert (said is None) if words is None else (said is not None and words in said)
+    sentence = incompatibility(server, plugin=plugin_version, oldest=oldest)
+    assert (sentence is None) if words is None else (sentence is not None and words in sentence)

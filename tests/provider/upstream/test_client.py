@@ -1,4 +1,4 @@
-"""The HTTP client against a server that sends whatever bytes it likes, or none."""
+"""The HTTP client against a server that sends any bytes, or none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HI = event({"content": "Hi"})
 
 
 def chat(*pieces: bytes | None, timeout: float = 60.0) -> list[dict[str, Any]]:
-    """What the client makes of one answer."""
+    """The chunks the client returns for one answer."""
     with RawServer(list(pieces)) as server:
         return list(Client(Credentials(base_url=server.address, timeout=timeout)).chat({}))
 
@@ -32,7 +32,7 @@ def text_of(chunks: list[dict[str, Any]]) -> str:
     )
 
 
-# -- leaving -----------------------------------------------------------------------------------------
+# -- cancelling -----------------------------------------------------------------------------------------
 
 
 def test_closing_the_iterator_closes_the_connection() -> None:
@@ -66,10 +66,10 @@ def test_a_stream_gives_the_same_events_however_it_is_split_into_packets() -> No
     stream = (
         b'\xef\xbb\xbf: hello\r\n\r\ndata: {"a":\r\ndata: "\xe3\x81\x82"}\r\n\r\ndata:{}\rdata: [DONE]\r\r'
     )
-    said = [{"a": "あ"}, {}, sse.DONE]
-    assert list(sse.iter_events([stream])) == said
+    events = [{"a": "あ"}, {}, sse.DONE]
+    assert list(sse.iter_events([stream])) == events
     for first, second in combinations(range(len(stream) + 1), 2):
-        assert list(sse.iter_events([stream[:first], stream[first:second], stream[second:]])) == said
+        assert list(sse.iter_events([stream[:first], stream[first:second], stream[second:]])) == events
 
 
 def test_two_events_in_one_packet_are_two_chunks() -> None:
@@ -251,7 +251,7 @@ def test_https_to_a_server_without_tls_suggests_http() -> None:
             Client(Credentials(base_url=address)).chat({})
 
 
-# -- waiting -----------------------------------------------------------------------------------------
+# -- retrying -----------------------------------------------------------------------------------------
 
 LOADING = b'{"error": {"message": "The model is being loaded (40 %).", "code": "model_loading"}}'
 FULL = b'{"error": {"message": "8 requests are waiting; try again in 900 s.", "code": "queue_full"}}'

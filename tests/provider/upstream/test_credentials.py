@@ -1,4 +1,4 @@
-"""The form as people fill it in: what is understood, and what is said of the rest."""
+"""The form as people fill it in: what is understood, and which error the rest gets."""
 
 from __future__ import annotations
 

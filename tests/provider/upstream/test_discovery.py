@@ -1,4 +1,4 @@
-"""What is found out about a server from its own answers, how seldom it is asked, and that it never goes wrong."""
+"""What discovery learns from a server's answers, that it asks seldom, and that it never raises."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kind_server import (
+from fake_servers import (
     CannedServer,
     FakeServer,
     listed,
@@ -40,7 +40,7 @@ GPT_OSS = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("nothing_known")
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def at(server: FakeServer | RawServer | CannedServer, **form: str) -> Credentials:
@@ -139,9 +139,9 @@ def test_ollama_is_asked_what_a_model_can_do() -> None:
         levels, switch, plain = (
             discovery.find_model(name, at(server)) for name in ("gpt-oss:20b", "qwen3:8b", "gemma3")
         )
-        asked = len(server.asked)
+        paths = len(server.paths)
         discovery.find_model("gemma3", at(server))
-        assert len(server.asked) == asked
+        assert len(server.paths) == paths
     assert levels is not None
     assert switch is not None
     assert plain is not None
@@ -178,7 +178,7 @@ def test_the_key_is_sent_to_the_server() -> None:
         assert server.keys == ["Bearer a key of my own"]
 
 
-# -- seldom ------------------------------------------------------------------------------------------
+# -- caching ------------------------------------------------------------------------------------------
 
 
 def test_concurrent_callers_share_one_request() -> None:
@@ -193,7 +193,7 @@ def test_concurrent_callers_share_one_request() -> None:
         server.gate.set()
         for caller in callers:
             caller.join()
-        assert server.asked == ["/v1/models"]
+        assert server.paths == ["/v1/models"]
     assert {len(one.models) for one in found} == {1}
 
 
@@ -203,12 +203,12 @@ def test_the_absence_of_a_server_is_cached_too() -> None:
     credentials = at(server)
     assert discovery.find_server(credentials) == ServerInfo()
     with mlx_backend(GPT_OSS) as other:
-        # the same cache entry would be used for the other address only if the key were too coarse
+        # another address must not share the cache entry
         assert discovery.find_server(at(other)).kind is ServerKind.MLX_BACKEND
     assert discovery.find_server(credentials) == ServerInfo()
 
 
-# -- never wrong -------------------------------------------------------------------------------------
+# -- never raising -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_no_answer_whatsoever_raises(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "shown", [[], {"capabilities": ["thinking"], "details": ["gptoss"]}, {"parameters": 3}]
+    "body", [[], {"capabilities": ["thinking"], "details": ["gptoss"]}, {"parameters": 3}]
 )
-def test_no_answer_of_ollama_about_a_model_raises(shown: Any) -> None:
+def test_no_answer_of_ollama_about_a_model_raises(body: Any) -> None:
     with ollama() as server:
-        server.answers["/api/show"] = {"gpt-oss:20b": shown}
+        server.answers["/api/show"] = {"gpt-oss:20b": body}
         found = discovery.find_model("gpt-oss:20b", at(server))
     assert found is None or found.name == "gpt-oss:20b"
 

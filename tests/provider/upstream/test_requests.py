@@ -1,11 +1,11 @@
-"""A request that a server refuses for what the plugin added is sent again without it, and later requests at once so."""
+"""A request refused for a field the plugin added is sent again without it, and later requests omit it at once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kind_server import FakeServer, listed, lm_studio, mlx_backend, ollama, said, vllm
+from fake_servers import FakeServer, event_stream, listed, lm_studio, mlx_backend, ollama, vllm
 
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Refused
@@ -23,7 +23,7 @@ BODY = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("nothing_known")
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def answer(server: FakeServer, kind: str = "auto", **fields: Any) -> str:
@@ -32,12 +32,12 @@ def answer(server: FakeServer, kind: str = "auto", **fields: Any) -> str:
 
 
 def strict(*known: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:
-    """A server that refuses the first field it does not know, as OpenAI's does."""
+    """A server that refuses the first unknown field, as OpenAI's does."""
 
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         unknown = next((name for name in body if name not in ("model", "messages", "stream", *known)), None)
         if unknown is None:
-            return 200, said("ok")
+            return 200, event_stream("ok")
         return 400, {"error": {"message": f"Unrecognized request argument supplied: {unknown}", "code": None}}
 
     return reply
@@ -65,7 +65,7 @@ def test_a_refusal_is_remembered_for_one_model_only() -> None:
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] == "gemma3" and "reasoning_effort" in body:
             return 400, {"error": {"message": '"gemma3" does not support thinking', "type": "api_error"}}
-        return 200, said("ok")
+        return 200, event_stream("ok")
 
     with ollama(chat=reply) as server:
         assert answer(server, model="gemma3") == "ok"
@@ -98,11 +98,11 @@ def test_default_becomes_a_chat_model() -> None:
 
 
 def only(*served: str) -> Callable[[dict[str, Any]], tuple[int, Any]]:
-    """A server that takes no other models' names."""
+    """A server that knows these models only."""
 
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] in served:
-            return 200, said("ok")
+            return 200, event_stream("ok")
         return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
 
     return reply

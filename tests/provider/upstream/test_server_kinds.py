@@ -1,4 +1,4 @@
-"""What is sent to which kind of server: one request of ours in the words of each."""
+"""One request of ours, adapted to each kind of server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ QUESTION = {"role": "user", "content": "hi"}
 SCHEMA = {"name": "answer", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 
-def posted(kind: ServerKind, **fields: Any) -> dict[str, Any]:
+def adapted(kind: ServerKind, **fields: Any) -> dict[str, Any]:
     body = {"model": "m", "messages": [QUESTION], "stream": True, **fields}
     return adapt_request(body, kind)
 
 
 def effort_part(kind: ServerKind, effort: str) -> dict[str, Any]:
     names = ("reasoning_effort", "chat_template_kwargs", "reasoning")
-    return {name: value for name, value in posted(kind, reasoning_effort=effort).items() if name in names}
+    return {name: value for name, value in adapted(kind, reasoning_effort=effort).items() if name in names}
 
 
 def test_every_kind_has_a_profile_and_a_name() -> None:
@@ -78,18 +78,18 @@ def test_effort_is_sent_in_the_servers_fields(kind: ServerKind, effort: str, sen
 
 @pytest.mark.parametrize("kind", ServerKind)
 def test_without_an_effort_no_effort_field_is_sent(kind: ServerKind) -> None:
-    body = posted(kind)
+    body = adapted(kind)
     assert not {"reasoning_effort", "chat_template_kwargs", "reasoning"} & body.keys()
 
 
 @pytest.mark.parametrize("kind", set(ServerKind) - {ServerKind.MLX_BACKEND})
 def test_other_servers_do_not_get_mlx_backends_fields(kind: ServerKind) -> None:
-    body = posted(kind, answer_reserve=64, priority=1, reasoning_format="separate")
+    body = adapted(kind, answer_reserve=64, priority=1, reasoning_format="separate")
     assert not {"answer_reserve", "priority", "reasoning_format"} & body.keys()
 
 
 def test_mlx_backend_gets_its_fields() -> None:
-    body = posted(ServerKind.MLX_BACKEND, answer_reserve=64, priority=1, thinking_budget=0)
+    body = adapted(ServerKind.MLX_BACKEND, answer_reserve=64, priority=1, thinking_budget=0)
     assert (body["answer_reserve"], body["priority"], body["thinking_budget"]) == (64, 1, 0)
     assert body["reasoning_format"] == "separate"
 
@@ -99,7 +99,7 @@ def test_mlx_backend_gets_its_fields() -> None:
     [(ServerKind.LLAMA_CPP, "thinking_budget_tokens"), (ServerKind.VLLM, "thinking_token_budget")],
 )
 def test_a_thinking_budget_has_the_servers_name(kind: ServerKind, name: str) -> None:
-    body = posted(kind, thinking_budget=100)
+    body = adapted(kind, thinking_budget=100)
     assert body[name] == 100
     assert "thinking_budget" not in body
 
@@ -109,12 +109,12 @@ def test_a_thinking_budget_has_the_servers_name(kind: ServerKind, name: str) -> 
 )
 def test_a_thinking_budget_that_a_server_would_ignore_is_refused(kind: ServerKind) -> None:
     with pytest.raises(ValueError, match="Switch the setting Thinking budget off"):
-        posted(kind, thinking_budget=100)
+        adapted(kind, thinking_budget=100)
 
 
 @pytest.mark.parametrize("kind", [ServerKind.LM_STUDIO, ServerKind.LLAMA_CPP])
 def test_the_repetition_penalty_has_the_servers_name(kind: ServerKind) -> None:
-    body = posted(kind, repetition_penalty=1.1)
+    body = adapted(kind, repetition_penalty=1.1)
     assert body["repeat_penalty"] == 1.1
     assert "repetition_penalty" not in body
 
@@ -125,52 +125,52 @@ def test_the_repetition_penalty_has_the_servers_name(kind: ServerKind) -> None:
 )
 @pytest.mark.parametrize("wanted", [{"type": "json_object"}, {"type": "json_schema", "json_schema": SCHEMA}])
 def test_a_response_format_is_sent_as_openai_defines_it(kind: ServerKind, wanted: dict[str, Any]) -> None:
-    body = posted(kind, response_format=wanted)
+    body = adapted(kind, response_format=wanted)
     assert body["response_format"] == wanted
     assert body["messages"] == [QUESTION]
 
 
 def test_lm_studio_gets_schemas_only() -> None:
-    body = posted(ServerKind.LM_STUDIO, response_format={"type": "json_object"})
+    body = adapted(ServerKind.LM_STUDIO, response_format={"type": "json_object"})
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
 def test_a_server_that_cannot_constrain_is_asked_in_the_prompt() -> None:
     wanted = {"type": "json_schema", "json_schema": SCHEMA}
-    body = posted(ServerKind.MLX_LM, response_format=wanted)
+    body = adapted(ServerKind.MLX_LM, response_format=wanted)
     assert "response_format" not in body
     system, question = body["messages"]
     assert '"city": {"type": "string"}' in system["content"]
     assert question == QUESTION
-    told = {"role": "system", "content": "Be kind."}
-    body = posted(ServerKind.MLX_LM, response_format=wanted, messages=[told, QUESTION])
+    system = {"role": "system", "content": "Be kind."}
+    body = adapted(ServerKind.MLX_LM, response_format=wanted, messages=[system, QUESTION])
     assert body["messages"][0]["content"].startswith("Be kind.\n\nAnswer with one JSON object")
     assert len(body["messages"]) == 2
-    assert told["content"] == "Be kind."
+    assert system["content"] == "Be kind."
 
 
 def test_reasoning_goes_back_in_the_servers_field() -> None:
     turn = {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": []}
     for kind in ServerKind:
-        (sent,) = posted(kind, messages=[turn])["messages"]
+        (sent,) = adapted(kind, messages=[turn])["messages"]
         keys = {"reasoning_content", "reasoning", "thinking"} & sent.keys()
         assert keys == set(PROFILES[kind].reasoning_fields)
         assert {sent[key] for key in keys} == {"why"}
     spoken = {**turn, "content": "One moment."}
-    (sent,) = posted(ServerKind.MLX_LM, messages=[spoken])["messages"]
+    (sent,) = adapted(ServerKind.MLX_LM, messages=[spoken])["messages"]
     assert "thinking" not in sent  # gpt-oss's template refuses both in one turn
 
 
 def test_mlx_lm_server_gets_a_token_limit_and_its_name_for_the_default_model() -> None:
-    body = posted(ServerKind.MLX_LM, model="default")
+    body = adapted(ServerKind.MLX_LM, model="default")
     assert (body["model"], body["max_tokens"]) == ("default_model", 8192)
-    assert posted(ServerKind.MLX_LM, max_tokens=5)["max_tokens"] == 5
-    assert "max_tokens" not in posted(ServerKind.OLLAMA)
+    assert adapted(ServerKind.MLX_LM, max_tokens=5)["max_tokens"] == 5
+    assert "max_tokens" not in adapted(ServerKind.OLLAMA)
 
 
 def test_the_extra_body_wins_and_objects_are_merged() -> None:
     extra = {"temperature": 0.1, "chat_template_kwargs": {"builtin_tools": []}, "mirostat": 2}
-    body = posted(ServerKind.LLAMA_CPP, temperature=0.9, reasoning_effort="low", extra_body=extra)
+    body = adapted(ServerKind.LLAMA_CPP, temperature=0.9, reasoning_effort="low", extra_body=extra)
     assert body["temperature"] == 0.1
     assert body["mirostat"] == 2
     assert body["chat_template_kwargs"] == {

@@ -1,4 +1,4 @@
-"""Servers of other makes, as far as they can be told apart: each answers its few questions as the real one does."""
+"""Imitations of other servers: each answers the requests by which it is recognised as the real one does."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ def listed(*models: Mapping[str, Any]) -> dict[str, Any]:
     return {"object": "list", "data": [{"object": "model", **model} for model in models]}
 
 
-def said(text: str) -> bytes:
+def event_stream(text: str) -> bytes:
     """A whole streamed answer."""
     chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
     return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
 
 
 class FakeServer:
-    """Answers each path with what it is given: an object as JSON, bytes as they are, a number as a status.
+    """Answers each path as configured: an object is sent as JSON, bytes as they are, a number as a status.
 
-    `header` is what it calls itself. `chat` is called with a chat request's body and gives a status and an answer;
-    `posts` are the same for other paths below /v1, by their names.
-    `gate`, while it is not set, keeps everybody waiting. `asked` and `bodies` hold what came in.
+    `header` is its header `Server`. `chat` maps a chat request's body to a status and an answer; `posts` do the same
+    for other paths below /v1, by name. While `gate` is not set, requests wait. `paths` and `bodies` hold what came in.
     """
 
     def __init__(
@@ -38,12 +37,12 @@ class FakeServer:
         answers: Mapping[str, Any] | None = None,
         *,
         header: str = "",
-        chat: Callable[[dict[str, Any]], tuple[int, Any]] = lambda _: (200, said("ok")),
+        chat: Callable[[dict[str, Any]], tuple[int, Any]] = lambda _: (200, event_stream("ok")),
         **posts: Callable[[dict[str, Any]], tuple[int, Any]],
     ) -> None:
         called = {CHAT: chat} | {f"/v1/{name}": answer for name, answer in posts.items()}
         self.answers = dict(answers or {})
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         self.keys: list[str | None] = []
         self.bodies: list[dict[str, Any]] = []
         self.gate = threading.Event()
@@ -58,14 +57,14 @@ class FakeServer:
                 pass
 
             def do_GET(self) -> None:
-                owner.asked.append(self.path)
+                owner.paths.append(self.path)
                 owner.keys.append(self.headers.get("Authorization"))
                 owner.gate.wait(30)
                 self._send(200, owner.answers.get(self.path, 404))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner.asked.append(self.path)
+                owner.paths.append(self.path)
                 if self.path in called:
                     owner.bodies.append(body)
                     self._send(*called[self.path](body))
@@ -106,7 +105,7 @@ class FakeServer:
 
 
 class CannedServer:
-    """Says the same bytes to everybody who connects, whatever they want."""
+    """Sends the same bytes to every client."""
 
     def __init__(self, answer: bytes) -> None:
         class Handler(socketserver.BaseRequestHandler):
@@ -139,13 +138,13 @@ def mlx_backend(*models: Mapping[str, Any], version: str = "0.1.0", **more: Any)
 
 
 def mlx_lm() -> FakeServer:
-    """mlx_lm.server with downloads to list; it says no more than their names."""
+    """mlx_lm.server with downloads to list; it lists nothing but their names."""
     answers = {"/v1/models": listed({"id": "mlx-community/some-model"}), "/health": {"status": "ok"}}
     return FakeServer(answers)
 
 
 def vllm(**more: Any) -> FakeServer:
-    """VLLM with one model."""
+    """A vLLM with one model."""
     model = {"id": "openai/gpt-oss-20b", "owned_by": "vllm", "max_model_len": 65_536}
     return FakeServer({"/v1/models": listed(model)}, header="uvicorn", **more)
 
@@ -158,7 +157,7 @@ def llama_cpp(**more: Any) -> FakeServer:
 
 
 def lm_studio(**more: Any) -> FakeServer:
-    """LM Studio with an embedding model, one that sees, and one that calls tools."""
+    """LM Studio with an embedding model, one with image input, and one that calls tools."""
     names = ("text-embedding-nomic", "qwen-vl", "openai/gpt-oss-20b")
     described = listed(
         {"id": names[0], "type": "embeddings", "state": "loaded", "max_context_length": 2_048},
@@ -185,7 +184,7 @@ def lm_studio(**more: Any) -> FakeServer:
 def ollama(**more: Any) -> FakeServer:
     """Ollama with a model that reasons by levels, one by a switch, and one that does not."""
     names = ("gpt-oss:20b", "qwen3:8b", "gemma3:latest")
-    shown = {
+    ollama_models = {
         "gpt-oss:20b": {
             "capabilities": ["completion", "tools", "thinking"],
             "details": {"family": "gptoss"},
@@ -197,6 +196,6 @@ def ollama(**more: Any) -> FakeServer:
     answers = {
         "/v1/models": listed(*({"id": name, "owned_by": "library"} for name in names)),
         "/api/version": {"version": "0.12.0"},
-        "/api/show": shown,
+        "/api/show": ollama_models,
     }
     return FakeServer(answers, header="gin", **more)
