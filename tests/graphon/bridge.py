@@ -1,9 +1,9 @@
-"""Between graphon, which starts a runner for every call, and the plugin, which runs all the time.
+"""Connects graphon, which starts a runner for every call, to the plugin, which keeps running.
 
-One thing of Dify's own is done here, because neither graphon nor the plugin does it. For a node with structured output
-Dify's api puts the schema under `schema` beside a name, sets `response_format`, and afterwards reads the answer as
-JSON. Dify repairs what is not JSON, and takes the first object it finds, also one in the thinking; here the whole
-answer has to be JSON, so that nothing is repaired that should not have happened.
+It does one thing that Dify does and neither graphon nor the plugin: for a node with structured output Dify's api puts
+the schema under `schema` beside a name, sets `response_format`, and parses the answer as JSON. Dify repairs what is not
+JSON and takes the first object it finds, even in the thinking; here the whole answer must be JSON, so that no fault is
+hidden.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Bridge:
-    """Listens for slim.py on a port of its own; remembers every invocation."""
+    """Listens for slim.py on a port of its own; records every invocation."""
 
     def __init__(self, plugin: PluginProcess) -> None:
         self._plugin = plugin
@@ -54,13 +54,13 @@ class Bridge:
         self._thread.join()
 
     def answer(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what the runner prints for one request."""
+        """Yield the events the runner prints for one request."""
         action, data = request["action"], request["data"]
-        structured = False
+        is_structured = False
         if action == "invoke_llm":
             parameters = data["model_parameters"]
-            structured = "json_schema" in parameters and "response_format" not in parameters
-            if structured:
+            is_structured = "json_schema" in parameters and "response_format" not in parameters
+            if is_structured:
                 schema = {"schema": json.loads(parameters["json_schema"]), "name": "llm_response"}
                 parameters |= {"response_format": "json_schema", "json_schema": json.dumps(schema)}
             self.invocations.append(data)
@@ -78,7 +78,7 @@ class Bridge:
         except PluginError as error:
             yield {"event": "error", "data": {"code": error.kind, "message": error.message}}
             return
-        if structured and last is not None:
+        if is_structured and last is not None:
             last["structured_output"] = json.loads(text)
         yield {"event": "chunk", "data": last}
         yield {"event": "done"}

@@ -1,4 +1,4 @@
-"""Plays chatflows on Dify's own workflow engine and gathers what a user of the app, and its designer, would see."""
+"""Runs chatflows on Dify's own workflow engine and collects what a user of the app, and its designer, would see."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PYTHON = ROOT / ".venv-dify/bin/python"
 
 @dataclass
 class Run:
-    """What a flow did: every event, and what the plugin was asked."""
+    """A flow's run: every event, and every request to the plugin."""
 
     events: list[dict[str, Any]]
     invocations: list[dict[str, Any]] = field(default_factory=list)
@@ -36,32 +36,32 @@ class Run:
         return [event for event in self.events if event["event"] == kind]
 
     def outputs(self, node: str) -> dict[str, Any]:
-        """What a node put out."""
+        """A node's outputs."""
         (done,) = [event for event in self.of("NodeRunSucceededEvent") if event["node_id"] == node]
-        found: dict[str, Any] = done["outputs"]
-        return found
+        outputs: dict[str, Any] = done["outputs"]
+        return outputs
 
     def streamed(self, kind: str, selector: list[str]) -> str:
-        """What a page would have shown while it was written."""
+        """The text a page would have shown while it was written."""
         return "".join(event["chunk"] for event in self.of(kind) if event["selector"] == selector)
 
     @property
     def answer(self) -> str:
-        """What the user reads at the end."""
+        """The text the user reads at the end."""
         (done,) = self.of("GraphRunSucceededEvent")
         text: str = done["outputs"]["answer"]
         return text
 
     @property
     def error(self) -> str:
-        """What the user reads instead."""
+        """The text the user reads if the run fails."""
         (failed,) = self.of("GraphRunFailedEvent")
         text: str = failed["error"]
         return text
 
 
 class Dify:
-    """Plays flows against one server."""
+    """Runs flows against one server."""
 
     def __init__(self, bridge: Bridge, credentials: dict[str, str]) -> None:
         self._bridge = bridge
@@ -91,6 +91,6 @@ class Dify:
 
 @contextmanager
 def scripted(bridge: Bridge, *transcripts: str) -> Iterator[Dify]:
-    """Dify in front of the real server around a model that writes these texts, in its own format."""
+    """Dify with the real server, and a scripted model that writes these texts in its own format."""
     with ScriptedEngine(transcripts) as engine, running(engine) as served:
         yield Dify(bridge, {"endpoint_url": served.url, "api_key": ""})

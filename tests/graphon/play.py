@@ -1,12 +1,12 @@
-"""Play a Dify app's DSL on Dify's own workflow engine, and print what happens: `play.py FLOW < settings.json`.
+"""Run a Dify app's DSL on Dify's own workflow engine and print its events: `play.py FLOW < settings.json`.
 
 Runs in the environment of `make test-dify` (.venv-dify), apart from the project's. Settings: `credentials` for the
 provider, `query`, and `history`, the earlier turns as [question, answer] pairs. Every line printed is an event of the
-engine: its type, its node, and what the event says.
+engine: its type, its node, and its fields.
 
-graphon leaves two things to Dify. It finds no plugin for a provider that is named `author/plugin/provider` with
-`plugin` and `provider` different, so the dependency is also given under the provider's name. And it has no memory: Dify
-reads a conversation's earlier answers from its database, as they were shown, thinking and all, and so does `Memory`.
+graphon leaves two things to Dify. It finds no plugin for a provider named `author/plugin/provider` if `plugin` and
+`provider` differ, so the dependency is listed under the provider's name too. And it has no memory: Dify reads a
+conversation's earlier answers from its database, as they were shown, thinking included; `Memory` stands for that.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from graphon.model_runtime.entities.message_entities import AssistantPromptMessa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SHOWN = ("selector", "chunk", "error", "outputs", "node_id", "node_type")
+PRINTED = ("selector", "chunk", "error", "outputs", "node_id", "node_type")
 
 
 class Memory:
-    """The earlier turns, as Dify's TokenBufferMemory hands them out."""
+    """The earlier turns, as Dify's TokenBufferMemory returns them."""
 
     def __init__(self, turns: Sequence[Sequence[str]]) -> None:
         self._messages = [
@@ -68,14 +68,14 @@ def main(flow: Path, settings: dict[str, Any]) -> None:
         credentials={"model_credentials": [{"vendor": "mlx", "values": settings["credentials"]}]},
         start_inputs={"query": settings["query"]},
     )
-    # A run that failed has said so in its last event; the engine then raises the same again.
+    # A failed run says so in its last event; the engine then raises the same error.
     with contextlib.suppress(RuntimeError):
         for event in engine.run():
-            said = event.model_dump(mode="json")
-            shown = {key: said[key] for key in SHOWN if key in said}
-            if "node_run_result" in said:
-                shown["outputs"] = said["node_run_result"]["outputs"]
-            print(json.dumps({"event": type(event).__name__, **shown}, ensure_ascii=False), flush=True)
+            fields = event.model_dump(mode="json")
+            printed = {key: fields[key] for key in PRINTED if key in fields}
+            if "node_run_result" in fields:
+                printed["outputs"] = fields["node_run_result"]["outputs"]
+            print(json.dumps({"event": type(event).__name__, **printed}, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What graphon takes for Dify's own runner of plugins (SLIM_BINARY_PATH): hands a request on to the running plugin.
+"""Stands in for Dify's plugin runner (SLIM_BINARY_PATH): forwards a graphon request to the running plugin.
 
 `slim.py -id PLUGIN -action ACTION` reads `{"data": …}` and prints one JSON event a line. The plugin runs already, as it
-does under Dify's daemon; bridge.py listens at PLUGIN_BRIDGE (host:port) and speaks for it. Standard library only.
+does under Dify's daemon; bridge.py listens at PLUGIN_BRIDGE (host:port) on its behalf. Standard library only.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Chatflows as Dify exports them, run by Dify's workflow engine: what a user of an app reads, and its designer sees.
+"""Chatflows as Dify exports them, on Dify's workflow engine: what a user of an app reads and its designer sees.
 
 `make test-dify` installs the engine (graphon) beside the project and runs these. The flows are in flows/.
 """
@@ -35,22 +35,22 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
 
 @pytest.fixture(scope="session")
 def dify(bridge: Bridge) -> Iterator[Dify]:
-    """Dify in front of the model that ships."""
+    """Dify with a server on the model that ships."""
     with server() as (_, address):
         yield Dify(bridge, {"endpoint_url": f"{address}/v1", "api_key": ""})
 
 
-def test_tagged_shows_one_block_above_the_answer_while_it_is_written_and_afterwards(dify: Dify) -> None:
+def test_tagged_shows_one_block_above_the_answer_streamed_and_whole(dify: Dify) -> None:
     run = dify.play("tagged", QUESTION)
-    thinking, _, shown = run.answer.removeprefix("<think>\n").partition("\n</think>")
+    thinking, _, answer = run.answer.removeprefix("<think>\n").partition("\n</think>")
     assert "capital I learned" in thinking
-    assert shown.strip() == ANSWER
+    assert answer.strip() == ANSWER
     assert run.answer.count("<think>") == run.answer.count("</think>") == 1
     assert run.streamed(STREAMED, ["llm", "text"]) == run.answer
     assert run.of(REASONED) == []
 
 
-def test_separated_gives_the_thinking_as_an_output_and_streams_both_apart(dify: Dify) -> None:
+def test_separated_makes_the_thinking_an_output_and_streams_both_separately(dify: Dify) -> None:
     run = dify.play("separated", QUESTION)
     outputs = run.outputs("llm")
     assert outputs["text"] == run.answer == ANSWER
@@ -61,30 +61,33 @@ def test_separated_gives_the_thinking_as_an_output_and_streams_both_apart(dify: 
     assert run.streamed(STREAMED, ["llm", "text"]).strip() == ANSWER
 
 
-def test_each_node_thinks_as_long_as_its_own_effort_says(dify: Dify) -> None:
+def test_each_node_thinks_according_to_its_own_effort(dify: Dify) -> None:
     run = dify.play("efforts", QUESTION)
     quick, deep = (run.outputs(node)["reasoning_content"] for node in ("quick", "deep"))
     assert len(quick) * 3 < len(deep)
     assert deep.startswith(quick)
-    assert [asked["model_parameters"]["reasoning_effort"] for asked in run.invocations] == ["low", "high"]
+    assert [invocation["model_parameters"]["reasoning_effort"] for invocation in run.invocations] == [
+        "low",
+        "high",
+    ]
     assert run.answer == f"{ANSWER} / {ANSWER}"
 
 
-def test_usage_tells_of_the_servers_own_count(dify: Dify) -> None:
+def test_usage_is_the_servers_count(dify: Dify) -> None:
     quick, deep = (dify.play("efforts", QUESTION).outputs(node)["usage"] for node in ("quick", "deep"))
     assert quick["prompt_tokens"] == deep["prompt_tokens"] > 0
     assert quick["completion_tokens"] < deep["completion_tokens"]
 
 
-def test_a_second_turn_goes_well_with_the_thinking_that_dify_sends_back(dify: Dify) -> None:
+def test_a_second_turn_works_with_the_thinking_that_dify_sends_back(dify: Dify) -> None:
     first = dify.play("tagged", "My name is Ada.")
     second = dify.play("tagged", "What is my name?", history=[["My name is Ada.", first.answer]])
-    (asked,) = second.invocations
-    assert "<think>" in asked["prompt_messages"][2]["content"]
+    (invocation,) = second.invocations
+    assert "<think>" in invocation["prompt_messages"][2]["content"]
     assert second.answer.rpartition("</think>")[2].strip() == "Your name is Ada."
 
 
-def test_structured_output_is_the_answer_alone_and_keeps_to_the_schema(dify: Dify) -> None:
+def test_structured_output_is_the_answer_alone_and_fits_the_schema(dify: Dify) -> None:
     run = dify.play("structured", QUESTION, structured_output="supported")
     outputs = run.outputs("llm")
     assert set(outputs["structured_output"]) == {"capital", "certain"}
@@ -98,12 +101,12 @@ def test_structured_output_is_not_taken_from_json_in_the_thinking(bridge: Bridge
         '<|channel|>analysis<|message|>Maybe {"capital": "Lyon", "certain": false}? No.<|end|>'
         '<|start|>assistant<|channel|>final<|message|>{"capital": "Paris", "certain": true}<|return|>',
     ) as dify:
-        # A model without a grammar: it is asked for JSON in words, and what it says is what counts.
+        # Without a constraint the model is invocation for JSON in the prompt, and its answer is taken as it is.
         run = dify.play("structured_in_words", QUESTION)
     assert json.loads(run.answer) == {"capital": "Paris", "certain": True}
 
 
-def test_a_classifier_goes_by_the_answer_and_not_by_what_the_model_thought_of_first(bridge: Bridge) -> None:
+def test_a_classifier_uses_the_answer_and_not_json_in_the_thinking(bridge: Bridge) -> None:
     with scripted(
         bridge,
         '<|channel|>analysis<|message|>Not {"category_id": "1", "category_name": "Questions about geography"}.<|end|>'
@@ -125,11 +128,11 @@ def test_parameters_are_taken_from_the_function_call_after_the_thinking(bridge: 
         run = dify.play("extractor_call", "The weather in Oslo for three days, please.")
     outputs = run.outputs("extractor")
     assert (outputs["city"], outputs["days"]) == ("Oslo", 3)
-    (asked,) = run.invocations
-    assert [tool["name"] for tool in asked["tools"]] == ["extract_parameters"]
+    (invocation,) = run.invocations
+    assert [tool["name"] for tool in invocation["tools"]] == ["extract_parameters"]
 
 
-def test_a_node_that_hides_the_thinking_gives_an_extractor_nothing_to_mistake_for_the_answer(
+def test_a_node_that_hides_the_thinking_keeps_an_extractor_to_the_answer(
     bridge: Bridge,
 ) -> None:
     with scripted(
@@ -142,7 +145,7 @@ def test_a_node_that_hides_the_thinking_gives_an_extractor_nothing_to_mistake_fo
     assert (outputs["city"], outputs["days"]) == ("Oslo", 3)
 
 
-def test_a_server_that_is_down_is_a_sentence_to_act_on(dify: Dify) -> None:
+def test_a_server_that_is_down_is_an_error_with_advice(dify: Dify) -> None:
     run = dify.play("tagged", QUESTION, endpoint_url="http://127.0.0.1:9/v1")
     assert "[MLX] no server at http://127.0.0.1:9/v1: start it with" in run.error
     assert "Traceback" not in run.error
