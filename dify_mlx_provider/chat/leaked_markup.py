@@ -39,7 +39,7 @@ _CALLS = {opener: dialect for dialect in DIALECTS.values() for opener in dialect
 _MESSAGES = {opener: dialect for dialect in DIALECTS.values() for opener in dialect.leaks.message_openers}
 # Openers of the dialects whose reasoning stands in a block: where one is spelt, a closer is spelt too.
 _BLOCK_OPENERS = tuple(opener for leaks in _LEAKS if leaks.reasoning_closers for opener in leaks.openers)
-# An end marker counts at the end of the text alone. To be held back until then it has to begin a longer marker.
+# An end marker counts only at the end of the text. To be held back until then it must start a longer marker.
 _HELD_ENDS = [end + leaks.message_openers[0] for end in _ENDS for leaks in _LEAKS if leaks.message_openers]
 _LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_HELD_ENDS])
 

@@ -103,7 +103,7 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: value for name, value in parameters.items() if value is not None and value != ""}
     fields.pop("reasoning_format", None)  # only for Dify: whether the block is shown
     if (extra := fields.pop("extra_body", None)) is not None:
-        fields["extra_body"] = extra_body(extra)
+        fields["extra_body"] = parse_extra_body(extra)
     schema = fields.pop("json_schema", None)
     fields.pop("response_format", None)
     match wanted := _wanted_format(parameters):
@@ -127,12 +127,12 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def extra_body(given: Any) -> dict[str, Any]:
+def parse_extra_body(value: Any) -> dict[str, Any]:
     """Parse the setting Extra body. Raises ValueError with a sentence for the user."""
-    fields = given
-    if isinstance(given, str):
+    fields = value
+    if isinstance(value, str):
         try:
-            fields = json.loads(given, parse_constant=_refuse_constant)
+            fields = json.loads(value, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"the setting Extra body is not valid JSON ({error}). Write an object such as "
@@ -140,11 +140,11 @@ def extra_body(given: Any) -> dict[str, Any]:
             ) from error
     if not isinstance(fields, Mapping):
         raise ValueError(
-            f'the setting Extra body must be a JSON object such as {{"top_k": 20}}, not {str(given)[:60]!r}.'
+            f'the setting Extra body must be a JSON object such as {{"top_k": 20}}, not {str(value)[:60]!r}.'
         )
     for name in PROTECTED_FIELDS:
         if name in fields:
-            raise ValueError(f"the setting Extra body may not hold {name!r}: Dify decides it. Take it out.")
+            raise ValueError(f"the setting Extra body may not hold {name!r}: Dify sets it. Remove it.")
     return dict(fields)
 
 

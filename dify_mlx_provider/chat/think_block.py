@@ -105,17 +105,17 @@ class ThinkBlockWriter:
         text = self._pending + text
         if not self._open:
             text = text.lstrip()
-        shown = text.removesuffix("<").rstrip()
-        self._pending = text[len(shown) :]
+        visible = text.removesuffix("<").rstrip()
+        self._pending = text[len(visible) :]
         if not text:
             return pieces
         if not self._open:
             pieces.append(OPEN)
         self._open = True
-        if shown:
-            shown = _HTML.sub(_GUARD, shown)
-            self._block.append(shown)
-            pieces.append(shown)
+        if visible:
+            visible = _HTML.sub(_GUARD, visible)
+            self._block.append(visible)
+            pieces.append(visible)
         return pieces
 
 
@@ -125,7 +125,7 @@ def remove_guards(text: str) -> str:
 
 
 def closing_lines(block: str) -> str:
-    """Return what must follow a block's text so that the page sees its end; mostly nothing."""
+    """Return what must follow a block's text so that the page sees its end; usually nothing."""
     if fence := open_fence(block):
         return fence
     last = _BLANK_LINE.split(block)[-1].strip("\n")

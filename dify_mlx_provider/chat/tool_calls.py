@@ -53,8 +53,8 @@ class ToolCallAssembler:
         """Add an entry of `tool_calls`; anything else is ignored. Raises Unavailable beyond MAX_CALLS_LENGTH."""
         if not isinstance(delta, Mapping):
             return
-        given = delta.get("function")
-        function = given if isinstance(given, Mapping) else delta
+        nested = delta.get("function")
+        function = nested if isinstance(nested, Mapping) else delta
         piece = ToolCall(
             _word(delta.get("id")), _word(function.get("name")), _arguments(function.get("arguments"))
         )

@@ -83,7 +83,7 @@ class _Strict(SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
-            raise yaml.YAMLError(f"{', '.join(twice)} stands twice in one mapping")
+            raise yaml.YAMLError(f"{', '.join(twice)} appears twice in one mapping")
         return super().construct_mapping(node, deep)
 
 
@@ -118,11 +118,11 @@ def _manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterat
             yield f"{where}{key} is {manifest.get(key)!r}; Dify wants {rule.pattern}"
     author = str(manifest.get("author"))
     if UUID.fullmatch(author):
-        yield f"{where}author is {author!r}; Dify keeps such ids for its own tenants"
+        yield f"{where}author is {author!r}; Dify reserves such ids for its own tenants"
     if any(taken in author for taken in NOT_AN_AUTHOR):
-        yield f"{where}author is {author!r}; Dify's marketplace keeps {' and '.join(NOT_AN_AUTHOR)} for itself"
+        yield f"{where}author is {author!r}; Dify's marketplace reserves {' and '.join(NOT_AN_AUTHOR)}"
     if manifest.get("type") != "plugin":
-        yield f"{where}type is {manifest.get('type')!r}, and has to be 'plugin'"
+        yield f"{where}type is {manifest.get('type')!r}, and must be 'plugin'"
     for key in ("label", "description"):
         yield from i18n_faults(f"{where}{key}", manifest.get(key))
     yield from _icon(f"{where}icon", manifest.get("icon"), files)
@@ -133,7 +133,7 @@ def _manifest(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> Iterat
     if manifest.get("privacy") and manifest["privacy"] not in files and "://" not in manifest["privacy"]:
         yield f"{where}privacy names {manifest['privacy']}, which is missing"
     if manifest.get("repo") and not str(manifest["repo"]).startswith("https://"):
-        yield f"{where}repo is {manifest['repo']!r}, and has to be an https:// address"
+        yield f"{where}repo is {manifest['repo']!r}, and must be an https:// address"
     yield from _resource(where, manifest.get("resource") or {})
     yield from _meta(where, manifest.get("meta") or {}, files)
     plugins: dict[str, Any] = manifest.get("plugins") or {}
@@ -202,7 +202,7 @@ def _provider(path: str, provider: Mapping[str, Any], files: Mapping[str, bytes]
         for icon in dict.fromkeys((provider.get(key) or {}).values()):
             yield from _icon(f"{where}{key}", icon, files)
     if not provider.get("icon_small"):
-        yield f"{where}icon_small is missing; it is the only one that every Dify shows"
+        yield f"{where}icon_small is missing; every version of Dify shows this one"
     types = provider.get("supported_model_types") or []
     for unknown in sorted(set(types) - set(MODEL_TYPES)) or ([] if types else [types]):
         yield f"{where}supported_model_types holds {unknown!r}; Dify knows {', '.join(MODEL_TYPES)}"
@@ -228,12 +228,12 @@ def _code(where: str, code: Mapping[str, Any], files: Mapping[str, bytes]) -> It
             yield f"{where}{source} is missing"
     for source in code["model_sources"]:
         if len(source.split("/")) < 3:
-            yield f"{where}{source} lies too high: the SDK takes a model's module to have three parts (a/b/c.py)"
+            yield f"{where}{source} is not deep enough: the SDK needs a module name of three parts (a/b/c.py)"
 
 
 def _icon(where: str, icon: Any, files: Mapping[str, bytes]) -> Iterator[str]:
     if not isinstance(icon, str) or "/" in icon or not icon.endswith((".svg", ".png")):
-        yield f"{where} is {icon!r}; Dify wants the name of a drawing in _assets"
+        yield f"{where} is {icon!r}; Dify wants the name of an image in _assets"
     elif f"_assets/{icon}" not in files:
         yield f"{where}: _assets/{icon} is missing"
 
@@ -269,7 +269,7 @@ def _models(
             continue
         placed = parse_yaml(position, files[position]) or []
         for name in sorted(set(placed) ^ set(declared)):
-            yield f"{position}: {name} stands {'here' if name in placed else 'in ' + declared[name]} only"
+            yield f"{position}: {name} is listed {'here' if name in placed else 'in ' + declared[name]} only"
 
 
 def _matching(pattern: str, files: Mapping[str, bytes]) -> list[str]:
@@ -305,7 +305,7 @@ def _model(path: str, model: Mapping[str, Any], kind: str) -> Iterator[str]:
         yield f"{where}{len(rules)} parameter_rules; Dify takes {MAX_RULES}"
     names = [rule.get("name") for rule in rules]
     for twice in sorted({str(name) for name in names if names.count(name) > 1}):
-        yield f"{where}parameter_rules: {twice} stands twice"
+        yield f"{where}parameter_rules: {twice} appears twice"
     for rule in rules:
         yield from parameter_faults(f"{where}parameter {rule.get('name')}: ", rule)
     pricing = model.get("pricing")

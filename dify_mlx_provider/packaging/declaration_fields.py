@@ -45,18 +45,18 @@ TEMPLATES: dict[str, tuple[str, float | None, float | None]] = {
 
 
 def unknown_keys(where: str, mapping: Mapping[str, Any], known: set[str]) -> Iterator[str]:
-    """Yield keys that nobody reads."""
+    """Yield keys that no reader of Dify's knows."""
     for key in sorted(str(key) for key in mapping if key not in known):
-        yield f"{where}{key} is a key that nobody reads"
+        yield f"{where}{key} is an unknown key"
 
 
 def i18n_faults(where: str, text: Any) -> Iterator[str]:
     """Yield the faults of a text in several languages: ours must be there, and no name misspelt."""
     if not isinstance(text, dict):
-        yield f"{where} is {text!r}; Dify wants one text a language (en_US, …)"
+        yield f"{where} is {text!r}; Dify wants one text per language (en_US, …)"
         return
     for language in sorted(set(text) - set(LANGUAGES)):
-        yield f"{where}: {language} is no language of Dify's ({', '.join(LANGUAGES)})"
+        yield f"{where}: {language} is not a language of Dify's ({', '.join(LANGUAGES)})"
     for language in REQUIRED_LANGUAGES:
         if not isinstance(text.get(language), str) or not text[language].strip():
             yield f"{where}: {language} is missing"
@@ -70,22 +70,22 @@ def form_faults(where: str, fields: Sequence[Mapping[str, Any]], model_types: Se
     for field in fields:
         variable = str(field.get("variable"))
         if variable in values:
-            yield f"{where}{variable} stands twice"
+            yield f"{where}{variable} appears twice"
         values[variable] = [str(option.get("value")) for option in field.get("options") or []]
     for field in fields:
         here = f"{where}{field.get('variable')}: "
         yield from _field_faults(here, field)
-        for shown in (field, *(field.get("options") or [])):
-            for condition in shown.get("show_on") or []:
+        for conditional in (field, *(field.get("options") or [])):
+            for condition in conditional.get("show_on") or []:
                 variable, value = condition.get("variable"), condition.get("value")
                 if variable not in values or value not in values[variable]:
-                    yield f"{here}show_on {variable} = {value!r} can never be so"
+                    yield f"{here}show_on {variable} = {value!r} can never be true"
 
 
 def _field_faults(where: str, field: Mapping[str, Any]) -> Iterator[str]:
     yield from unknown_keys(where, field, FIELD_KEYS)
     if not isinstance(field.get("variable"), str) or not VARIABLE.fullmatch(field["variable"]):
-        yield f"{where}variable is no name"
+        yield f"{where}variable is not a valid name"
     yield from i18n_faults(f"{where}label", field.get("label"))
     for key in ("placeholder", "help"):
         if key in field:
@@ -93,7 +93,7 @@ def _field_faults(where: str, field: Mapping[str, Any]) -> Iterator[str]:
     if field.get("type") not in FIELD_TYPES:
         yield f"{where}type is {field.get('type')!r}; Dify's page draws {', '.join(FIELD_TYPES)}"
     if type(field.get("required")) is not bool:
-        yield f"{where}required is {field.get('required')!r}, and has to be true or false"
+        yield f"{where}required is {field.get('required')!r}, and must be true or false"
     if "default" in field and not isinstance(field["default"], str):
         yield f"{where}default is {field['default']!r}; Dify reads text: put it in quotes"
     if field.get("type") not in ("select", "radio"):
@@ -107,7 +107,7 @@ def _field_faults(where: str, field: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}option {option.get('value')!r} is not text: put it in quotes"
         yield from i18n_faults(f"{where}option {option.get('value')}", option.get("label"))
     if len(set(map(str, values))) < len(values):
-        yield f"{where}an option stands twice"
+        yield f"{where}an option appears twice"
     if "default" in field and field["default"] not in values:
         yield f"{where}default {field['default']!r} is not among the options"
 
@@ -116,7 +116,7 @@ def parameter_faults(where: str, rule: Mapping[str, Any]) -> Iterator[str]:
     """Yield the faults of a model's parameter: one line of the settings panel."""
     yield from unknown_keys(where, rule, PARAMETER_KEYS)
     if not isinstance(rule.get("name"), str) or not VARIABLE.fullmatch(rule["name"]):
-        yield f"{where}name is no name"
+        yield f"{where}name is not a valid name"
     template = rule.get("use_template")
     if template is not None and template not in TEMPLATES:
         yield f"{where}use_template is {template!r}; Dify knows {', '.join(TEMPLATES)}"
@@ -133,7 +133,7 @@ def parameter_faults(where: str, rule: Mapping[str, Any]) -> Iterator[str]:
     if template == "max_tokens" and "max" not in rule:
         yield f"{where}the template's max is {TEMPLATES['max_tokens'][2]} tokens; give one"
     if type(rule.get("required", False)) is not bool:
-        yield f"{where}required is {rule['required']!r}, and has to be true or false"
+        yield f"{where}required is {rule['required']!r}, and must be true or false"
     yield from _number_faults(where, kind, rule, filled)
     yield from _option_faults(where, kind, rule)
 
@@ -144,12 +144,12 @@ def _number_faults(
     bounds = {key: rule[key] for key in ("min", "max", "precision") if rule.get(key) is not None}
     if kind not in NUMBERS:
         for key in bounds:
-            yield f"{where}{key} means nothing for a {kind}"
+            yield f"{where}{key} has no meaning for a {kind}"
         return
     numbers = bounds | ({"default": rule["default"]} if rule.get("default") is not None else {})
     for key, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, NUMBERS[kind]):
-            yield f"{where}{key} is {number!r}, which is no {kind}"
+            yield f"{where}{key} is {number!r}, which is not a valid {kind}"
             return
     low, high = bounds.get("min", filled[1]), bounds.get("max", filled[2])
     default = rule.get("default")
@@ -173,8 +173,8 @@ def _option_faults(where: str, kind: str, rule: Mapping[str, Any]) -> Iterator[s
     if options and default is not None and default not in options:
         yield f"{where}default {default!r} is not among the options"
     if rule.get("required") and default is None:
-        yield f"{where}required without a default: Dify's side calls send no value, and would all fail"
+        yield f"{where}required without a default: Dify's own background requests send no value, and would fail"
     if kind in ("string", "text") and default is not None and not isinstance(default, str):
-        yield f"{where}default is {default!r}, which is no text"
+        yield f"{where}default is {default!r}, which is not text"
     if kind == "boolean" and default is not None and not isinstance(default, bool):
-        yield f"{where}default is {default!r}, and has to be true or false"
+        yield f"{where}default is {default!r}, and must be true or false"

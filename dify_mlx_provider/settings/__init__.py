@@ -1,1 +1,1 @@
-"""What a person sets in Dify, and what Dify shows for it: forms, a model's schema, its parameters."""
+"""Settings in Dify: forms and their validation, a model's schema, its parameters."""

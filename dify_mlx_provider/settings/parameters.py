@@ -103,7 +103,7 @@ _THINKING_BUDGET = _rule(
     "int",
     ("Thinking budget", "思考トークンの上限", "思考词元上限"),
     (
-        "The most tokens the model may think; then it must answer. 0 lets it answer at once.",
+        "The most tokens the model may spend thinking; then it must answer. 0 means no thinking.",
         "思考に使えるトークン数の上限です。使い切ると回答に移ります。0 では思考せずに回答します。",
         "思考最多可用的词元数，用完后必须作答。0 表示直接作答。",
     ),
@@ -132,7 +132,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "float",
         ("Temperature", "温度", "温度"),
         (
-            "Low values give steady answers, high values varied ones. When switched off, the server's own value holds.",
+            "Low values give steady answers, high values varied ones. When switched off, the server's default applies.",
             "低いと安定した回答に、高いと多様な回答になります。オフの場合はサーバー側の値が使われます。",
             "值越低回答越稳定，值越高回答越多样。关闭时使用服务器自身的设置。",
         ),
@@ -160,7 +160,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "int",
         ("Max tokens", "最大トークン数", "最大词元数"),
         (
-            "The most the model may write. Its thinking counts too, so leave room when the effort is high.",
+            "The most tokens the model may write. Its thinking counts too, so leave room when the effort is high.",
             "モデルが生成できるトークン数の上限です。思考の分も含まれるため、推論を深くする場合は余裕を持たせてください。",
             "模型最多可生成的词元数。思考内容也计算在内，推理强度高时请留出余量。",
         ),
@@ -201,7 +201,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "int",
         ("Seed", "シード", "随机种子"),
         (
-            "The same seed, settings and conversation give the same answer where the server can repeat itself.",
+            "The same seed, settings and conversation give the same answer, as far as the server can repeat it.",
             "シード・設定・会話が同じであれば、サーバーが再現できる範囲で同じ回答になります。",
             "种子、设置和对话都相同时，服务器会尽可能给出相同的回答。",
         ),
@@ -213,7 +213,7 @@ _SAMPLING: tuple[Rule, ...] = (
         "float",
         ("Presence penalty", "存在ペナルティ", "存在惩罚"),
         (
-            "Above 0 the model turns away from tokens it has already written; below 0 towards them.",
+            "Above 0 the model avoids tokens it has already written; below 0 it prefers them.",
             "0 より大きいと一度出たトークンを避け、0 より小さいと好むようになります。",
             "大于 0 时避开已出现的词元，小于 0 时偏向已出现的词元。",
         ),
@@ -258,7 +258,7 @@ _RESPONSE_FORMAT = _rule(
     "string",
     ("Response format", "回答形式", "回复格式"),
     (
-        "json_object makes the answer one JSON object; json_schema holds it to the schema below.",
+        "json_object makes the answer one JSON object; json_schema makes it fit the schema below.",
         "json_object では回答が 1 つの JSON オブジェクトに、json_schema では下のスキーマに沿った JSON になります。",
         "json_object 使回答为一个 JSON 对象；json_schema 使其符合下方的 Schema。",
     ),
@@ -281,7 +281,7 @@ _EXTRA_BODY = _rule(
     "text",
     ("Extra body (JSON)", "追加のリクエスト項目（JSON）", "附加请求字段（JSON）"),
     (
-        'Further fields for the server, as a JSON object: {"logit_bias": {"42": -100}}. They win over the settings '
+        'Further fields for the server, as a JSON object: {"logit_bias": {"42": -100}}. They override the settings '
         "above.",
         'サーバーに送る項目を JSON オブジェクトで追加します：{"logit_bias": {"42": -100}}。上の設定より優先されます。',
         '以 JSON 对象形式附加发送给服务器的字段：{"logit_bias": {"42": -100}}，优先于上方设置。',

@@ -1,1 +1,1 @@
-"""The server behind the plugin: HTTP, what kind of server it is, its models, its errors. Knows nothing of chats."""
+"""Talking to a server: HTTP, its kind, its models, its errors. Knows nothing of chats."""

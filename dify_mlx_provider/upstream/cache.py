@@ -1,7 +1,7 @@
 """Two bounded caches, safe to share between threads. They know nothing of what they hold.
 
 `TtlCache`    values that are fetched: kept for a while, and fetched by one caller at a time
-`BoundedMap`  values that are noted: kept until newer ones need their room
+`BoundedMap`  values that are stored: kept until newer ones take their place
 """
 
 from __future__ import annotations

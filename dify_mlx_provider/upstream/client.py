@@ -175,7 +175,7 @@ class Client:
                 )
                 yield chunk
                 # Dify's SDK runs all calls in one thread, by gevent. A call whose server is faster than the plugin
-                # never waits for it, and without this the other calls would get no turn.
+                # never waits for it, and would starve the other calls.
                 time.sleep(0)
         except (sse.MalformedBody, HTTPError, requests.exceptions.RequestException, OSError):
             if finished:
@@ -284,7 +284,7 @@ def _causes(error: BaseException) -> Iterator[object]:
 
 
 def _parse_retry_after(header: str | None) -> float | None:
-    """Return the seconds a Retry-After header asks to wait, given as a number or a date; None without a valid one."""
+    """Return the seconds of a Retry-After header, which may be a date; None without a valid one."""
     if not header:
         return None
     try:

@@ -65,7 +65,7 @@ def parse_base_url(text: str) -> str:
         is_usable = False
     if "@" in address.partition("://")[2].split("/")[0]:
         raise CredentialsError(
-            "The address holds a user name or a password. Take them out (what stands before the @), and enter the "
+            "The address holds a user name or a password. Remove them (everything before the @), and enter the "
             "key in the field API key."
         )
     if not is_usable:
@@ -73,7 +73,7 @@ def parse_base_url(text: str) -> str:
         raise CredentialsError(f"{shown!r} is not a server address. Example: {EXAMPLE}")
     if parts.query:
         raise CredentialsError(
-            f"An address has no part behind a question mark; take it out. Example: {EXAMPLE}"
+            f"The address must not have a part after a question mark; remove it. Example: {EXAMPLE}"
         )
     return urlunsplit((parts.scheme, parts.netloc.rstrip(":").lower(), _base_path(parts.path), "", ""))
 
@@ -138,7 +138,7 @@ def _parse_count(value: str | int) -> int:
 
 
 def _parse_prefix(text: str) -> str:
-    """What stands before a text. Forms lose the blank that most prefixes end with."""
+    """A prefix of texts. Forms strip the space that most prefixes end with."""
     text = text.replace("\\n", "\n")
     return f"{text} " if text.endswith(":") else text
 

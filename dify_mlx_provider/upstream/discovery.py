@@ -128,5 +128,5 @@ def _is_ollama(probe: Probe) -> bool:
 
 def _show_ollama_model(credentials: Credentials, listed: ModelInfo) -> ModelInfo | None:
     response = Probe(credentials).post("/api/show", {"model": listed.name})
-    shown = response.parse_as(OllamaModel) if response is not None else None
-    return shown.info(listed) if shown is not None else None
+    model = response.parse_as(OllamaModel) if response is not None else None
+    return model.info(listed) if model is not None else None

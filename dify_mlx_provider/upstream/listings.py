@@ -1,6 +1,6 @@
 """The answers in which servers describe their models, read leniently: from each make's wire format to `ModelInfo`.
 
-Keys nobody knows are ignored, and a field of a wrong type counts as not sent: no answer of a server raises anything.
+Unknown keys are ignored, and a field of a wrong type counts as not sent: no answer of a server raises anything.
 Knows no network; which server sent an answer is for `discovery` to find out.
 """
 
@@ -97,7 +97,7 @@ class ListedModel(_Answer):
         )
 
     def info(self) -> ModelInfo:
-        """Return what another server says of the model: its size at most."""
+        """Return what any other server says of the model: its context size, if that."""
         meta = self.meta or _LlamaCppMeta()
         return ModelInfo(name=self.id, context_size=self.max_model_len or meta.n_ctx or meta.n_ctx_train)
 

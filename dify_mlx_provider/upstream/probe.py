@@ -1,4 +1,4 @@
-"""Small questions to a server, asked on the way to something else: answered soon, or not at all. Never raises.
+"""Small requests that find out about a server: answered soon, or given up. Never raises.
 
 A chat may wait for minutes (`client`); these may not, because a page of Dify's is waiting for them.
 """

@@ -1,6 +1,6 @@
 """The body of a server's answer: from bytes to lines to JSON values, all of it bounded.
 
-Servers, and the proxies before them, end lines in three ways, begin with a byte order mark, cut lines and characters
+Servers, and proxies in front of them, end lines in three ways, begin with a byte order mark, cut lines and characters
 anywhere, spread one object over several `data:` lines or leave `data:` out. All of that is read. What is not JSON, or
 is larger than any answer, raises `MalformedBody`. Knows neither sockets nor what the objects mean.
 """
@@ -42,7 +42,7 @@ def iter_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     size = 0
     after_return = False
     for piece in pieces:
-        # A line feed behind the carriage return that ended the piece before is the rest of the same line end.
+        # A line feed after the carriage return that ended the last piece belongs to the same line end.
         rest = piece[1:] if after_return and piece.startswith(b"\n") else piece
         after_return = piece.endswith(b"\r")
         first, *others = _LINE_END.split(rest)

@@ -57,18 +57,18 @@ def test_the_declarations_as_they_are_have_no_fault(good: dict[str, bytes]) -> N
     ("where", "value", "fault"),
     [
         ("author", "MLX-backend", "author is 'MLX-backend'; Dify wants [a-z0-9_-]"),
-        ("author", "0f5c6c9e-0000-4000-8000-000000000000", "keeps such ids for its own tenants"),
-        ("author", "dify-friends", "marketplace keeps langgenius and dify for itself"),
+        ("author", "0f5c6c9e-0000-4000-8000-000000000000", "reserves such ids for its own tenants"),
+        ("author", "dify-friends", "marketplace reserves langgenius and dify"),
         ("name", "Dify MLX", "name is 'Dify MLX'"),
         ("version", "0.1.0.dev1", "version is '0.1.0.dev1'"),
         ("version", 1.0, "version is 1.0"),
         ("type", "bundle", "type is 'bundle'"),
-        ("label", "MLX", "label is 'MLX'; Dify wants one text a language"),
+        ("label", "MLX", "label is 'MLX'; Dify wants one text per language"),
         ("label.en_US", REMOVED, "label: en_US is missing"),
         ("description.ja_JP", " ", "description: ja_JP is missing"),
-        ("description.ja_jp", "文", "description: ja_jp is no language of Dify's"),
+        ("description.ja_jp", "文", "description: ja_jp is not a language of Dify's"),
         ("icon", REMOVED, "icon is None"),
-        ("icon", "_assets/icon.svg", "icon is '_assets/icon.svg'; Dify wants the name of a drawing"),
+        ("icon", "_assets/icon.svg", "icon is '_assets/icon.svg'; Dify wants the name of an image"),
         ("icon_dark", "no.svg", "icon_dark: _assets/no.svg is missing"),
         ("created_at", "yesterday", "created_at is 'yesterday'"),
         ("created_at", "2026-11-21T00:00:00", "created_at is '2026-11-21T00:00:00'"),
@@ -85,12 +85,12 @@ def test_the_declarations_as_they_are_have_no_fault(good: dict[str, bytes]) -> N
         ("meta.runner.entrypoint", "dify_mlx_provider.main", "nothing to run for the entrypoint"),
         ("meta.runner.entrypoint", REMOVED, "a declaration lacks 'entrypoint'"),
         ("meta.minimum_dify_version", "1.14", "minimum_dify_version is '1.14'"),
-        ("meta.minimum_dify", "1.14.0", "minimum_dify is a key that nobody reads"),
+        ("meta.minimum_dify", "1.14.0", "minimum_dify is an unknown key"),
         ("plugins.tools", ["tools.yaml"], "models cannot be mixed with other kinds"),
         ("plugins.models", [PROVIDER, PROVIDER], "plugins.models names 2 providers; Dify takes one"),
         ("plugins.models", [], "plugins.models names 0 providers"),
         ("plugins.models.0", "provider_assets/xlm.yaml", "provider_assets/xlm.yaml is missing"),
-        ("licence", "MIT", "licence is a key that nobody reads"),
+        ("licence", "MIT", "licence is an unknown key"),
     ],
 )
 def test_a_manifest_keeps_the_daemons_rules(
@@ -107,8 +107,8 @@ FORM = "model_credential_schema.credential_form_schemas"
     [
         ("provider", "", "provider is ''"),
         ("provider", "x" * 300, "provider is 'xxx"),
-        ("label", REMOVED, "label is None; Dify wants one text a language"),
-        ("icon_small", REMOVED, "icon_small is missing; it is the only one that every Dify shows"),
+        ("label", REMOVED, "label is None; Dify wants one text per language"),
+        ("icon_small", REMOVED, "icon_small is missing; every version of Dify shows this one"),
         ("icon_small.en_US", "no.svg", "icon_small: _assets/no.svg is missing"),
         ("icon_large_dark.ja_JP", "icons/x.svg", "icon_large_dark is 'icons/x.svg'"),
         ("supported_model_types.0", "chat", "supported_model_types holds 'chat'"),
@@ -117,16 +117,16 @@ FORM = "model_credential_schema.credential_form_schemas"
         ("provider_credential_schema", REMOVED, "predefined-model needs a provider_credential_schema"),
         ("model_credential_schema", REMOVED, "customizable-model needs a model_credential_schema"),
         ("model_credential_schema.model", {}, "model_credential_schema.model.label is None"),
-        (f"{FORM}.0.variable", "endpoint url", "variable is no name"),
-        (f"{FORM}.1.variable", "endpoint_url", "endpoint_url stands twice"),
+        (f"{FORM}.0.variable", "endpoint url", "variable is not a valid name"),
+        (f"{FORM}.1.variable", "endpoint_url", "endpoint_url appears twice"),
         (f"{FORM}.0.label.zh_Hans", REMOVED, "label: zh_Hans is missing"),
         (f"{FORM}.0.placeholder", "http://…", "placeholder is 'http://…'"),
         (f"{FORM}.0.type", "switch", "type is 'switch'; Dify's page draws"),
-        (f"{FORM}.0.required", "yes", "required is 'yes', and has to be true or false"),
+        (f"{FORM}.0.required", "yes", "required is 'yes', and must be true or false"),
         (f"{FORM}.0.default", 8080, "default is 8080; Dify reads text: put it in quotes"),
-        (f"{FORM}.0.max_lenght", 10, "max_lenght is a key that nobody reads"),
-        (f"{FORM}.0.show_on", [{"variable": "no", "value": "x"}], "show_on no = 'x' can never be so"),
-        (f"{FORM}.0.show_on", [{"variable": "__model_type", "value": "tts"}], "can never be so"),
+        (f"{FORM}.0.max_lenght", 10, "max_lenght is an unknown key"),
+        (f"{FORM}.0.show_on", [{"variable": "no", "value": "x"}], "show_on no = 'x' can never be true"),
+        (f"{FORM}.0.show_on", [{"variable": "__model_type", "value": "tts"}], "can never be true"),
         (
             "models.llm.predefined",
             ["provider_assets/**/*.yaml"],
@@ -137,9 +137,9 @@ FORM = "model_credential_schema.credential_form_schemas"
         ("models.llm.position", "provider_assets/llm/order.yaml", "ends in _position.yaml"),
         ("models.tts", {"predefined": []}, "models.tts is not among the supported_model_types"),
         ("extra.python.provider_source", "dify_mlx_provider/x.py", "dify_mlx_provider/x.py is missing"),
-        ("extra.python.model_sources.0", "dify_mlx_provider/dify_errors.py", "lies too high"),
+        ("extra.python.model_sources.0", "dify_mlx_provider/dify_errors.py", "is not deep enough"),
         ("extra", {}, "a declaration lacks 'python'"),
-        ("fetch_from", "remote", "fetch_from is a key that nobody reads"),
+        ("fetch_from", "remote", "fetch_from is an unknown key"),
     ],
 )
 def test_a_provider_keeps_the_rules_of_daemon_sdk_and_page(
@@ -167,7 +167,7 @@ def add_fields(provider: dict[str, Any]) -> None:
         ([], "a", "0 options; Dify takes 1 to 128"),
         ([f"o{number}" for number in range(129)], "o0", "129 options; Dify takes 1 to 128"),
         (["a", "b"], "c", "default 'c' is not among the options"),
-        (["a", "a"], "a", "an option stands twice"),
+        (["a", "a"], "a", "an option appears twice"),
         (["a", True], "a", "option True is not text: put it in quotes"),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_form_of_thirty_three_fields_is_one_too_many(good: dict[str, bytes]) -
     [
         ("model", "", "model is ''"),
         ("model", "m" * 256, "a name of at most 255 characters"),
-        ("model", "other", "other stands in provider_assets/llm/default.yaml only"),
+        ("model", "other", "other is listed in provider_assets/llm/default.yaml only"),
         ("label.ja_JP", REMOVED, "label: ja_JP is missing"),
         ("model_type", "text-embedding", "model_type is 'text-embedding', but it is listed under llm"),
         ("features", ["thinking"], "features holds 'thinking'"),
@@ -210,7 +210,7 @@ def test_a_form_of_thirty_three_fields_is_one_too_many(good: dict[str, bytes]) -
         ("model_properties.context_size", "131072", "context_size is '131072'"),
         ("model_properties.context_size", REMOVED, "context_size is None"),
         ("pricing", {"input": 0.0, "unit": "1", "currency": "USD"}, "pricing needs input, unit and currency"),
-        ("features_", [], "features_ is a key that nobody reads"),
+        ("features_", [], "features_ is an unknown key"),
     ],
 )
 def test_a_model_keeps_the_rules(good: dict[str, bytes], where: str, value: Any, fault: str) -> None:
@@ -218,7 +218,7 @@ def test_a_model_keeps_the_rules(good: dict[str, bytes], where: str, value: Any,
 
 
 def test_a_model_without_a_file_has_no_position(good: dict[str, bytes]) -> None:
-    assert f"{POSITION}: ghost stands here only" in faults_after(
+    assert f"{POSITION}: ghost is listed here only" in faults_after(
         good, POSITION, lambda places: [*places, "ghost"]
     )
 
@@ -226,29 +226,29 @@ def test_a_model_without_a_file_has_no_position(good: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(
     ("rule", "fault"),
     [
-        ({"name": "9lives"}, "name is no name"),
-        ({"name": "temperature"}, "temperature stands twice"),
+        ({"name": "9lives"}, "name is not a valid name"),
+        ({"name": "temperature"}, "temperature appears twice"),
         ({"type": "number"}, "type is 'number'; Dify knows float"),
         ({"type": None, "use_template": "effort"}, "use_template is 'effort'; Dify knows temperature"),
         ({"label": "X"}, "label is 'X'"),
         ({"help": {"en_US": "x"}}, "help: ja_JP is missing"),
-        ({"required": 1, "default": 1}, "required is 1, and has to be true or false"),
+        ({"required": 1, "default": 1}, "required is 1, and must be true or false"),
         ({"required": True}, "required without a default"),
-        ({"default": 1.5}, "default is 1.5, which is no int"),
-        ({"default": True}, "default is True, which is no int"),
+        ({"default": 1.5}, "default is 1.5, which is not a valid int"),
+        ({"default": True}, "default is True, which is not a valid int"),
         ({"min": 5, "max": 1}, "min 5 is above max 1"),
         ({"min": 1, "max": 5, "default": 9}, "default 9 is not between 1 and 5"),
         ({"options": ["a"]}, "options are for a string, not for a int"),
-        ({"type": "string", "min": 1}, "min means nothing for a string"),
+        ({"type": "string", "min": 1}, "min has no meaning for a string"),
         ({"type": "string", "options": ["a", "a"]}, "Dify wants texts, each once"),
         ({"type": "string", "options": ["a", True]}, "Dify wants texts, each once"),
         ({"type": "string", "options": [str(n) for n in range(129)]}, "129 options; Dify takes 128"),
         ({"type": "string", "options": ["a"], "default": "b"}, "default 'b' is not among the options"),
-        ({"type": "string", "default": 3}, "default is 3, which is no text"),
-        ({"type": "boolean", "default": "true"}, "default is 'true', and has to be true or false"),
+        ({"type": "string", "default": 3}, "default is 3, which is not text"),
+        ({"type": "boolean", "default": "true"}, "default is 'true', and must be true or false"),
         ({"use_template": "max_tokens"}, "the template's max is 2048 tokens; give one"),
         ({"use_template": "temperature", "type": "float", "default": 1.5}, "not between 0.0 and 1.0"),
-        ({"maximum": 3}, "maximum is a key that nobody reads"),
+        ({"maximum": 3}, "maximum is an unknown key"),
     ],
 )
 def test_a_parameter_keeps_the_rules(good: dict[str, bytes], rule: dict[str, Any], fault: str) -> None:
@@ -274,7 +274,7 @@ def test_a_hundred_and_twenty_nine_parameters_are_too_many(good: dict[str, bytes
 def test_a_duplicate_key_is_an_error_as_in_difys_daemon(good: dict[str, bytes]) -> None:
     doubled = good[DEFAULT] + b"model: again\n"
     (fault,) = declaration.faults({**good, DEFAULT: doubled})
-    assert fault == f"{DEFAULT}: a declaration is not YAML: model stands twice in one mapping"
+    assert fault == f"{DEFAULT}: a declaration is not YAML: model appears twice in one mapping"
 
 
 @pytest.mark.parametrize("content", [b"", b"- a\n", b"type: [", b"\xff"])

@@ -68,7 +68,7 @@ def test_an_address_is_understood_however_it_was_typed(typed: str, meant: str) -
         ("http://[::1", "is not a server address"),
         ("http://a..b:8080", "is not a server address"),
         ("x" * 3000, r"x{199}…' is not a server address"),
-        ("http://mac:8080/v1?api-version=1", "no part behind a question mark"),
+        ("http://mac:8080/v1?api-version=1", "part after a question mark"),
     ],
 )
 def test_an_unusable_address_is_refused_with_an_example(typed: str, words: str) -> None:
