@@ -1,4 +1,4 @@
-"""The real server on a free port, in a thread, around whatever engine a test brings."""
+"""The real server on a free port, in a thread, with a test's own engine or models."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RunningServer:
         return body
 
     def chunks(self, messages: list[dict[str, Any]] = HELLO, **fields: Any) -> list[dict[str, Any]]:
-        """Every JSON event of a stream that ends as it should."""
+        """Every JSON event of a stream, which must end properly."""
         body = {"messages": messages, "stream": True, **fields}
         with self.open("/v1/chat/completions", body) as response:
             events = response.read().decode().split("\n\n")
@@ -68,7 +68,7 @@ class RunningServer:
         return [json.loads(event.removeprefix("data: ")) for event in events[:-2] if event[:1] != ":"]
 
     def send(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
-        """A connection on which the request has been sent and nothing was read yet."""
+        """A connection on which the request has been sent and nothing has been read yet."""
         data = json.dumps(body).encode()
         connection = socket.create_connection(self.address, timeout=60)
         head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -79,7 +79,7 @@ class RunningServer:
 @contextmanager
 def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
     """Serve the engine with these settings; stop both at the end."""
-    # A thread for everybody who may wait: few, since every test starts them all.
+    # One thread for each request that may wait: few, since every test starts them all.
     settings = Settings(port=0, **{"temperature": 0.0, "max_queue": 64, **chosen})
     service = Service(
         engine,
@@ -96,11 +96,11 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
 
 @contextmanager
 def served(models: ModelRegistry, settings: Settings) -> Iterator[RunningServer]:
-    """Serve these models until the block is left."""
+    """Serve these models inside the block."""
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
     server = Server(settings.host, settings.port, app, requests=threads, shutdown_seconds=5)
-    server.expiration_interval = 0.02  # how often cheroot looks whether it is to stop
+    server.expiration_interval = 0.02  # how often cheroot checks whether to stop
     server.prepare()
     thread = threading.Thread(target=server.serve)
     thread.start()

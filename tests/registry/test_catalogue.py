@@ -1,4 +1,4 @@
-"""The catalogue: what can be served, what it is called, and that a request chooses only among that."""
+"""The catalogue: which models can be served, under which names, and that requests select only among them."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def put_model(folder: Path, weights: int = 10) -> Path:
-    """Lay down what a catalogue sees of a model."""
+    """Write the files of a model that a catalogue looks at."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "x"}')
     (folder / "model.safetensors").write_bytes(bytes(weights))
@@ -27,22 +27,22 @@ def put_model(folder: Path, weights: int = 10) -> Path:
 
 
 def put_snapshot(repository: str, parts: Iterable[str] = ("model.safetensors",)) -> Path:
-    """Lay down a download as the Hugging Face library does: files are links to blobs."""
-    place = Path(constants.HF_HUB_CACHE, "models--" + repository.replace("/", "--"))
-    folder = place / "snapshots" / COMMIT
-    for made in (folder, place / "refs", place / "blobs"):
-        made.mkdir(parents=True)
-    (place / "refs" / "main").write_text(COMMIT)
+    """Write a download as the Hugging Face library does: files are links to blobs."""
+    repository_folder = Path(constants.HF_HUB_CACHE, "models--" + repository.replace("/", "--"))
+    folder = repository_folder / "snapshots" / COMMIT
+    for new in (folder, repository_folder / "refs", repository_folder / "blobs"):
+        new.mkdir(parents=True)
+    (repository_folder / "refs" / "main").write_text(COMMIT)
     for part in ("config.json", *parts):
-        (place / "blobs" / part).write_text("{}")
-        (folder / part).symlink_to(place / "blobs" / part)
+        (repository_folder / "blobs" / part).write_text("{}")
+        (folder / part).symlink_to(repository_folder / "blobs" / part)
     return folder
 
 
-def settle(root: Path) -> None:
-    """Make everything look as if it had not been touched for a long time."""
-    for place in (root, *root.rglob("*")):
-        os.utime(place, (LONG_AGO, LONG_AGO))
+def age(root: Path) -> None:
+    """Set all modification times to long ago."""
+    for path in (root, *root.rglob("*")):
+        os.utime(path, (LONG_AGO, LONG_AGO))
 
 
 def names(catalogue: Catalogue) -> list[str]:
@@ -82,23 +82,23 @@ class Clock:
         return self.now
 
 
-# -- what there is ------------------------------------------------------------------------------------------
+# -- finding models ---------------------------------------------------------------------------------------
 
 
-def test_models_lie_directly_in_a_folder_or_below_their_owner(root: Path) -> None:
+def test_models_are_found_directly_in_a_folder_or_below_their_owner(root: Path) -> None:
     catalogue = Catalogue([], models_dirs=[root])
     assert names(catalogue) == ["other/large", "owner/large", "small"]
     assert catalogue.find("owner/large") == ModelSpec(name="owner/large", source=str(root / "owner/large"))
 
 
-def test_models_that_nobody_has_configured_are_like_the_others(root: Path) -> None:
+def test_models_that_are_not_configured_get_the_settings_of_the_others(root: Path) -> None:
     others = ModelSpec(name="", source="", ttl=60, defaults=ModelDefaults(top_k=3))
     catalogue = Catalogue([], models_dirs=[root], others=others, allow_download=True)
     assert catalogue.find("small") == replace(others, name="small", source=str(root / "small"))
     assert catalogue.find("new/one") == replace(others, name="new/one", source="new/one")
 
 
-def test_a_configured_model_is_not_listed_a_second_time_where_it_lies(root: Path) -> None:
+def test_a_configured_model_is_not_listed_again_under_its_folder(root: Path) -> None:
     mine = ModelSpec(name="mine", source=str(root / "small"), aliases=("m",))
     also = ModelSpec(name="also", source=str(root / "small"))
     catalogue = Catalogue([mine, also], models_dirs=[root, root])
@@ -108,28 +108,28 @@ def test_a_configured_model_is_not_listed_a_second_time_where_it_lies(root: Path
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         lambda folder: (folder / "config.json").unlink(),
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: (folder / "model.safetensors").rename(folder / "adapters.safetensors"),
         lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.incomplete"),
     ],
-    ids=["no configuration", "no weights", "other weights", "half a download"],
+    ids=["no configuration", "no weights", "other weights", "unfinished download"],
 )
-def test_what_is_not_whole_is_not_listed(spoil, root: Path) -> None:  # type: ignore[no-untyped-def]
-    spoil(root / "small")
+def test_an_incomplete_model_is_not_listed(damage, root: Path) -> None:  # type: ignore[no-untyped-def]
+    damage(root / "small")
     assert "small" not in names(Catalogue([], models_dirs=[root]))
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {"a": {}}}'])
-def test_an_index_that_cannot_be_read_tells_of_no_model(index: str, root: Path) -> None:
+def test_a_model_with_an_unreadable_index_is_not_listed(index: str, root: Path) -> None:
     (root / "small" / "model.safetensors").rename(root / "small" / "model-1.safetensors")
     (root / "small" / "model.safetensors.index.json").write_text(index)
     assert "small" not in names(Catalogue([], models_dirs=[root]))
 
 
-def test_a_model_in_parts_is_whole_when_the_last_part_is_there(root: Path) -> None:
+def test_a_split_model_is_listed_when_its_last_part_is_there(root: Path) -> None:
     folder, parts = root / "small", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     (folder / "model.safetensors").rename(folder / parts[0])
     index = {"weight_map": {"a": parts[0], "b": parts[1], "c": parts[1]}}
@@ -139,8 +139,8 @@ def test_a_model_in_parts_is_whole_when_the_last_part_is_there(root: Path) -> No
     assert "small" in names(Catalogue([], models_dirs=[root]))
 
 
-def test_a_model_that_only_reads_may_have_pytorchs_own_weights(root: Path) -> None:
-    """As bge-m3 was published. A language model like that could not be loaded."""
+def test_an_encoder_may_have_pytorchs_own_weights(root: Path) -> None:
+    """bge-m3 was published like this. A language model like this could not be loaded."""
     (root / "small" / "model.safetensors").rename(root / "small" / "pytorch_model.bin")
     catalogue = Catalogue([], models_dirs=[root])
     assert "small" not in names(catalogue)
@@ -151,7 +151,7 @@ def test_a_model_that_only_reads_may_have_pytorchs_own_weights(root: Path) -> No
     assert (catalogue.model_type(small), catalogue.weight_bytes(small)) == ("embedding", 10)
 
 
-def test_the_cache_of_hugging_face_is_listed_if_it_is_asked_for(cache: Path) -> None:
+def test_the_hugging_face_cache_is_listed_if_enabled(cache: Path) -> None:
     folder = put_snapshot("mlx-community/whole")
     parts = put_snapshot("mlx-community/parts", ["model-1.safetensors", "model.safetensors.index.json"])
     (parts / "model.safetensors.index.json").resolve().write_text(
@@ -170,7 +170,7 @@ def test_the_cache_of_hugging_face_is_listed_if_it_is_asked_for(cache: Path) -> 
     assert names(Catalogue([])) == []
 
 
-def test_a_configured_repository_is_not_listed_a_second_time_as_cached() -> None:
+def test_a_configured_repository_is_not_listed_again_as_cached() -> None:
     put_snapshot("mlx-community/whole")
     mine = ModelSpec(name="mine", source="mlx-community/whole")
     catalogue = Catalogue([mine], hugging_face_cache=True)
@@ -178,7 +178,7 @@ def test_a_configured_repository_is_not_listed_a_second_time_as_cached() -> None
     assert catalogue.find("mlx-community/whole") is catalogue.find("whole") is mine
 
 
-def test_weights_are_as_large_as_their_files(root: Path) -> None:
+def test_the_size_of_weights_is_that_of_their_files(root: Path) -> None:
     (root / "owner" / "large" / "model-2.safetensors").write_bytes(bytes(500))
     catalogue = Catalogue([], models_dirs=[root])
     large = catalogue.find("owner/large")
@@ -187,22 +187,22 @@ def test_weights_are_as_large_as_their_files(root: Path) -> None:
     assert catalogue.weight_bytes(ModelSpec(name="x", source="not/here")) == 0
 
 
-# -- the listing is kept ------------------------------------------------------------------------------------
+# -- caching the listing -----------------------------------------------------------------------------------
 
 
 def test_a_new_model_appears_and_a_removed_one_disappears(root: Path) -> None:
-    settle(root)
+    age(root)
     clock = Clock()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     put_model(root / "owner" / "new")
     (root / "small" / "config.json").unlink()
-    assert names(catalogue) == ["other/large", "owner/large", "small"], "nobody has looked yet"
+    assert names(catalogue) == ["other/large", "owner/large", "small"], "not checked again yet"
     clock.now += RESCAN_SECONDS
     assert names(catalogue) == ["other/large", "owner/large", "owner/new"]
 
 
-def test_what_has_not_changed_is_not_read_again(root: Path) -> None:
-    settle(root)
+def test_without_changes_nothing_is_scanned_again(root: Path) -> None:
+    age(root)
     clock = Clock()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     before = catalogue.find("small")
@@ -213,21 +213,21 @@ def test_what_has_not_changed_is_not_read_again(root: Path) -> None:
     assert catalogue.find("small") is not before
 
 
-def test_a_change_within_the_time_stamp_of_the_last_look_is_seen(root: Path) -> None:
+def test_a_change_within_the_resolution_of_modification_times_is_detected(root: Path) -> None:
     clock = Clock()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
-    stamp = root.stat().st_mtime_ns
+    mtime = root.stat().st_mtime_ns
     put_model(root / "quick")
-    os.utime(root, ns=(stamp, stamp))
+    os.utime(root, ns=(mtime, mtime))
     clock.now += RESCAN_SECONDS
     assert "quick" in names(catalogue)
 
 
-def test_a_download_that_has_ended_is_listed(cache: Path) -> None:
+def test_a_finished_download_is_listed(cache: Path) -> None:
     weights = put_snapshot("a/b") / "model.safetensors"
     target = weights.readlink()
     weights.unlink()
-    settle(cache)
+    age(cache)
     clock = Clock()
     catalogue = Catalogue([], hugging_face_cache=True, clock=clock)
     assert names(catalogue) == []
@@ -236,7 +236,7 @@ def test_a_download_that_has_ended_is_listed(cache: Path) -> None:
     assert names(catalogue) == ["a/b"]
 
 
-def test_a_folder_that_has_gone_away_holds_nothing(root: Path) -> None:
+def test_a_folder_that_has_disappeared_holds_nothing(root: Path) -> None:
     clock = Clock()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     root.rename(root.with_name("elsewhere"))
@@ -247,7 +247,7 @@ def test_a_folder_that_has_gone_away_holds_nothing(root: Path) -> None:
 # -- names --------------------------------------------------------------------------------------------------
 
 
-def test_the_last_part_of_a_name_is_enough_if_only_one_has_it(root: Path) -> None:
+def test_the_last_part_of_a_name_is_enough_if_it_is_unique(root: Path) -> None:
     put_model(root / "owner" / "alone")
     catalogue = Catalogue([], models_dirs=[root])
     assert catalogue.find("alone").name == "owner/alone"
@@ -256,12 +256,12 @@ def test_the_last_part_of_a_name_is_enough_if_only_one_has_it(root: Path) -> Non
     )
 
 
-def test_a_whole_name_is_stronger_than_the_last_part_of_another(root: Path) -> None:
+def test_a_whole_name_wins_over_the_last_part_of_another(root: Path) -> None:
     put_model(root / "owner" / "small")
     assert Catalogue([], models_dirs=[root]).find("small").source == str(root / "small")
 
 
-def test_a_name_given_by_a_person_is_stronger_than_where_another_model_lies(root: Path) -> None:
+def test_a_configured_name_wins_over_the_source_of_another_model(root: Path) -> None:
     first = ModelSpec(name="first", source="a/b", named_on_command_line=True)
     second = ModelSpec(name="a/b", source="c/d", named_on_command_line=True)
     catalogue = Catalogue([first, second])
@@ -269,7 +269,7 @@ def test_a_name_given_by_a_person_is_stronger_than_where_another_model_lies(root
     assert names(catalogue) == ["first", "a/b"]
 
 
-def test_an_unknown_name_is_answered_with_what_there_is_nearest_first(root: Path) -> None:
+def test_the_error_for_an_unknown_name_lists_the_models_most_similar_first(root: Path) -> None:
     catalogue = Catalogue([ModelSpec(name="x", source=str(root), aliases=("gpt-oss",))], models_dirs=[root])
     assert refusal(catalogue, "smal") == (
         "The model 'smal' is not served here. There is 'small', 'other/large', 'owner/large', 'x'."
@@ -278,26 +278,26 @@ def test_an_unknown_name_is_answered_with_what_there_is_nearest_first(root: Path
     assert refusal(Catalogue([]), "x").endswith("There is no model here at all.")
 
 
-def test_a_long_list_and_a_long_name_are_cut() -> None:
+def test_a_long_list_and_a_long_name_are_truncated() -> None:
     specs = [ModelSpec(name=f"m{i}", source=f"/m{i}") for i in range(30)]
-    said = refusal(Catalogue(specs), "m" * 10_000)
-    assert len(said) < 600
-    assert said.endswith("and 10 more.")
+    message = refusal(Catalogue(specs), "m" * 10_000)
+    assert len(message) < 600
+    assert message.endswith("and 10 more.")
 
 
 # -- downloads ----------------------------------------------------------------------------------------------
 
 
-def test_a_repository_that_a_request_names_is_fetched_only_if_that_is_allowed() -> None:
-    said = refusal(Catalogue([]), "mlx-community/new")
-    assert "does not download what a request names (--allow-download)" in said
+def test_a_repository_that_a_request_names_is_downloaded_only_if_allowed() -> None:
+    message = refusal(Catalogue([]), "mlx-community/new")
+    assert "does not download what a request names (--allow-download)" in message
     catalogue = Catalogue([], allow_download=True)
     spec = catalogue.find("mlx-community/new")
     assert spec.source == "mlx-community/new"
     assert catalogue.may_download(spec)
 
 
-def test_a_configured_repository_that_is_not_there_is_neither_listed_nor_served() -> None:
+def test_a_configured_repository_that_is_not_downloaded_is_neither_listed_nor_served() -> None:
     spec = ModelSpec(name="big", source="mlx-community/big", aliases=("b",))
     catalogue = Catalogue([spec])
     assert names(catalogue) == []
@@ -309,8 +309,8 @@ def test_a_configured_repository_that_is_not_there_is_neither_listed_nor_served(
     assert names(Catalogue([spec], allow_download=True)) == ["big"]
 
 
-def test_a_configured_repository_is_served_once_it_is_there(cache: Path) -> None:
-    settle(cache)
+def test_a_configured_repository_is_served_once_it_is_downloaded(cache: Path) -> None:
+    age(cache)
     clock = Clock()
     catalogue = Catalogue([ModelSpec(name="big", source="mlx-community/big")], clock=clock)
     put_snapshot("mlx-community/big")
@@ -319,14 +319,14 @@ def test_a_configured_repository_is_served_once_it_is_there(cache: Path) -> None
     assert not catalogue.may_download(catalogue.find("big"))
 
 
-def test_a_model_named_on_the_command_line_may_always_be_fetched() -> None:
+def test_a_model_named_on_the_command_line_may_always_be_downloaded() -> None:
     spec = ModelSpec(name="big", source="mlx-community/big", named_on_command_line=True)
     catalogue = Catalogue([spec])
     assert catalogue.find("big") is spec
     assert catalogue.may_download(spec)
 
 
-# -- paths that come with a request -------------------------------------------------------------------------
+# -- paths in requests --------------------------------------------------------------------------------------
 
 
 def test_a_path_below_a_served_folder_is_served(root: Path, tmp_path: Path) -> None:
@@ -409,10 +409,10 @@ def test_a_link_out_of_a_served_folder_is_not_listed_and_the_log_says_so_once(
     assert catalogue.find("owner/large").source == str(root / "owner/large")
 
 
-# -- the folders themselves ---------------------------------------------------------------------------------
+# -- the folders ------------------------------------------------------------------------------------------
 
 
-def test_a_served_folder_has_to_exist_and_to_hold_models(root: Path) -> None:
+def test_a_models_dir_must_exist_and_must_not_be_a_model(root: Path) -> None:
     with pytest.raises(ConfigurationError, match="nowhere: there is no such folder"):
         Catalogue([], models_dirs=[root / "nowhere"])
     with pytest.raises(ConfigurationError, match="small: this is a model itself"):
