@@ -7,9 +7,9 @@ import re
 from typing import Any, NoReturn
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.conversation.json_values import DEEPEST, too_deep
+from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep
 
-_TOO_DEEP = f"The body is nested too deeply: more than {DEEPEST} levels."
+_TOO_DEEP = f"The body is nested too deeply: more than {MAX_DEPTH} levels."
 
 
 def decode_json(data: bytes) -> Any:
@@ -28,7 +28,7 @@ def decode_json(data: bytes) -> Any:
     except ValueError as error:  # NaN, or a number of thousands of digits
         what = "a number has thousands of digits" if "digits" in str(error) else str(error)
         raise refuse(f"The body is not JSON that can be read: {what}.") from None
-    if too_deep(value):
+    if is_too_deep(value):
         raise refuse(_TOO_DEEP)
     # Clients that cut a text in the middle of an emoji send half a surrogate pair.
     return _repair_surrogates(value) if re.search(r"\\u[dD][89a-fA-F]", text) else value

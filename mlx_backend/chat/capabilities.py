@@ -54,15 +54,15 @@ def describe(
     held = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
     holds = {
         "completion": True,
-        "thinking": traits.reasons,
-        "tools": traits.reads_tools and has_calls,
+        "thinking": traits.is_reasoning_model,
+        "tools": traits.has_tools and has_calls,
         "structured_output": held,
     }
     wanted = defaults.reasoning_effort or server_effort or Effort.MEDIUM
     return ModelDescription(
         context_length=context_length,
         capabilities=tuple(word for word, true in holds.items() if true),
-        efforts=efforts.choices(traits),
+        efforts=efforts.available_efforts(traits),
         default_effort=efforts.nearest(wanted, traits),
         sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
         adapters=tuple(adapters),

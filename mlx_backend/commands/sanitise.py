@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.effort import EffortError, resolve, template_kwargs
 from mlx_backend.conversation.history import HistoryError, sanitise
-from mlx_backend.conversation.json_values import DEEPEST, kind, too_deep
+from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, kind
 from mlx_backend.conversation.template import GPT_OSS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-_TOO_DEEP = f"the request is nested too deeply: more than {DEEPEST} levels"
+_TOO_DEEP = f"the request is nested too deeply: more than {MAX_DEPTH} levels"
 
 
 def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
         return {"error": {"message": f"this is not JSON: {error}"}}
     except RecursionError:
         return {"error": {"message": _TOO_DEEP}}
-    if too_deep(request):
+    if is_too_deep(request):
         return {"error": {"message": _TOO_DEEP}}
     if isinstance(request, list):
         request = {"messages": request}

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.conversation.json_values import DEEPEST, kind, shown, too_deep
+from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, kind, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,8 +48,8 @@ def check_schema(schema: object) -> Schema:
     """Return the schema if it is an object of reasonable size; raise a GrammarError if it is not."""
     if not isinstance(schema, dict):
         raise GrammarError(f"A JSON Schema is an object; {shown(schema)} is {kind(schema)}.")
-    if too_deep(schema):
-        raise GrammarError(f"The schema is nested more than {DEEPEST} levels deep.")
+    if is_too_deep(schema):
+        raise GrammarError(f"The schema is nested more than {MAX_DEPTH} levels deep.")
     try:
         length = len(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """Reasoning effort: every spelling to one of six levels, every source to one answer.
 
-Pure functions: effort belongs to one request, nothing of it is kept. Who reads an effort from where is decided
-here and nowhere else; what a model's template makes of it is `template_kwargs`.
+Pure functions: effort belongs to one request, and nothing of it is kept. Where an effort may come from is decided
+here and nowhere else; what a model's template is told is `template_kwargs`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Effort(StrEnum):
-    """How much a model is to reason before it answers."""
+    """How much a model should reason before it answers."""
 
     NONE = "none"
     MINIMAL = "minimal"
@@ -52,7 +52,7 @@ WORDS: Mapping[Effort, tuple[str, ...]] = {
         "最大",
     ),
 }
-"""The words people and clients send; compared without case, `_` and `-` count as blanks."""
+"""The words people and clients send; compared without regard to case, `_` and `-` count as blanks."""
 
 _EFFORT_OF = {word.replace("-", " "): effort for effort, words in WORDS.items() for word in words}
 _ACCEPTED = ", ".join(effort.value for effort in Effort)
@@ -64,7 +64,7 @@ _BUDGETS = ((512, Effort.MINIMAL), (2_048, Effort.LOW), (8_192, Effort.MEDIUM), 
 
 
 class EffortError(ValueError):
-    """A field holds something that is no effort. `param` names the field."""
+    """A field holds something that is not an effort. `param` names the field."""
 
     def __init__(self, value: object, param: str = "reasoning_effort") -> None:
         self.param = param
@@ -72,9 +72,9 @@ class EffortError(ValueError):
 
 
 def parse(value: object, param: str = "reasoning_effort") -> Effort:
-    """Read an effort from a word in any case, a boolean or a number; raise EffortError for anything else.
+    """Parse a word in any case, a boolean or a number; raise EffortError for anything else.
 
-    Numbers: 0 is none; 1, 2, 3 are low, medium, high; a fraction is a share of the largest budget; 16 and more is a
+    Numbers: 0 is none; 1, 2, 3 are low, medium, high; a fraction is a share of the largest budget; 16 and more are a
     budget of reasoning tokens.
     """
     match value:
@@ -85,7 +85,7 @@ def parse(value: object, param: str = "reasoning_effort") -> Effort:
         case int() | float():
             effort = _from_number(value)
         case str():
-            effort = _EFFORT_OF.get(_plain(value))
+            effort = _EFFORT_OF.get(_fold(value))
             if effort is None and re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?", value.strip()):
                 effort = _from_number(float(value))
         case _:
@@ -95,14 +95,14 @@ def parse(value: object, param: str = "reasoning_effort") -> Effort:
     return effort
 
 
-def _plain(word: str) -> str:
-    """Fold what makes no difference: case, full-width letters, blanks, `_` and `-` between words."""
+def _fold(word: str) -> str:
+    """Remove what makes no difference: case, full-width letters, and how words are joined (blanks, `_`, `-`)."""
     folded = unicodedata.normalize("NFKC", word).casefold()
     return " ".join(folded.replace("_", " ").replace("-", " ").split())
 
 
 def _from_number(number: float) -> Effort | None:
-    if not 0 <= number < math.inf:  # not a number is neither
+    if not 0 <= number < math.inf:  # NaN fails this too
         return None
     if number in (0, 1, 2, 3):
         return (Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH)[int(number)]
@@ -123,25 +123,25 @@ _LINE = re.compile(
 
 
 def take_lines(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Effort]]:
-    """Take lines `Reasoning: X` out of system and developer messages; return the messages and the efforts found.
+    """Take lines `Reasoning: X` out of system and developer messages; return the messages and their efforts.
 
-    A line whose word is no effort is ordinary text and stays. The messages given are not changed.
+    A line whose word is not an effort is ordinary text and stays. The messages given are not changed.
     """
-    found: list[Effort] = []
+    efforts: list[Effort] = []
 
     def take(text: str) -> str:
         taken: list[tuple[int, int]] = []
         for match in _LINE.finditer(text):
-            effort = _EFFORT_OF.get(_plain(match[1].rstrip(".")))
+            effort = _EFFORT_OF.get(_fold(match[1].rstrip(".")))
             if effort is not None:
-                found.append(effort)
+                efforts.append(effort)
                 taken.append(match.span())
         if not taken:
             return text
         for start, end in reversed(taken):
             text = text[:start].rstrip(" \t") + "\0" + text[end:]
         # The line goes with its line break; paragraphs keep one empty line between them.
-        text = re.sub(r"\n*\0\n*", _joint, text)
+        text = re.sub(r"\n*\0\n*", _line_gap, text)
         return text.strip("\r\n")
 
     rewritten: list[dict[str, Any]] = []
@@ -159,18 +159,18 @@ def take_lines(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, An
                         for part in parts
                     ]
         rewritten.append(copy)
-    return rewritten, found
+    return rewritten, efforts
 
 
-def _joint(match: re.Match[str]) -> str:
-    """What stands where a line was: as much space as the wider side had, at most one empty line."""
+def _line_gap(match: re.Match[str]) -> str:
+    """Return what replaces a line that was taken: as many line breaks as the wider side had, at most two."""
     before, _, after = match.group().partition("\0")
     return "\n" * min(2, max(before.count("\n"), after.count("\n")))
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The effort of one request, and every source that spoke (strongest first)."""
+    """The effort of one request, where it came from, and every source that stated one (strongest first)."""
 
     effort: Effort
     source: str
@@ -196,7 +196,7 @@ def resolve(
     ]
     sources += stated
     if defaults and defaults[0][1] is not Effort.NONE:
-        sources += defaults + switched_on  # a mere "on" does not say how much; the defaults do
+        sources += defaults + switched_on  # "on" does not say how much; the defaults do
     else:
         sources += switched_on + defaults
     sources.append(("default", Effort.MEDIUM))
@@ -205,7 +205,7 @@ def resolve(
 
 
 def _without_emptied(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out system messages that held nothing but a line, unless nothing else is there to render."""
+    """Leave out system messages that held nothing but such a line, unless nothing else is left to render."""
     kept = [m for m in messages if m.get("content") != "" or m.get("role") not in ("system", "developer")]
     return kept or messages
 
@@ -215,52 +215,52 @@ type _Sources = list[tuple[str, Effort]]
 
 def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
     """Return the fields that state an effort, and those that only switch reasoning on; strongest first."""
-    found: _Sources = []
+    stated: _Sources = []
     switched_on: _Sources = []
 
-    def look(name: str, value: object, *, switch: bool = False) -> None:
+    def add(name: str, value: object, *, is_switch: bool = False) -> None:
         if value is None or (isinstance(value, str) and not value.strip()):
             return
         effort = parse(value, name)
-        (switched_on if switch and value is True else found).append((name, effort))
+        (switched_on if is_switch and value is True else stated).append((name, effort))
 
-    def look_at_budget(name: str, value: object) -> None:
+    def add_budget(name: str, value: object) -> None:
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
             value = int(value)
         if type(value) is int and value >= 0:
-            found.append((name, _from_budget(value)))
+            stated.append((name, _from_budget(value)))
         else:
-            look(name, value)
+            add(name, value)
 
-    look("reasoning_effort", request.get("reasoning_effort"))
+    add("reasoning_effort", request.get("reasoning_effort"))
     reasoning = request.get("reasoning")
     if isinstance(reasoning, Mapping):
-        look("reasoning.effort", reasoning.get("effort"))
+        add("reasoning.effort", reasoning.get("effort"))
         if "effort" not in reasoning or reasoning["effort"] in (None, ""):
-            look_at_budget("reasoning.max_tokens", reasoning.get("max_tokens"))
-            look("reasoning.enabled", reasoning.get("enabled"), switch=True)
+            add_budget("reasoning.max_tokens", reasoning.get("max_tokens"))
+            add("reasoning.enabled", reasoning.get("enabled"), is_switch=True)
     else:
-        look("reasoning", reasoning, switch=True)
+        add("reasoning", reasoning, is_switch=True)
     kwargs = request.get("chat_template_kwargs")
     if isinstance(kwargs, Mapping):
-        look("chat_template_kwargs.reasoning_effort", kwargs.get("reasoning_effort"))
+        add("chat_template_kwargs.reasoning_effort", kwargs.get("reasoning_effort"))
         for switch in ("enable_thinking", "thinking"):
-            look(f"chat_template_kwargs.{switch}", kwargs.get(switch), switch=True)
-    look("think", request.get("think"), switch=True)
-    look("enable_thinking", request.get("enable_thinking"), switch=True)
+            add(f"chat_template_kwargs.{switch}", kwargs.get(switch), is_switch=True)
+    add("think", request.get("think"), is_switch=True)
+    add("enable_thinking", request.get("enable_thinking"), is_switch=True)
     thinking = request.get("thinking")
     if isinstance(thinking, Mapping):
         if thinking.get("type") == "disabled":
-            found.append(("thinking.type", Effort.NONE))
+            stated.append(("thinking.type", Effort.NONE))
         else:
-            look_at_budget("thinking.budget_tokens", thinking.get("budget_tokens"))
+            add_budget("thinking.budget_tokens", thinking.get("budget_tokens"))
     else:
-        look("thinking", thinking, switch=True)
-    return found, switched_on
+        add("thinking", thinking, is_switch=True)
+    return stated, switched_on
 
 
-_WORDS_OF_TEMPLATES = {
-    Effort.NONE: Effort.LOW,  # the least gpt-oss can be told; the server then closes its reasoning at once
+_TEMPLATE_WORDS = {
+    Effort.NONE: Effort.LOW,  # the lowest word gpt-oss knows; the server then closes its reasoning at once
     Effort.MINIMAL: Effort.LOW,
     Effort.LOW: Effort.LOW,
     Effort.MEDIUM: Effort.MEDIUM,
@@ -270,39 +270,39 @@ _WORDS_OF_TEMPLATES = {
 
 
 def template_kwargs(effort: Effort, traits: TemplateTraits) -> dict[str, Any]:
-    """Return what the model's chat template is to be told: a word, a switch, both, or nothing."""
-    reasons = effort is not Effort.NONE
+    """Return the arguments for the model's chat template: a word, a switch, both, or nothing."""
+    enabled = effort is not Effort.NONE
     match traits.effort:
         case None:
             return {}
         case "reasoning_effort":
-            told: dict[str, Any] = {"reasoning_effort": _WORDS_OF_TEMPLATES[effort].value}
-            return told | ({traits.switch: reasons} if traits.switch else {})
+            kwargs: dict[str, Any] = {"reasoning_effort": _TEMPLATE_WORDS[effort].value}
+            return kwargs | ({traits.switch: enabled} if traits.switch else {})
         case switch_alone:
-            return {switch_alone: reasons}
+            return {switch_alone: enabled}
 
 
-def choices(traits: TemplateTraits) -> tuple[Effort, ...]:
+def available_efforts(traits: TemplateTraits) -> tuple[Effort, ...]:
     """List the efforts that make a difference to a model; none for one that does not reason.
 
-    low, medium, high     its template reads a word (gpt-oss); and none before them if it reads a switch besides
-    none, medium          its template reads a switch (Qwen3): it reasons or it does not
-    medium                it always reasons, and nothing tells it how much (DeepSeek-R1)
+    low, medium, high     its template takes a word (gpt-oss); with none before them if it takes a switch too
+    none, medium          its template takes a switch (Qwen3): it reasons or it does not
+    medium                it always reasons, and its template takes nothing (DeepSeek-R1)
     """
     match traits.effort:
         case "reasoning_effort":
             words = (Effort.LOW, Effort.MEDIUM, Effort.HIGH)
             return (Effort.NONE, *words) if traits.switch else words
         case None:
-            return (Effort.MEDIUM,) if traits.reasons else ()
+            return (Effort.MEDIUM,) if traits.is_reasoning_model else ()
         case _:
             return (Effort.NONE, Effort.MEDIUM)
 
 
 def nearest(effort: Effort, traits: TemplateTraits) -> Effort | None:
-    """Return which of a model's choices an effort comes to; None if it has none."""
-    there = choices(traits)
-    if effort in there:
+    """Return the available effort that an effort comes to; None if the model has none."""
+    available = available_efforts(traits)
+    if effort in available:
         return effort
-    word = _WORDS_OF_TEMPLATES[effort]
-    return word if word in there else next(iter(there[-1:]), None)
+    word = _TEMPLATE_WORDS[effort]
+    return word if word in available else next(iter(available[-1:]), None)

@@ -1,18 +1,18 @@
-"""JSON values as people see them: their kinds in words, their spelling in messages, and how deep they may nest."""
+"""JSON values in messages for people: what kind they are and how they are written; and how deep they may nest."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-DEEPEST = 100
+MAX_DEPTH = 100
 """Levels. Tool schemas of real applications have under 20; Python's own recursion ends near 1,000."""
 
 
-def too_deep(value: Any, deepest: int = DEEPEST) -> bool:
-    """Whether lists and objects are nested in each other more than `deepest` levels. Does not recurse itself."""
+def is_too_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
+    """Whether lists and objects are nested in each other more than `max_depth` levels. Does not recurse."""
     level = [value]
-    for _ in range(deepest + 1):
+    for _ in range(max_depth + 1):
         level = [
             inner
             for outer in level
@@ -41,7 +41,7 @@ def kind(value: Any) -> str:
             return "a number"
 
 
-def shown(value: Any, longest: int = 80) -> str:
-    """Spell a value as JSON does, cut to `longest` characters."""
+def shown(value: Any, max_length: int = 80) -> str:
+    """Spell a value as JSON does, cut to `max_length` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"

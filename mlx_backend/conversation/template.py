@@ -1,8 +1,8 @@
 """From the canonical history to the messages a model's own chat template renders without loss.
 
-Templates differ in what they read and what they refuse. `TemplateTraits` names the differences that matter, read
-off the template's source; `for_template` rewrites a sanitised history accordingly. Knows no Jinja: a template is
-text to look at here, never run.
+Templates differ in what they take and what they refuse. `TemplateTraits` names the differences that matter, found in
+the template's source; `for_template` rewrites a sanitised history accordingly. Knows no Jinja: a template is only
+text here, and never run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_backend.conversation.dialects import DIALECTS
-from mlx_backend.conversation.json_values import too_deep
+from mlx_backend.conversation.json_values import is_too_deep
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT, TEMPLATE_KEYS
 
 if TYPE_CHECKING:
@@ -23,66 +23,66 @@ if TYPE_CHECKING:
 type Messages = list[dict[str, Any]]
 
 INVISIBLE = "\N{WORD JOINER}"
-"""What `accepted` puts inside a refused text: no width, no line break, and hardly ever written by people."""
+"""What `accepted` puts inside a refused text: without width or line break, and hardly ever written by people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateTraits:
-    """What a chat template reads, as far as a history depends on it."""
+    """What a chat template takes and refuses, as far as a history depends on it."""
 
     reasoning_key: str | None = None
     """The message key it renders reasoning from."""
     effort: Literal["reasoning_effort", "enable_thinking", "thinking"] | None = None
-    """The keyword argument it reads the effort from: a word, or (the other two) whether to reason at all."""
+    """The keyword argument that takes the effort: a word, or (the other two) whether to reason at all."""
     switch: Literal["enable_thinking", "thinking"] | None = None
-    """The keyword argument that switches reasoning off, of a template that reads a word besides."""
-    writes_blocks: bool = False
-    """It opens, closes or looks for a block of reasoning such as `<think>`."""
-    reads_tools: bool = False
+    """The keyword argument that switches reasoning off, in a template that takes a word too."""
+    has_reasoning_markers: bool = False
+    """It writes or looks for a marker of reasoning, such as `<think>`."""
+    has_tools: bool = False
     """It tells the model which tools there are."""
     one_call_per_message: bool = False
     """It renders only `tool_calls[0]` (gpt-oss)."""
     quotes_tool_results: bool = False
     """It prints a tool's result through `tojson`: a string comes out quoted (gpt-oss)."""
-    system_role: bool = True
+    has_system_role: bool = True
     """It takes a system message."""
-    alternates: bool = False
-    """It insists on user and assistant taking turns."""
+    must_alternate: bool = False
+    """It insists on user and assistant messages alternating."""
     iterates_arguments: bool = False
-    """It walks through a call's arguments, so they must be an object (GLM, Qwen3-Coder)."""
-    reads_parts: bool = False
+    """It iterates over a call's arguments, so they must be an object (GLM, Qwen3-Coder)."""
+    takes_parts: bool = False
     """It takes a list of parts (text, images) as content."""
     refused: tuple[str, ...] = ()
     """Texts it raises an exception for in an assistant's message, even where they are only quoted (gpt-oss)."""
 
     @property
-    def reasons(self) -> bool:
-        """Whether the model is one that reasons, as far as its template tells."""
-        return bool(self.effort or self.reasoning_key or self.writes_blocks)
+    def is_reasoning_model(self) -> bool:
+        """Whether the model reasons, as far as its template tells."""
+        return bool(self.effort or self.reasoning_key or self.has_reasoning_markers)
 
     @classmethod
     def of(cls, chat_template: str | None) -> TemplateTraits:
-        """Read the traits off a template's source."""
+        """Find the traits in a template's source."""
         source = chat_template or ""
-        reads = re.compile(rf"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])({"|".join(TEMPLATE_KEYS)})\b""")
-        keys = set(reads.findall(source))
+        access = re.compile(rf"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])({"|".join(TEMPLATE_KEYS)})\b""")
+        keys = set(access.findall(source))
         switch = _switch(source)
-        says_how_much = "reasoning_effort" in source
+        takes_words = "reasoning_effort" in source
         refuses_system = re.search(r"raise_exception\([^)]*[Ss]ystem role", source) is not None
         return cls(
             reasoning_key=next((key for key in TEMPLATE_KEYS if key in keys), None),
-            effort="reasoning_effort" if says_how_much else switch,
-            switch=switch if says_how_much else None,
-            writes_blocks=any(
+            effort="reasoning_effort" if takes_words else switch,
+            switch=switch if takes_words else None,
+            has_reasoning_markers=any(
                 marker in source for dialect in DIALECTS.values() for marker in dialect.reasoning_markers
             ),
-            reads_tools=re.search(r"(?<![\w.])tools\b", source) is not None,
+            has_tools=re.search(r"(?<![\w.])tools\b", source) is not None,
             one_call_per_message="tool_calls[0]" in source,
             quotes_tool_results=re.search(r"message\.content\s*\|\s*tojson", source) is not None,
-            system_role=not refuses_system,
-            alternates=re.search(r"raise_exception\([^)]*alternat", source) is not None,
+            has_system_role=not refuses_system,
+            must_alternate=re.search(r"raise_exception\([^)]*alternat", source) is not None,
             iterates_arguments=re.search(r"arg(?:ument)?s\s*(?:\|\s*items|\.items\()", source) is not None,
-            reads_parts=re.search(r"""["']image""", source) is not None,
+            takes_parts=re.search(r"""["']image""", source) is not None,
             refused=tuple(dict.fromkeys(re.findall(r"""["'](<\|channel\|>[^"'\n]+)["'] in """, source))),
         )
 
@@ -91,15 +91,15 @@ def _switch(source: str) -> Literal["enable_thinking", "thinking"] | None:
     """Find the keyword argument that says whether to reason. Many templates have a variable `thinking`."""
     if "enable_thinking" in source:
         return "enable_thinking"
-    asked_for = re.search(r"(?<![\w.'\"])thinking is (?:not )?defined", source)
-    return "thinking" if asked_for else None
+    switch = re.search(r"(?<![\w.'\"])thinking is (?:not )?defined", source)
+    return "thinking" if switch else None
 
 
 GPT_OSS = TemplateTraits(
     reasoning_key="thinking",
     effort="reasoning_effort",
-    writes_blocks=True,
-    reads_tools=True,
+    has_reasoning_markers=True,
+    has_tools=True,
     one_call_per_message=True,
     quotes_tool_results=True,
     refused=("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
@@ -116,16 +116,18 @@ def for_template(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) 
         message = messages[position]
         position += 1
         if message["role"] != "assistant" or not message.get("tool_calls"):
-            rewritten.append(_plain(message, traits))
+            rewritten.append(_convert(message, traits))
             continue
         results: list[Mapping[str, Any]] = []
         while position < len(messages) and messages[position]["role"] == "tool":
             results.append(messages[position])
             position += 1
-        rewritten += _calls(message, results, traits, in_open_loop=position - len(results) > open_from)
-    if not traits.system_role:
+        rewritten += _convert_calls(
+            message, results, traits, in_open_loop=position - len(results) > open_from
+        )
+    if not traits.has_system_role:
         rewritten = _system_into_user(rewritten)
-    if traits.alternates:
+    if traits.must_alternate:
         rewritten = _merge_neighbours(rewritten)
     return rewritten
 
@@ -138,14 +140,14 @@ def accepted(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> M
     """
     return [
         {
-            key: _unrefused(value, traits) if message["role"] == "assistant" else value
+            key: _break_refused(value, traits) if message["role"] == "assistant" else value
             for key, value in message.items()
         }
         for message in messages
     ]
 
 
-def _unrefused(value: Any, traits: TemplateTraits) -> Any:
+def _break_refused(value: Any, traits: TemplateTraits) -> Any:
     if isinstance(value, str):
         for text in traits.refused:
             head, marker, tail = text.rpartition("<|")
@@ -163,29 +165,29 @@ def _open_loop(messages: Sequence[Mapping[str, Any]]) -> int:
     return finals[-1] + 1 if finals else 0
 
 
-def _plain(message: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+def _convert(message: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
     copy = {key: value for key, value in message.items() if key not in (REASONING_CONTENT, "tool_calls")}
     reasoning = message.get(REASONING_CONTENT)
     if reasoning and traits.reasoning_key:
         copy[traits.reasoning_key] = reasoning
     if message["role"] == "tool":
         copy["content"] = _result(message["content"], traits)
-    elif isinstance(message["content"], list) and not traits.reads_parts:
+    elif isinstance(message["content"], list) and not traits.takes_parts:
         copy["content"] = "\n".join(map(_named_part, message["content"]))
     return copy
 
 
-def _calls(
+def _convert_calls(
     message: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
     traits: TemplateTraits,
     *,
     in_open_loop: bool,
 ) -> Messages:
-    """An assistant message with calls, and the results behind it."""
+    """Rewrite an assistant message with calls, and the results behind it."""
     content, reasoning = message.get("content") or "", message.get(REASONING_CONTENT) or ""
-    calls = [_call(call, traits) for call in message["tool_calls"]]
-    rendered_results = [_plain(result, traits) for result in results]
+    calls = [_convert_call(call, traits) for call in message["tool_calls"]]
+    rendered_results = [_convert(result, traits) for result in results]
     if not traits.one_call_per_message:
         whole: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls}
         if reasoning and traits.reasoning_key:
@@ -213,7 +215,7 @@ def _calls(
 
 
 def _named_part(part: Any) -> str:
-    """A part as text; what is no text stands there by its kind, so that the model knows of it: `[image_url]`."""
+    """Return a part as text; one that is not text by its type, so that the model knows of it: `[image_url]`."""
     match part:
         case {"text": str(text)}:
             return text
@@ -223,8 +225,8 @@ def _named_part(part: Any) -> str:
             return str(part)
 
 
-def _call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
-    """A call with its arguments as an object: templates print them with `tojson`."""
+def _convert_call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    """Return a call with its arguments as an object: templates print them with `tojson`."""
     name, written = call["function"]["name"], call["function"]["arguments"]
     arguments = _object(written)
     if isinstance(arguments, str):
@@ -235,23 +237,23 @@ def _call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
 
 
 def _object(text: str) -> Any:
-    """What a JSON text says; where it is no JSON, or none that can be written again, the text as it is."""
+    """Parse a JSON text; return the text itself if it is not JSON, or could not be written as JSON again."""
     try:
         value = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
-    return text if too_deep(value) else value
+    return text if is_too_deep(value) else value
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is no number of JSON")
+        raise ValueError(f"{text} is not a JSON number")
     return number
 
 
 def _result(content: Any, traits: TemplateTraits) -> Any:
-    """A tool's result; where the template would quote a string, JSON text that prints the same goes as data."""
+    """Return a tool's result: as data where the template would quote a string, and data prints as the same text."""
     if traits.quotes_tool_results and isinstance(content, str) and content[:1] in ("{", "["):
         data = _object(content)
         if not isinstance(data, str) and json.dumps(data, ensure_ascii=False) == content:
@@ -271,7 +273,7 @@ def _system_into_user(messages: Messages) -> Messages:
 
 
 def _merge_neighbours(messages: Messages) -> Messages:
-    """Join messages of the same role that follow each other; a turn that is missing stays missing."""
+    """Join messages of the same role that follow each other. A message that is missing is not made up."""
     merged: Messages = []
     for message in messages:
         previous = merged[-1] if merged else None

@@ -174,7 +174,7 @@ def test_a_template_renders_it_and_every_user_text_is_there(histories: Iterator[
     "traits",
     [
         TemplateTraits(),
-        TemplateTraits(system_role=False, alternates=True),
+        TemplateTraits(has_system_role=False, must_alternate=True),
         TemplateTraits(iterates_arguments=True),
     ],
 )

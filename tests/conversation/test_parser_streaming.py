@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS
-from mlx_backend.conversation.dialects.harmony.reader import STRIPPED_LIMIT
+from mlx_backend.conversation.dialects.harmony.reader import MAX_STRIPPED
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import (
     Channel,
@@ -127,7 +127,7 @@ def test_stripped_reasoning_waits_for_its_end_and_no_longer_than_the_limit() -> 
     assert fed(parser, " it.assistantfinal") == [ReasoningDelta("We need it.")]
     assert fed(parser, "4") == [ContentDelta("4")]
     parser = ChannelParser()
-    long = "analysisWe need" + " more" * STRIPPED_LIMIT
+    long = "analysisWe need" + " more" * MAX_STRIPPED
     assert fold(fed(parser, *(long[at : at + 1000] for at in range(0, len(long), 1000)))).content == long
 
 

@@ -105,10 +105,10 @@ def test_a_template_that_says_nothing_has_no_traits(source: str | None) -> None:
     ("source", "traits"),
     [
         (QWEN_LIKE, TemplateTraits(reasoning_key="reasoning_content", effort="enable_thinking")),
-        (GEMMA_LIKE, TemplateTraits(system_role=False, alternates=True)),
-        (MISTRAL_LIKE, TemplateTraits(alternates=True)),
+        (GEMMA_LIKE, TemplateTraits(has_system_role=False, must_alternate=True)),
+        (MISTRAL_LIKE, TemplateTraits(must_alternate=True)),
         (CODER_LIKE, TemplateTraits(iterates_arguments=True)),
-        ("{% if part['type'] == 'image' %}", TemplateTraits(reads_parts=True)),
+        ("{% if part['type'] == 'image' %}", TemplateTraits(takes_parts=True)),
         ("{{ message['reasoning_content'] }}", TemplateTraits(reasoning_key="reasoning_content")),
         ('{{ message.get("thinking") }}', TemplateTraits(reasoning_key="thinking")),
     ],
@@ -179,7 +179,7 @@ def test_a_reasoning_that_a_template_cannot_show_is_left_out() -> None:
 def test_parts_go_to_a_template_that_takes_them_and_are_named_to_one_that_does_not() -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     canonical = sanitise([{"role": "user", "content": parts}])
-    assert for_template(canonical, TemplateTraits(reads_parts=True))[0]["content"] == parts
+    assert for_template(canonical, TemplateTraits(takes_parts=True))[0]["content"] == parts
     assert for_template(canonical, GPT_OSS)[0]["content"] == "What is this?\n[image_url]"
 
 

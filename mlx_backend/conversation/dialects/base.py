@@ -99,15 +99,15 @@ class Reader:
         return ()
 
     def text(self, text: str) -> None:
-        """Read plain text, which is never empty."""
+        """Take plain text, which is never empty."""
         raise NotImplementedError
 
     def marker(self, marker: str) -> None:
-        """Read a marker."""
+        """Take a marker."""
         raise NotImplementedError
 
     def close(self, ended_by: EndedBy) -> None:
-        """Read the end of the output."""
+        """Handle the end of the output."""
         raise NotImplementedError
 
     def finish(self, ended_by: EndedBy) -> None:

@@ -39,7 +39,7 @@ class PlainReader(Reader):
         self._open(opens_in or Channel.FINAL)
 
     def text(self, text: str) -> None:
-        """Pass it on."""
+        """Put it out."""
         self._emit(text)
 
     def marker(self, marker: str) -> None:

@@ -9,17 +9,16 @@ Theory of operation
     ANSWER <tool_call>{"name": "f", "arguments": {…}}</tool_call> …
 
 Qwen, DeepSeek, GLM and many others write this, some with another word than `think`. The reader is in one
-place:
+state:
 
-    OPENING    nothing but white space yet: a block may begin, and only here; behind a block another one may
-    REASONING  until the marker that closes the block; where the prompt has opened it, a turn begins here
+    OPENING    nothing but white space so far: a block may begin, and only here; behind it another one may
+    REASONING  until the marker that closes the block; a turn begins here if the prompt has opened the block
     ANSWER     text is put out at once; `<tool_call>` begins a call
-    CALL       one JSON object is gathered until `</tool_call>`: its name may stand behind its arguments
+    CALL       text is gathered until `</tool_call>`, and decoded by the family's codec (`json_calls.py`)
 
 A `<think>` anywhere else is text, and so is a lone `</think>`: only the prompt knows whether what stands
 before it was reasoning (`opens_in`). Line breaks at the edges of a block are layout and not part of any
-text. A call that is no JSON is not lost: with a name in it, it is a call with the arguments as they are;
-without one it is shown as it was written.
+text. A call that cannot be decoded is not lost: it is shown as it was written.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ OPENERS: Mapping[str, str] = {
 _CLOSERS = frozenset(OPENERS.values())
 # The other words are tags that people use too.
 _LEAKED_OPENERS = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|>", "◁think▷", "[THINK]")
-# Where there are no ids; `</s>` is HTML too.
+# Where there are no ids. `</s>` is not among them: it is HTML too.
 _SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>"})
 _LAYOUT = "\r\n"
 _MAX_LAYOUT = 16  # line breaks that are held at the end of reasoning
 
 
-class _Place(Enum):
+class _State(Enum):
     OPENING = auto()
     REASONING = auto()
     ANSWER = auto()
@@ -75,9 +74,18 @@ def _marker_set(markers: frozenset[str], watched: str) -> MarkerSet:
 
 
 class ThinkReader(Reader):
-    """Reads one turn of a thinking model."""
+    """Reads one turn of a model that reasons in a block."""
 
-    __slots__ = ("_call_markers", "_codec", "_control", "_gathered", "_layout", "_place", "_tools", "_trims")
+    __slots__ = (
+        "_call_markers",
+        "_codec",
+        "_control",
+        "_gathered",
+        "_layout",
+        "_state",
+        "_tools",
+        "_trims_layout",
+    )
 
     def __init__(
         self,
@@ -93,8 +101,8 @@ class ThinkReader(Reader):
         self._call_markers = (calls.opener,) if tools.may_be_called else ()
         self._control = frozenset((special_tokens or {}).values())
         self._gathered: list[str] = []  # the pieces of a call
-        self._layout = ""  # white space that is not shown if a marker follows
-        self._trims = False  # the next line breaks are layout
+        self._layout = ""  # white space that is dropped if a marker follows
+        self._trims_layout = False  # the next line breaks are layout
         match opens_in:
             case None:
                 self._enter_opening()
@@ -103,34 +111,34 @@ class ThinkReader(Reader):
             case _:
                 self._enter_answer()
 
-    def _expect(self, place: _Place, markers: Iterable[str], *, watched: str = "") -> None:
-        self._place = place
+    def _expect(self, place: _State, markers: Iterable[str], *, watched: str = "") -> None:
+        self._state = place
         expected = frozenset(markers)
         self.markers = _marker_set(expected | _SPELT_ENDS, watched)
         self.spelt = _marker_set(expected - self._control, watched)
 
     def _enter_opening(self) -> None:
         self.delta = None
-        self._expect(_Place.OPENING, [*OPENERS, *self._call_markers])
+        self._expect(_State.OPENING, [*OPENERS, *self._call_markers])
 
     def _enter_reasoning(self, markers: Iterable[str]) -> None:
-        self._trims = True
+        self._trims_layout = True
         self.delta = None  # until there is more than layout
-        self._expect(_Place.REASONING, markers, watched=_LAYOUT)
+        self._expect(_State.REASONING, markers, watched=_LAYOUT)
 
     def _enter_answer(self) -> None:
-        self._expect(_Place.ANSWER, self._call_markers)
+        self._expect(_State.ANSWER, self._call_markers)
         self._open(Channel.FINAL)
 
     @property
     def is_reasoning(self) -> bool:
         """Whether a block is open."""
-        return self._place is _Place.REASONING
+        return self._state is _State.REASONING
 
     @property
     def is_answering(self) -> bool:
-        """Whether the answer or a call has begun: no block can be opened any more."""
-        return self._place in (_Place.ANSWER, _Place.CALL)
+        """Whether the answer or a call has begun: a block can no longer be opened."""
+        return self._state in (_State.ANSWER, _State.CALL)
 
     def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
         """Close the block on a line of its own. If the prompt has opened it, its last opener tells which it is."""
@@ -147,33 +155,33 @@ class ThinkReader(Reader):
 
     def text(self, text: str) -> None:
         """Put text out, less the layout around blocks; gather a call's."""
-        match self._place:
-            case _Place.REASONING:
+        match self._state:
+            case _State.REASONING:
                 self._reason(text)
-            case _Place.CALL:
+            case _State.CALL:
                 self._gathered.append(text)
-            case _Place.OPENING:
-                self._look_at_opening(text)
-            case _Place.ANSWER:
+            case _State.OPENING:
+                self._gather_opening(text)
+            case _State.ANSWER:
                 self._answer(text)
 
-    def _look_at_opening(self, text: str) -> None:
-        if self._trims:  # behind a block: its layout goes, other white space stays
+    def _gather_opening(self, text: str) -> None:
+        if self._trims_layout:  # behind a block: its layout goes, other white space stays
             text = text if self._layout else text.lstrip(_LAYOUT)
         self._layout += text
         if self._layout.strip() or len(self._layout) > _MAX_LAYOUT:
             text, self._layout = self._layout, ""
-            self._trims = False
+            self._trims_layout = False
             self._enter_answer()
             self._emit(text)
 
     def _reason(self, text: str) -> None:
-        if self._trims:
+        if self._trims_layout:
             text = text.lstrip(_LAYOUT)
             if not text:
                 return
-            self._trims = False
-            self._expect(_Place.REASONING, _CLOSERS & self.markers.markers, watched=_LAYOUT)
+            self._trims_layout = False
+            self._expect(_State.REASONING, _CLOSERS & self.markers.markers, watched=_LAYOUT)
         text = self._layout + text
         shown = text[: max(len(text.rstrip(_LAYOUT)), len(text) - _MAX_LAYOUT)]
         self._layout = text[len(shown) :]
@@ -182,10 +190,10 @@ class ThinkReader(Reader):
             self.events.append(ReasoningDelta(shown))
 
     def _answer(self, text: str) -> None:
-        if self._trims:
+        if self._trims_layout:
             text = text.lstrip(_LAYOUT)
-            self._trims = not text
-            if not self._trims:
+            self._trims_layout = not text
+            if not self._trims_layout:
                 self._open(Channel.FINAL)
         self._emit(text)
 
@@ -204,20 +212,20 @@ class ThinkReader(Reader):
     def _opens_or_closes(self, marker: str) -> bool:
         if marker not in self.markers.markers:
             return False
-        match self._place:
-            case _Place.OPENING | _Place.REASONING if marker in OPENERS:
+        match self._state:
+            case _State.OPENING | _State.REASONING if marker in OPENERS:
                 self._layout = ""
                 self._enter_reasoning({OPENERS[marker]})
-            case _Place.REASONING if marker in _CLOSERS:
+            case _State.REASONING if marker in _CLOSERS:
                 self._layout = ""
-                self._trims = True
+                self._trims_layout = True
                 self._enter_opening()
-            case _Place.OPENING | _Place.ANSWER if marker == self._codec.opener:
+            case _State.OPENING | _State.ANSWER if marker == self._codec.opener:
                 self._layout = ""
                 self._gathered = []
                 self.delta = None
-                self._expect(_Place.CALL, {self._codec.closer})
-            case _Place.CALL if marker == self._codec.closer:
+                self._expect(_State.CALL, {self._codec.closer})
+            case _State.CALL if marker == self._codec.closer:
                 self._end_call(closed=True)
             case _:
                 return False
@@ -233,11 +241,11 @@ class ThinkReader(Reader):
             self._call(name, arguments, complete=True)
         else:
             self._enter_answer()
-            self._trims = False
+            self._trims_layout = False
             self._emit(f"{self._codec.opener}{written}{self._codec.closer if closed else ''}")
         if name:
             self._enter_answer()
-            self._trims = True
+            self._trims_layout = True
             self.delta = None
 
     def _call(self, name: str, arguments: str, *, complete: bool) -> None:
@@ -248,15 +256,15 @@ class ThinkReader(Reader):
     # the end
 
     def close(self, ended_by: EndedBy) -> None:
-        """Read the end: an open block is closed, a cut call is not complete."""
-        if self._place is _Place.CALL:
+        """Handle the end: an open block is closed, a cut call is not complete."""
+        if self._state is _State.CALL:
             if ended_by == "stop":
                 self._end_call(closed=False)
             else:
                 name, arguments = self._codec.decode("".join(self._gathered), self._tools)
                 if name:
                     self._call(name, arguments, complete=False)
-        elif self._place is _Place.OPENING and self._layout and not self._trims:
+        elif self._state is _State.OPENING and self._layout and not self._trims_layout:
             self._enter_answer()
             self._emit(self._layout)
         self._layout = ""

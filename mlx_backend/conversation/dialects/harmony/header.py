@@ -1,4 +1,4 @@
-"""What a Harmony header says, however badly it is written.
+"""Parse a Harmony header, however badly it is written.
 
 A header is everything in front of a message's body, its markers spelt out:
 
@@ -7,10 +7,9 @@ A header is everything in front of a message's body, its markers spelt out:
 Models misspell, repeat, glue and forget each of these parts, so nothing is required and the order is free:
 the last channel word that can be made out wins, the recipient is what follows `to=` anywhere and is matched
 against the names of the request's tools. What stands behind all of that and is not a content type is the
-`rest`: noise, or the body of a message whose `<|message|>` was forgotten. Which of the two, the reader
-decides.
+`rest`: noise, or the body of a message whose `<|message|>` was forgotten. The reader decides which.
 
-Knows one header's text and the tools; keeps nothing, and knows nothing of streams or events.
+Knows one header's text and the tools; keeps no state, and knows nothing of streams or events.
 """
 
 from __future__ import annotations
@@ -37,38 +36,38 @@ _ANY_CONTENT_TYPE = re.compile(r"\w+(?=\s*(?:$|[{\[]))")
 _FOREIGN_ROLE = re.compile(r"\s*(?:user|system|developer|tool)(?![\w.])")
 _THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|scratch|monolog|cot\b)", re.IGNORECASE)
 
-_NO_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
+_NOT_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
 # Tools that gpt-oss was trained with: `browser.search` is none of the request's that is named `search`.
 _BUILT_IN_NAMESPACES = frozenset({"browser", "container", "python"})
 _QUOTES = "\"'`"
-_TO = "to="
+_RECIPIENT_MARK = "to="
 _NOISE = " \t\r\n0123456789.,:;-–—?!*#|<>"  # what stands between messages by mistake
 # What follows a word in prose, so not a glued body's first character.
-_BEHIND_A_WORD = frozenset(" \t,.:;!?)-'’/")
-_LONGEST_TYPO = 3  # letters glued to a channel's word: `finalx`
-_SHORTEST_WORD = 4  # letters of a cut-off channel word ("comment" is a token of its own)
+_AFTER_WORD = frozenset(" \t,.:;!?)-'’/")
+_MAX_TYPO = 3  # letters glued to a channel's word: `finalx`
+_MIN_WORD = 4  # letters of a cut-off channel word ("comment" is a token of its own)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header, read. `recipient` is a tool's name; `foreign` says that the speaker is not the assistant.
+    """A parsed header. `recipient` is a tool's name; `is_foreign` says that the message is not the assistant's.
 
-    `rest` is what is left behind everything understood, `glued` whether it hangs on to the channel's word,
-    and `constrained` whether it stands behind `<|constrain|>`, where no prose belongs.
+    `rest` is what follows everything understood, `is_glued` whether it is glued to the channel's word, and
+    `is_constrained` whether it stands behind `<|constrain|>`, where no prose belongs.
     """
 
     channel: Channel | None
     recipient: str | None
-    foreign: bool
+    is_foreign: bool
     rest: str
-    glued: bool = False
-    constrained: bool = False
+    is_glued: bool = False
+    is_constrained: bool = False
 
     @property
     def is_junk(self) -> bool:
         """Whether the rest is noise rather than a body: no word in it, or a typo of the channel's word."""
         if self.channel is Channel.FINAL:
-            typo = self.glued and self.rest.isalpha() and len(self.rest) <= _LONGEST_TYPO
+            typo = self.is_glued and self.rest.isalpha() and len(self.rest) <= _MAX_TYPO
             return typo or not any(map(str.isalnum, self.rest))
         rest = self.rest
         for word in Channel:
@@ -77,7 +76,7 @@ class Header:
 
 
 class Beginning(Enum):
-    """What text that no marker has opened may be the beginning of."""
+    """What text that no marker has opened may be."""
 
     UNDECIDED = auto()
     HEADER = auto()
@@ -90,7 +89,7 @@ _UNKNOWN_TOOLS = ToolSet(None)
 
 
 def parse_header(text: str, tools: ToolSet = _UNKNOWN_TOOLS) -> Header:
-    """Read a header. Anything can be read: a text that says nothing is all rest."""
+    """Parse a header. Anything parses: a text that says nothing is all rest."""
     channel: Channel | None = None
     thinking = foreign = glued = False
     recipients: list[str] = []
@@ -112,11 +111,11 @@ def parse_header(text: str, tools: ToolSet = _UNKNOWN_TOOLS) -> Header:
         rest = _without_content_type(rest.lstrip(), bare=kind == "constrain" or bool(recipients))
     if channel is None and thinking:
         channel = Channel.ANALYSIS
-    return Header(channel, _choose(recipients, tools), foreign, rest, glued, kind == "constrain")
+    return Header(channel, _choose_recipient(recipients, tools), foreign, rest, glued, kind == "constrain")
 
 
 def _segments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what stands between markers, each with the marker before it; a turn opens behind `<|start|>`."""
+    """Yield the text between markers, each with the marker before it; a turn begins behind `<|start|>`."""
     kind, at = "start", 0
     for marker in _MARKER.finditer(text):
         if at or marker.start():
@@ -139,7 +138,7 @@ def _take_recipients(segment: str, tools: ToolSet, recipients: list[str]) -> tup
 
 
 def _tool_name(text: str, tools: ToolSet) -> tuple[str | None, str]:
-    """Read a recipient's name at the beginning of `text`; return it (None: it is no tool) and what follows."""
+    """Parse the recipient at the beginning of `text`; return its name (None: not a tool) and what follows."""
     namespace = _NAMESPACE.match(text)
     bare = text[namespace.end() :] if namespace else text
     for candidate in (text, bare):
@@ -148,20 +147,20 @@ def _tool_name(text: str, tools: ToolSet) -> tuple[str | None, str]:
     end = _NAME_END.search(bare)
     word, rest = (bare[: end.start()], bare[end.start() :].lstrip(_QUOTES)) if end else (bare, "")
     word = word.rstrip(".:")
-    if not namespace and word.lower() in _NO_TOOLS:
+    if not namespace and word.lower() in _NOT_TOOLS:
         return None, rest
     built_in = not namespace and word.partition(".")[0] in _BUILT_IN_NAMESPACES
     return tools.find_similar(word, in_namespace=not built_in) or word or None, rest
 
 
-def _choose(recipients: list[str], tools: ToolSet) -> str | None:
+def _choose_recipient(recipients: list[str], tools: ToolSet) -> str | None:
     """The last recipient counts, a tool of the request before any other."""
     known = [name for name in recipients if name in tools.names]
     return next(reversed(known or recipients), None)
 
 
 def _channel_at(words: str) -> tuple[Channel | None, str]:
-    """Read the channel's word at the beginning, behind any noise without letters; return it and what follows.
+    """Parse the channel's word at the beginning, behind any noise without letters; return it and what follows.
 
     A longer word counts by its beginning, and so does a shorter one: `finalx`, `comment`.
     """
@@ -172,7 +171,7 @@ def _channel_at(words: str) -> tuple[Channel | None, str]:
     for channel in Channel:
         if lowered.startswith(channel):
             return channel, words[word.start() + len(channel) :]
-        if len(lowered) >= _SHORTEST_WORD and channel.startswith(lowered):
+        if len(lowered) >= _MIN_WORD and channel.startswith(lowered):
             return channel, words[word.end() :]
     return None, words
 
@@ -188,8 +187,8 @@ def _without_content_type(text: str, *, bare: bool) -> str:
     return text
 
 
-def beginning(text: str, *, of_turn: bool) -> Beginning:
-    """Tell what text without markers begins.
+def classify_beginning(text: str, *, of_turn: bool) -> Beginning:
+    """Classify text that no marker has opened.
 
     At the beginning of a turn only `to=` proves a header, because an answer may begin with any word. Between
     messages the channel's word is enough, and noise may stand before it.
@@ -198,25 +197,27 @@ def beginning(text: str, *, of_turn: bool) -> Beginning:
     spoken = words
     while spoken.startswith("assistant"):
         spoken = spoken.removeprefix("assistant").lstrip()
-    if "assistant".startswith(spoken) or _TO.startswith(spoken):
+    if "assistant".startswith(spoken) or _RECIPIENT_MARK.startswith(spoken):
         return Beginning.UNDECIDED
-    if spoken.startswith(_TO):
+    if spoken.startswith(_RECIPIENT_MARK):
         return Beginning.HEADER
     for channel in Channel:
         if channel.startswith(spoken):
             return Beginning.UNDECIDED
         if spoken.startswith(channel):
-            return _behind_a_channel(channel, spoken.removeprefix(channel), spoken is not words, of_turn)
+            return _classify_after_channel(
+                channel, spoken.removeprefix(channel), spoken is not words, of_turn
+            )
     return Beginning.TEXT
 
 
-def _behind_a_channel(channel: Channel, behind: str, has_role: bool, of_turn: bool) -> Beginning:
+def _classify_after_channel(channel: Channel, behind: str, has_role: bool, of_turn: bool) -> Beginning:
     bare = behind.lstrip()
-    if not of_turn or bare.startswith(_TO):
+    if not of_turn or bare.startswith(_RECIPIENT_MARK):
         return Beginning.HEADER
-    if _TO.startswith(bare):
+    if _RECIPIENT_MARK.startswith(bare):
         return Beginning.UNDECIDED
-    if channel is Channel.ANALYSIS and behind[0] not in _BEHIND_A_WORD:
+    if channel is Channel.ANALYSIS and behind[0] not in _AFTER_WORD:
         return Beginning.STRIPPED
     if channel is Channel.FINAL and has_role:
         return Beginning.STRIPPED_ANSWER
@@ -229,5 +230,5 @@ def has_letters(text: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Whether there is more than a word: nothing that a header holds by mistake."""
+    """Whether there is more than one word: more than a header holds by mistake."""
     return len(text.split()) > 1 and has_letters(text)

@@ -1,0 +1,30 @@
+"""Which dialect is constrained by which machine, and what happens to one that has none."""
+
+import dataclasses
+
+import pytest
+
+from mlx_backend.constraints import GrammarError, Grammars, can_constrain
+from mlx_backend.constraints.machines import STATE_MACHINES
+from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
+
+NEW_FAMILY = dataclasses.replace(DIALECTS["think"], name="new")
+
+
+def test_every_dialect_has_a_machine_and_only_reasoning_ones_a_closer() -> None:
+    assert set(STATE_MACHINES) == set(DIALECTS.values())
+    assert {dialect.name for dialect, machine in STATE_MACHINES.items() if machine.closer} == {
+        dialect.name for dialect in DIALECTS.values() if dialect.has_reasoning
+    }
+
+
+def test_a_family_without_a_machine_is_not_constrained() -> None:
+    tokenizer = ScriptedTokenizer(HARMONY_MARKERS, None)
+    assert not can_constrain(NEW_FAMILY, HARMONY_MARKERS, 1000)
+    assert ReasoningBudgets(tokenizer, NEW_FAMILY).start([1], room=10, tokens=0) is None
+    with pytest.raises(GrammarError, match="cannot be constrained to a grammar"):
+        Grammars(tokenizer, NEW_FAMILY).tool_calls(
+            [{"type": "function", "function": {"name": "f"}}], required=True
+        )
