@@ -1,0 +1,55 @@
+"""Which of several limits holds for a reply."""
+
+import pytest
+
+from mlx_backend.chat.limits import ReplyLimits
+from mlx_backend.chat.prompt import Prompt
+from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
+from mlx_backend.conversation.effort import Effort
+from mlx_backend.errors import RequestError
+
+CHAT = ChatRequest(messages=[])
+
+
+def prompt(length: int) -> Prompt:
+    return Prompt(tokens=tuple(range(length)))
+
+
+@pytest.mark.parametrize(
+    ("requested", "configured", "expected"),
+    [(None, None, 90), (None, 50, 50), (7, 50, 7), (60, 50, 60), (10**9, 50, 90), (None, 10**9, 90)],
+)
+def test_max_tokens_is_the_requests_then_the_models_and_never_more_than_fits(
+    requested: int | None, configured: int | None, expected: int
+) -> None:
+    limits = ReplyLimits(context_length=100, max_tokens=configured)
+    assert limits.max_tokens_of(ChatRequest(messages=[], max_tokens=requested), prompt(10)) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"), [(CHAT, "messages"), (CompletionRequest(prompt="a"), "prompt")]
+)
+def test_a_prompt_that_fills_the_context_is_refused_by_its_field(
+    request_: ChatRequest | CompletionRequest, param: str
+) -> None:
+    with pytest.raises(RequestError, match="has 100 tokens; the context holds 100") as raised:
+        ReplyLimits(context_length=100).max_tokens_of(request_, prompt(100))
+    assert raised.value.param == param
+    assert raised.value.numbers == {"prompt_tokens": 100, "max_model_len": 100}
+
+
+def test_the_thinking_budget_is_the_requests_then_the_models_and_none_at_effort_none() -> None:
+    limits = ReplyLimits(context_length=100, thinking_budget=9)
+    unlimited = ChatRequest(messages=[], thinking_budget=UNLIMITED)
+    assert limits.thinking_budget_of(CHAT, Effort.HIGH) == 9
+    assert limits.thinking_budget_of(unlimited, Effort.HIGH) == UNLIMITED
+    assert limits.thinking_budget_of(unlimited, Effort.NONE) == 0
+    assert ReplyLimits(context_length=100).thinking_budget_of(CHAT, Effort.HIGH) is None
+
+
+def test_a_configured_answer_reserve_is_at_most_half_the_reply_and_a_requested_one_is_not() -> None:
+    limits = ReplyLimits(context_length=100, answer_reserve=30)
+    assert limits.answer_reserve_of(CHAT, 80) == 30
+    assert limits.answer_reserve_of(CHAT, 40) == 20
+    assert limits.answer_reserve_of(ChatRequest(messages=[], answer_reserve=35), 40) == 35
+    assert ReplyLimits(context_length=100).answer_reserve_of(CHAT, 80) is None
