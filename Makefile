@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-dify check format plugin debug bench models lock clean
+.PHONY: help setup demo test test-dify check format plugin debug bench models docs lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench: setup ## speed, as ratios measured side by side
 
 models: setup ## write the files of the predefined models from their table
 	@$(RUN) -m dify_mlx_provider.packaging.predefined
+
+docs: setup ## write the reference of all settings into docs/settings.md
+	@$(RUN) -m mlx_backend.commands.reference docs/settings.md
 
 lock: setup ## update requirements.lock
 	$(RUN) .ci/lock.py

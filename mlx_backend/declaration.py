@@ -225,14 +225,14 @@ _SWITCHES = {"true": True, "yes": True, "on": True, "1": True} | {
 }
 
 
-def text(metavar: str = "TEXT", words: str = "a text in quotes") -> Kind:
+def text(metavar: str = "TEXT", words: str = "a text") -> Kind:
     """Return the kind of a text that is not empty."""
     return Kind(words=words, metavar=metavar, type=str, parse=_not_empty)
 
 
-def path(metavar: str) -> Kind:
+def path(metavar: str, words: str = "a folder") -> Kind:
     """Return the kind of a file or folder, relative to where the server is started."""
-    return Kind(words="a path", metavar=metavar, type=Path, parse=lambda text: Path(_not_empty(text)))
+    return Kind(words=words, metavar=metavar, type=Path, parse=lambda text: Path(_not_empty(text)))
 
 
 def _not_empty(text: str) -> str:

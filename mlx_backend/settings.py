@@ -47,7 +47,7 @@ class ReasoningField(StrEnum):
 
 _EFFORT = Kind(
     words=f"one of {', '.join(Effort)}",
-    metavar="EFFORT",
+    metavar="{" + ",".join(Effort) + "}",
     type=Effort,
     parse=parse_effort,
     convert=parse_effort,
@@ -65,7 +65,7 @@ class SamplingSettings:
         Setting(
             kind=number(0, 2),
             help="randomness of sampling; 0 always takes the most likely token",
-            default="what the model's makers recommend, or 1; 0 for the demo model",
+            default="what the model's makers advise, or 1; 0 for the demo model",
         ),
     ] = None
     top_p: Annotated[
@@ -135,7 +135,7 @@ class ReplySettings(SamplingSettings):
         Effort | None,
         Setting(
             kind=_EFFORT,
-            help=f"how much the model reasons before it answers: {', '.join(Effort)}",
+            help="how much the model reasons before it answers",
             default="medium",
         ),
     ] = None

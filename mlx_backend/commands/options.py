@@ -60,7 +60,7 @@ class ServeOptions:
     model: Annotated[
         str | None,
         Setting(
-            kind=text("PATH_OR_REPO"),
+            kind=text("PATH_OR_REPO", "a folder or a repository"),
             help="model folder or Hugging Face repository",
             group="model",
             default="the demo model",
@@ -90,7 +90,7 @@ class ServeOptions:
     embedding_model: Annotated[
         tuple[str, ...],
         Setting(
-            kind=text("PATH_OR_REPO"),
+            kind=text("PATH_OR_REPO", "a folder or a repository"),
             help="embedding model (/v1/embeddings), loaded when a request first needs it",
             group="several models",
             repeatable=True,
@@ -99,7 +99,7 @@ class ServeOptions:
     rerank_model: Annotated[
         tuple[str, ...],
         Setting(
-            kind=text("PATH_OR_REPO"),
+            kind=text("PATH_OR_REPO", "a folder or a repository"),
             help="rerank model (/v1/rerank), loaded when a request first needs it",
             group="several models",
             repeatable=True,
@@ -108,7 +108,7 @@ class ServeOptions:
     config: Annotated[
         Path | None,
         Setting(
-            kind=path("FILE"),
+            kind=path("FILE", "a file"),
             help="models file: the models to serve and their settings, in TOML",
             group="several models",
         ),

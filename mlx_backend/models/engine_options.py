@@ -43,7 +43,9 @@ class EngineOptions:
     chat_template: Annotated[
         str | None,
         Setting(
-            kind=Kind(words="a template", metavar="FILE_OR_TEXT", type=str, parse=_template),
+            kind=Kind(
+                words="a file, or the template itself", metavar="FILE_OR_TEXT", type=str, parse=_template
+            ),
             help="Jinja template in place of the model's own",
             group="model",
         ),
@@ -54,7 +56,11 @@ class EngineOptions:
     allow_download: bool = True
     adapters: Annotated[
         Mapping[str, Path],
-        Setting(kind=path("FOLDER"), help="LoRA adapters, by the names that requests use", option=None),
+        Setting(
+            kind=path("DIR", 'a table: { name = "folder" }'),
+            help="LoRA adapters, by the names that requests use",
+            option=None,
+        ),
     ] = field(default_factory=dict)
     adapter: Annotated[
         str | None,
@@ -164,7 +170,7 @@ class EngineOptions:
     draft_model: Annotated[
         str | None,
         Setting(
-            kind=text("PATH_OR_REPO"),
+            kind=text("PATH_OR_REPO", "a folder or a repository"),
             help="smaller model that drafts tokens for this one",
             group="model",
             default="none",

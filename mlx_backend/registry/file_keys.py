@@ -87,7 +87,7 @@ def _folder(value: object, info: ValidationInfo) -> Path:
 
 def _folders(value: object, info: ValidationInfo) -> dict[str, Path]:
     if not isinstance(value, dict):
-        raise SettingError('must be a table: { name = "folder" }')
+        raise ValueError
     return {check_name(name): _folder(path, info) for name, path in value.items()}
 
 
@@ -135,13 +135,14 @@ SHARED_KEYS: Mapping[str, Setting] = {
         kind=_kind("a table: { name = value }", dict), help="further variables for the chat template"
     ),
     "adapter_path": Setting(
-        kind=text("FOLDER"), help="folder of a LoRA adapter that is always on", default="none"
+        kind=text("DIR", "a folder"), help="folder of a LoRA adapter that is always on", default="none"
     ),
     **ENGINE,
 }
 MODEL_KEYS: Mapping[str, Setting] = {
     "model": Setting(
-        kind=text("PATH_OR_REPO"), help="folder of the model, or its repository on Hugging Face; required"
+        kind=text("PATH_OR_REPO", "a folder, or a repository on Hugging Face"),
+        help="the model itself; required",
     ),
     "aliases": Setting(
         kind=_kind('a list of names: ["one", "two"]', tuple), help="further names that clients may use"

@@ -49,10 +49,8 @@ class Tool(Lenient):
 
 
 @accepts(
-    *("thinking_budget", "answer_reserve", "reasoning_format"),
-    max_completion_tokens="max_tokens",
-    thinking_token_budget="thinking_budget",
-    thinking_budget_tokens="thinking_budget",
+    *("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"),
+    *("answer_reserve", "reasoning_format", "max_completion_tokens"),
 )
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""

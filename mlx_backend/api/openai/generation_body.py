@@ -43,7 +43,7 @@ class StreamOptions(Lenient):
     include_usage: bool | None = None
 
 
-@accepts(*SAMPLING, "max_tokens", repeat_penalty="repetition_penalty")
+@accepts(*SAMPLING, "max_tokens", "repeat_penalty")
 class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 

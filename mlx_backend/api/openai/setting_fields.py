@@ -33,14 +33,20 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def accepts[B: BaseModel](*names: str, **aliases: str) -> Callable[[type[B]], type[B]]:
-    """Return a decorator that adds settings to a body: each by its name, and by further names for one of them."""
+ALIASES = {
+    "repeat_penalty": "repetition_penalty",
+    "max_completion_tokens": "max_tokens",
+    "thinking_token_budget": "thinking_budget",
+    "thinking_budget_tokens": "thinking_budget",
+}
+"""Other names of settings in requests, as other servers and clients have them."""
+
+
+def accepts[B: BaseModel](*names: str) -> Callable[[type[B]], type[B]]:
+    """Return a decorator that adds settings to a body, by their names or their aliases."""
 
     def add(body: type[B]) -> type[B]:
-        added: dict[str, Any] = {
-            field: (_type(name) | None, None)
-            for field, name in {**dict(zip(names, names, strict=True)), **aliases}.items()
-        }
+        added: dict[str, Any] = {name: (_type(ALIASES.get(name, name)) | None, None) for name in names}
         return create_model(
             body.__name__, __base__=body, __doc__=body.__doc__, __module__=body.__module__, **added
         )

@@ -1,0 +1,103 @@
+"""The reference of all settings, in Markdown: what docs/settings.md shows between its markers.
+
+    python -m mlx_backend.commands.reference docs/settings.md      # writes it there (make docs)
+
+No command of `mlx-backend`. Knows how settings are declared; what they do is theirs to say.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.api.openai.setting_fields import ALIASES
+from mlx_backend.commands.options import GROUPS, default_in_words, options_by_group
+from mlx_backend.declaration import declared
+from mlx_backend.registry.file_keys import ENGINE, MODEL_KEYS
+from mlx_backend.settings import ReplySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mlx_backend.declaration import Setting
+
+BEGIN, END = "<!-- settings:begin -->", "<!-- settings:end -->"
+
+_INTRODUCTIONS = {
+    "model": "For the model that `--model` names. In the models file they are keys of the model's own table.",
+    "several models": "See [several models](models.md).",
+    "replies": "A setting for sampling that is not set is as the model's makers advise, or has no effect. Requests "
+    "may also say {aliases}. `/v1/completions` takes the settings for sampling and `max_tokens`.",
+}
+
+
+def render() -> str:
+    """Return the reference: a table for each group of options, and one for the keys that only the file has."""
+    parts = []
+    options = options_by_group()
+    for group in GROUPS:
+        parts.append(f"### {group.capitalize()}")
+        if group in _INTRODUCTIONS:
+            parts.append(_INTRODUCTIONS[group].format(aliases=_aliases()))
+        keys = "models file, request" if group == "replies" else "models file"
+        parts.append(_table(("option", keys, "value", "default", "what it does"), _rows(options[group])))
+    parts += [
+        "### Only in the models file",
+        "Keys of a model's table. All but `model`, `aliases`, `pinned` and `type` may stand in `[defaults]` too, "
+        "except those of embedding models.",
+        _table(("models file", "value", "default", "what it does"), _file_rows(options)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def replace_reference(page: str) -> str:
+    """Return a page with the reference of now between its markers. Raises ValueError if it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"The page has no {BEGIN} and {END}.")
+    return f"{before}{BEGIN}\n\n{render()}\n{END}{after}"
+
+
+def _rows(options: Iterable[tuple[str, Setting, str, Any]]) -> Iterable[tuple[str, ...]]:
+    for name, setting, option, default in options:
+        in_file = name in MODEL_KEYS and (name in ENGINE or name in declared(ReplySettings) or name == "ttl")
+        metavar = setting.kind.metavar.partition("{")[0]  # choices are in the next column
+        yield f"`{f'{option} {metavar}'.strip()}`", f"`{name}`" if in_file else "", *_cells(setting, default)
+
+
+def _file_rows(options: dict[str, list[tuple[str, Setting, str, Any]]]) -> Iterable[tuple[str, ...]]:
+    with_option = {name for group in options.values() for name, *_ in group} - {"model", "adapter_path"}
+    for name, setting in MODEL_KEYS.items():
+        if name not in with_option:
+            yield f"`{name}`", *_cells(setting, None)
+
+
+def _cells(setting: Setting, default: Any) -> tuple[str, str, str]:
+    words = "true or false" if setting.is_switch else setting.kind.words
+    more = "; repeatable" if setting.repeatable else ""
+    off = "on" if setting.turns_off else "off" if setting.is_switch and default is False else ""
+    return words, off or default_in_words(setting, default), setting.help + more
+
+
+def _aliases() -> str:
+    said = [f"`{alias}` for `{name}`" for alias, name in ALIASES.items()]
+    return f"{', '.join(said[:-1])} and {said[-1]}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the reference into pages; return the exit status."""
+    for word in words:
+        page = Path(word)
+        page.write_text(replace_reference(page.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
