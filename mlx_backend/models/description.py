@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +10,6 @@ if TYPE_CHECKING:
 
     from mlx_backend.conversation.effort import Effort
 
-
-log = logging.getLogger(__name__)
 
 DEFAULT_TEMPERATURE = 1.0  # where neither a request nor anybody else says one
 

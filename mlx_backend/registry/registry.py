@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.lease import ModelLease
     from mlx_backend.settings import Settings
-
-log = logging.getLogger(__name__)
 
 type LoadEngine = Callable[[ModelSpec, EngineOptions, Callable[[float], None]], Engine]
 type LoadWorker = Callable[[ModelSpec, ModelType, EmbeddingOptions, Callable[[float], None]], Worker]

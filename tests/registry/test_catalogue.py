@@ -1,85 +1,19 @@
 """The catalogue: which models can be served, under which names, and that requests select only among them."""
 
 import json
-import logging
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import snapshot_download
+from model_folders import ManualTime, age, names, put_model, put_snapshot, refusal
 
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry.catalogue import RESCAN_SECONDS, Catalogue
-from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
+from mlx_backend.registry.errors import ConfigurationError
 
-LONG_AGO = 1_600_000_000
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def put_model(folder: Path, weights: int = 10) -> Path:
-    """Write the files of a model that a catalogue looks at."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "x"}')
-    (folder / "model.safetensors").write_bytes(bytes(weights))
-    return folder
-
-
-def put_snapshot(repository: str, parts: Iterable[str] = ("model.safetensors",)) -> Path:
-    """Write a download as the Hugging Face library does: files are links to blobs."""
-    repository_folder = Path(constants.HF_HUB_CACHE, "models--" + repository.replace("/", "--"))
-    folder = repository_folder / "snapshots" / COMMIT
-    for new in (folder, repository_folder / "refs", repository_folder / "blobs"):
-        new.mkdir(parents=True)
-    (repository_folder / "refs" / "main").write_text(COMMIT)
-    for part in ("config.json", *parts):
-        (repository_folder / "blobs" / part).write_text("{}")
-        (folder / part).symlink_to(repository_folder / "blobs" / part)
-    return folder
-
-
-def age(root: Path) -> None:
-    """Set all modification times to long ago."""
-    for path in (root, *root.rglob("*")):
-        os.utime(path, (LONG_AGO, LONG_AGO))
-
-
-def names(catalogue: Catalogue) -> list[str]:
-    return [spec.name for spec in catalogue.models()]
-
-
-def refusal(catalogue: Catalogue, name: str) -> str:
-    with pytest.raises(UnknownModel) as caught:
-        catalogue.find(name)
-    return str(caught.value)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "hub"
-    folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "models"
-    put_model(folder / "small")
-    put_model(folder / "owner" / "large", weights=1000)
-    put_model(folder / "other" / "large")
-    (folder / "notes").mkdir()
-    put_model(folder / ".trash" / "old")
-    return folder
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 # -- finding models ---------------------------------------------------------------------------------------
@@ -192,7 +126,7 @@ def test_the_size_of_weights_is_that_of_their_files(root: Path) -> None:
 
 def test_a_new_model_appears_and_a_removed_one_disappears(root: Path) -> None:
     age(root)
-    clock = Clock()
+    clock = ManualTime()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     put_model(root / "owner" / "new")
     (root / "small" / "config.json").unlink()
@@ -203,7 +137,7 @@ def test_a_new_model_appears_and_a_removed_one_disappears(root: Path) -> None:
 
 def test_without_changes_nothing_is_scanned_again(root: Path) -> None:
     age(root)
-    clock = Clock()
+    clock = ManualTime()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     before = catalogue.find("small")
     clock.now += RESCAN_SECONDS
@@ -214,7 +148,7 @@ def test_without_changes_nothing_is_scanned_again(root: Path) -> None:
 
 
 def test_a_change_within_the_resolution_of_modification_times_is_detected(root: Path) -> None:
-    clock = Clock()
+    clock = ManualTime()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     mtime = root.stat().st_mtime_ns
     put_model(root / "quick")
@@ -228,7 +162,7 @@ def test_a_finished_download_is_listed(cache: Path) -> None:
     target = weights.readlink()
     weights.unlink()
     age(cache)
-    clock = Clock()
+    clock = ManualTime()
     catalogue = Catalogue([], hugging_face_cache=True, clock=clock)
     assert names(catalogue) == []
     weights.symlink_to(target)
@@ -237,7 +171,7 @@ def test_a_finished_download_is_listed(cache: Path) -> None:
 
 
 def test_a_folder_that_has_disappeared_holds_nothing(root: Path) -> None:
-    clock = Clock()
+    clock = ManualTime()
     catalogue = Catalogue([], models_dirs=[root], clock=clock)
     root.rename(root.with_name("elsewhere"))
     clock.now += RESCAN_SECONDS
@@ -311,7 +245,7 @@ def test_a_configured_repository_that_is_not_downloaded_is_neither_listed_nor_se
 
 def test_a_configured_repository_is_served_once_it_is_downloaded(cache: Path) -> None:
     age(cache)
-    clock = Clock()
+    clock = ManualTime()
     catalogue = Catalogue([ModelSpec(name="big", source="mlx-community/big")], clock=clock)
     put_snapshot("mlx-community/big")
     clock.now += RESCAN_SECONDS
@@ -324,89 +258,6 @@ def test_a_model_named_on_the_command_line_may_always_be_downloaded() -> None:
     catalogue = Catalogue([spec])
     assert catalogue.find("big") is spec
     assert catalogue.may_download(spec)
-
-
-# -- paths in requests --------------------------------------------------------------------------------------
-
-
-def test_a_path_below_a_served_folder_is_served(root: Path, tmp_path: Path) -> None:
-    put_model(root / "a" / "b" / "deep")
-    link = tmp_path / "link"
-    link.symlink_to(root)
-    catalogue = Catalogue([], models_dirs=[link])
-    for name in ("small", "./small", "owner/./large", str(root / "small"), str(link / "small")):
-        assert Path(catalogue.find(name).source).parent in (root, root / "owner")
-    assert catalogue.find(str(link / "small")) is catalogue.find("small")
-    deep = ModelSpec(name="a/b/deep", source=str(root / "a/b/deep"))
-    assert catalogue.find("a/b/deep") == catalogue.find(str(root / "a/b/deep")) == deep
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "/etc",
-        "{tmp}/secret",
-        "{root}/../secret",
-        "../secret",
-        "owner/../../secret",
-        "./owner/../../secret",
-        "{root}",
-        "{root}/",
-        "{root}-too/x",
-        ".",
-        "./",
-        "..",
-        "~/secret",
-        "~root",
-        "~",
-        "out/of/here",
-        "./out",
-        "{root}/out",
-        "./loop",
-        "a\\b",
-        "./small\0",
-        "./\ud800",
-        "//small",
-    ],
-)
-def test_a_path_to_anywhere_else_is_refused(name: str, root: Path, tmp_path: Path) -> None:
-    put_model(tmp_path / "secret")
-    put_model(tmp_path / "models-too" / "x")
-    put_model(tmp_path / "of" / "here")
-    (root / "out").symlink_to(tmp_path)
-    (root / "loop").symlink_to(root / "loop")
-    catalogue = Catalogue([], models_dirs=[root])
-    with pytest.raises(ModelNotAllowed, match="outside of the served folders"):
-        catalogue.find(name.format(tmp=tmp_path, root=root))
-
-
-@pytest.mark.parametrize("name", ["./nowhere", "{root}/nowhere", "./notes", "./" + "x" * 300, "a/b/c/d"])
-def test_a_path_to_nothing_within_a_served_folder_is_unknown(name: str, root: Path) -> None:
-    assert "is not served here" in refusal(Catalogue([], models_dirs=[root]), name.format(root=root))
-
-
-def test_without_served_folders_no_path_is_served(root: Path) -> None:
-    with pytest.raises(ModelNotAllowed):
-        Catalogue([], allow_download=True, hugging_face_cache=True).find(str(root / "small"))
-
-
-def test_a_link_out_of_a_served_folder_is_not_listed_and_the_log_says_so_once(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    put_model(tmp_path / "secret")
-    (root / "out").symlink_to(tmp_path / "secret")
-    (root / "in").symlink_to(root / "owner" / "large")
-    clock = Clock()
-    with caplog.at_level(logging.WARNING):
-        catalogue = Catalogue([], models_dirs=[root], clock=clock)
-        clock.now += RESCAN_SECONDS
-        assert names(catalogue) == ["in", "other/large", "small"]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"out is a link to {tmp_path}/secret, outside of every --models-dir: not served."
-    ]
-    with pytest.raises(UnknownModel):
-        catalogue.find("out")
-    assert catalogue.find("owner/large").source == str(root / "owner/large")
 
 
 # -- the folders ------------------------------------------------------------------------------------------
