@@ -1,4 +1,4 @@
-"""The device that models share: whose turn it is to compute, and how much memory each of them has.
+"""The device that models share: which of them may compute now, and how much memory each has reserved.
 
 One `Device` is made at start and handed to every engine and every embedding worker. Nothing here is global: two
 devices know nothing of each other. Only `device/mlx.py` imports MLX.

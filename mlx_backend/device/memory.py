@@ -60,7 +60,7 @@ class MemoryBudget:
 
 
 class MemoryReservation:
-    """What one model takes: its weights for as long as it is loaded, and `working` bytes that come and go."""
+    """What one model takes: its weights for as long as it is loaded, and `working` bytes that vary."""
 
     def __init__(self, budget: MemoryBudget, weights: int, limit: int) -> None:
         self._budget = budget
@@ -75,12 +75,12 @@ class MemoryReservation:
 
     @property
     def room(self) -> int:
-        """The bytes that the weights and the other models leave now, what is working here included."""
+        """The bytes that are left now by this model's weights and the other models, `working` included."""
         return self._left_by(each.total for each in self._budget.others(self))
 
     @property
     def max_room(self) -> int:
-        """The bytes there would be if the other models, which stay in memory, had nothing to do."""
+        """The bytes that would be left if the other models, which stay loaded, were idle."""
         return self._left_by(each.weights for each in self._budget.others(self))
 
     def set_working(self, nbytes: int) -> None:

@@ -1,6 +1,6 @@
-"""What MLX says about the device, and what brings a network's weights onto it.
+"""What MLX reports about the device, and what loads a network's weights onto it.
 
-The part of this room that engines and embedding models both need and that imports MLX. Knows no requests and no
+Engines and embedding models both need this, and neither may import the other's modules. Knows no requests and no
 caches.
 """
 

@@ -35,8 +35,8 @@ class Sampling:
 class Constraint(Protocol):
     """What a reply may still contain: a grammar or a budget, advanced token by token on the engine thread.
 
-    An exception fails its own request and no other. `never_raises` promises that there will be none: processes that
-    share a model could not tell each other in time.
+    An exception fails its own request and no other. `never_raises` promises that there will be none: where processes
+    share a model, a rank could not inform the others in time.
     """
 
     @property

@@ -1,6 +1,6 @@
 """A request on its way through the engine thread (a job), and the caller's end of it.
 
-Other threads only put into the inbox and get from an outbox; scheduler.py says why that is enough.
+Other threads only put into the inbox and get from an outbox; scheduler.py explains why that is enough.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import EngineItem, GenerationRequest
 
 
-# A request is queued as if it had come so much later for each step of its priority number: nobody is overtaken for
-# ever, however many requests of a better priority keep coming.
+# A request is queued as if it had come so much later for each step of its priority number: no request is overtaken
+# for ever, however many of a better priority keep coming.
 SECONDS_PER_PRIORITY = 30.0
 
 
@@ -94,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Warmup:
-    """A prompt that is likely to come: nobody waits for it, and every request goes first."""
+    """A prompt that is likely to come. No caller waits for it, and every request goes first."""
 
     key: int
     make_request: Callable[[], GenerationRequest]

@@ -34,12 +34,12 @@ class KVCacheBudget:
 
     @property
     def room(self) -> int:
-        """The bytes there are now for caches, cached prefixes included."""
+        """The bytes that caches may take now, cached prefixes included."""
         return self._reservation.room
 
     @property
     def max_room(self) -> int:
-        """The bytes there would be if the other models, which stay in memory, had nothing to do."""
+        """The bytes that caches could take if the other models, which stay loaded, were idle."""
         return self._reservation.max_room
 
     @property

@@ -19,7 +19,7 @@ request comes.
 
 Failures: what a step raises cannot be blamed on one request. Those that were running fail, the batch is unloaded and
 loaded again, and those in the queue go on waiting. If it fails again before any request was answered, those fail as
-well, and the next attempt is made after a delay that doubles each time.
+well, and the next attempt comes after a delay that doubles each time.
 
 Locks: other threads only ever put into the inbox and get from an outbox. Both are `queue.SimpleQueue`, whose `put` is
 reentrant: a finaliser or a signal handler may call it while it interrupts another `put`. The one lock is for callers
@@ -333,7 +333,7 @@ class Scheduler:
                 if self._batch.admits(request):
                     self._batch.insert(warmup.key, request)
                     self._running_warmup = warmup
-            except Exception as error:  # nobody waits for it
+            except Exception as error:  # no caller waits for it
                 log.debug("A warm-up was given up: %s", error)
 
     def _deliver(self, key: int, outcome: Outcome) -> None:

@@ -41,7 +41,7 @@ class SteppedBatch(Batch, Protocol):
 
 
 class Ranks(Protocol):
-    """This process's place among those that share the model. `leader` or `follower` is there once it is open."""
+    """This process among those that share the model. Once it is open, either `leader` or `follower` is set."""
 
     rank: int
     size: int
@@ -152,7 +152,7 @@ class LeaderBatch:
             self._ranks.close()
 
     def _cause_of(self, error: Exception) -> EngineStopped:
-        """Return what is to be said of an exception: the rank that was lost, if that is behind it."""
+        """Return the error that explains an exception: that of a lost rank, if one is behind it."""
         if isinstance(error, EngineStopped):
             return error
         leader = self._ranks.leader

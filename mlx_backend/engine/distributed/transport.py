@@ -5,12 +5,12 @@ busy and cannot be called out of it, and a command would queue behind everything
 follower sleeps until a message comes, rank 0 never waits for an answer while it serves, and a process that has ended
 is noticed at once.
 
-    all_gather(value)     ──▶  everybody's, in the order of ranks    while loading: all wait for the last of them
+    all_gather(value)     ──▶  all values, in the order of ranks     while loading: every rank waits for the last
     broadcast(message)    ──▶  receive() of every follower           while serving
     report_failure(text)  ──▶  on_lost at rank 0                     also when a connection simply ends
 
 A collective that one side has left may never return. So when a rank is lost, all the others are told to stop at once;
-a process that cannot, because it waits in a collective, is ended after some seconds. Only rank 0 stays, to say why.
+a process that cannot, because it waits in a collective, is ended after some seconds. Only rank 0 stays, to report it.
 
 Knows ranks and JSON messages (wire.py carries them); no model and no MLX.
 """
@@ -114,7 +114,7 @@ class Leader:
             ).start()
 
     def _accept_one(self, timeout: float) -> None:
-        """Let one rank in, or turn away whoever else has connected."""
+        """Accept one rank, or refuse any other connection."""
         wire = accept(self._listener, self.endpoint.authkey, timeout=timeout)
         if wire is None:
             return
@@ -191,7 +191,7 @@ class Leader:
             wire.close()
 
     def wait_for_exits(self) -> None:
-        """Wait until the followers, which have been told to stop, are gone; but not for long."""
+        """Wait, for a limited time, until the followers, which have been told to stop, are gone."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -202,7 +202,7 @@ class Leader:
         failure = ""
         while (message := wire.receive()) is not None:
             if "failed" in message:
-                failure = message["failed"] or "for no reason that it gave."
+                failure = message["failed"] or "it gave no reason."
             else:
                 self._contributions.put((rank, [message["gather"]]))
         with self._changed:
@@ -216,10 +216,10 @@ class Leader:
             return
         with self._changed:
             if not self._changed.wait_for(lambda: self._closing, self._exit_timeout):
-                _exit_process("MLX still waits for a rank that has gone.")
+                _exit_process("MLX still waits for a rank that is gone.")
 
     def _report_loss(self) -> bool:
-        """Tell everybody that a rank is lost; False if there is nobody at rank 0 to tell yet."""
+        """Stop the other ranks and call `on_lost`; False if no callback is set yet."""
         error = self.lost_rank()
         assert error is not None
         log.error("%s", error)
@@ -244,24 +244,24 @@ class Follower:
         self._messages: SimpleQueue[Any] = SimpleQueue()
         self._closed = threading.Event()
         self._wire = _connect(rank, endpoint)
-        with suppress(OSError):  # then there is nothing to receive either
+        with suppress(OSError):  # then nothing will be received either
             self._wire.send(rank)
         threading.Thread(target=self._receive, name="rank-0", daemon=True).start()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Contribute a value, and return everybody's in the order of ranks. Raises EngineStopped."""
-        with suppress(OSError):  # then there is nothing to receive either
+        """Contribute a value, and return those of all ranks in their order. Raises EngineStopped."""
+        with suppress(OSError):  # then nothing will be received either
             self._wire.send({"gather": value})
         message = self.receive()
         if message is None:
             raise EngineStopped(f"Rank 0 was lost: its process ended or cannot be reached. {_RESTART_ALL}")
         if "stop" in message:
-            raise EngineStopped(f"Rank 0 has ended: {message['stop'] or 'it was told to.'}")
+            raise EngineStopped(f"Rank 0 has ended: {message['stop'] or 'it was stopped.'}")
         gathered: list[Any] = message["gathered"]
         return gathered
 
     def receive(self) -> Any:
-        """Wait for rank 0's next message, for as long as it takes; None once rank 0 has gone."""
+        """Wait for rank 0's next message, however long it takes; None once rank 0 is gone."""
         return self._messages.get()
 
     def report_failure(self, text: str) -> None:
@@ -281,7 +281,7 @@ class Follower:
                 break
         self._messages.put(None)
         if not self._closed.wait(self._exit_timeout):
-            _exit_process("MLX still waits for rank 0, which has gone.")
+            _exit_process("MLX still waits for rank 0, which is gone.")
 
 
 def _connect(rank: int, endpoint: Endpoint) -> Wire:

@@ -4,11 +4,11 @@ Framing and authentication are those of `multiprocessing.connection`: before any
 with an HMAC that they know the group's key, which never travels over this connection. After that only bytes that
 hold JSON are exchanged, of a limited size; nothing is ever unpickled.
 
-The key keeps out whoever else reaches rank 0's port, and whoever answers in rank 0's place. It does not protect
-against somebody who can read or change the traffic between the machines: messages are neither encrypted nor signed,
-and the key reaches the ranks over MLX's own connections, which are as open. Such a network has to be trusted.
+The key keeps out any other program that reaches rank 0's port, or that answers in rank 0's place. It does not protect
+against an attacker who can read or change the traffic between the machines: messages are neither encrypted nor signed,
+and the key reaches the ranks over MLX's own connections, which are no safer. The network has to be trusted.
 
-The sockets are opened here, because `Listener` and `Client` know no timeouts. Knows no ranks' order and no messages.
+Sockets are opened here, because `Listener` and `Client` have no timeouts. Knows no ranks and no message's meaning.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class Wire:
 
     def set_timeout(self, seconds: float | None) -> None:
         """Limit how long a single read or write may take; None: not at all."""
-        # The kernel's limit: to Python, a socket with a timeout is one that does not block, and Connection needs one
-        # that does.
+        # A limit in the kernel: Python makes a socket with a timeout non-blocking, and Connection needs a blocking one.
         whole, part = divmod(seconds or 0.0, 1)
         limit = struct.pack("@ll", int(whole), int(part * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -91,8 +90,8 @@ class Wire:
 
     def close(self) -> None:
         """End the connection, at both ends and for a thread that waits in `receive`. Idempotent."""
-        # Connection's descriptor is closed with the object. Its number could be somebody else's by the time that
-        # another thread goes on to read or write.
+        # Connection's own descriptor is closed with the object: closed here, its number could belong to another file
+        # by the time that a thread which uses it goes on to read or write.
         with suppress(OSError):  # it may have ended already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -110,7 +109,7 @@ def open_listener(addresses: Sequence[str], port: int) -> socket.socket:
 def accept(listener: socket.socket, authkey: bytes, *, timeout: float) -> Wire | None:
     """Wait for a connection; None if whoever connects cannot authenticate. Raises TimeoutError.
 
-    A timeout is set on the wire, until the other end has said who it is.
+    The wire still has a timeout, for the caller to lift once the other end has identified itself.
     """
     listener.settimeout(timeout)
     sock, _ = listener.accept()
