@@ -1,6 +1,6 @@
-"""How single fields of a request are read that have more than one form. Each raises what pydantic turns into a 400.
+"""Validators for the fields of a request that have more than one form. Each raises what pydantic turns into a 400.
 
-Knows what clients write and what the service calls it; nothing of whole requests or of HTTP.
+Knows what clients send and what the chat service calls it; nothing of whole requests or of HTTP.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _FORMAT_ALIASES = {"none": "raw", "auto": "separate", "deepseek": "separate", "p
 
 
 def whole(value: Any) -> Any:
-    """Read a number that some languages cannot write without a point: 7.0 is 7."""
+    """Accept 7.0 for 7: some languages write every number with a decimal point."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def limit(value: Any) -> Any:
-    """Read the longest reply; -1 is what several clients send for none."""
+    """Accept -1 for no limit, as several clients send it."""
     value = whole(value)
     return None if type(value) is int and value == -1 else value
 
 
 def stop_strings(value: Any) -> Any:
-    """Read one stop string or several; empty ones stop nothing."""
+    """Accept one stop string or several; empty ones are left out."""
     texts = [value] if isinstance(value, str) else value
     if texts is None:
         return ()
@@ -45,7 +45,7 @@ def stop_strings(value: Any) -> Any:
 
 
 def logit_bias(value: Any) -> Any:
-    """Read token ids and their biases."""
+    """Return pairs of a token id and its bias."""
     if value in (None, ""):
         return ()
     if not isinstance(value, dict):
@@ -63,7 +63,7 @@ def logit_bias(value: Any) -> Any:
 
 
 def reasoning_format(value: Any) -> Any:
-    """Read where the reasoning goes, by our words or a peer's."""
+    """Accept our names of the formats and those of other servers."""
     if value is None:
         return None
     try:
@@ -74,7 +74,7 @@ def reasoning_format(value: Any) -> Any:
 
 
 def template_kwargs(value: Any) -> Any:
-    """Read what the template is given besides; not what it gets from us."""
+    """Accept further variables for the chat template, except those the server sets itself."""
     if isinstance(value, dict) and (reserved := sorted(RESERVED_KWARGS & value.keys())):
         raise PydanticCustomError(
             "chat_template_kwargs", "cannot replace {name}", {"name": ", ".join(reserved)}
@@ -85,7 +85,7 @@ def template_kwargs(value: Any) -> Any:
 def nested_budgets(
     written: Mapping[str, Any], template_kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, int]]:
-    """Find the budgets of reasoning tokens that stand inside other fields; refuse what is no number of tokens."""
+    """Yield the thinking budgets inside other fields. Raises ApiError for what is not a number of tokens."""
     for outer, inner in (("reasoning", "max_tokens"), ("thinking", "budget_tokens")):
         holder = written.get(outer)
         value = holder.get(inner) if isinstance(holder, dict) else None
@@ -103,7 +103,7 @@ def nested_budgets(
 
 
 def tool_choice(value: Any) -> Any:
-    """Read which calls a reply has to make."""
+    """Return which tool calls a reply has to make."""
     match value:
         case None | "auto" | "none":
             return value
@@ -119,7 +119,7 @@ def tool_choice(value: Any) -> Any:
 
 
 def response_format(value: Any) -> Any:
-    """Read what the answer is held to."""
+    """Return the format the answer must have."""
     match value:
         case None | {"type": "text"}:
             return None
@@ -141,7 +141,7 @@ def response_format(value: Any) -> Any:
 
 
 def json_schema(value: Any) -> Any:
-    """Read a schema that comes as text, as guided_json may."""
+    """Accept a schema as text, as guided_json may be."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -151,5 +151,5 @@ def json_schema(value: Any) -> Any:
 
 
 def count_of_logprobs(value: Any) -> Any:
-    """Read the older form's number; false is none."""
+    """Accept false for no log probabilities, as older clients send it."""
     return None if value is False else value
