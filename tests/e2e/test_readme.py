@@ -200,6 +200,24 @@ def test_every_link_leads_to_a_file_and_a_heading_that_there_are(page: Path) -> 
             assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+def test_every_file_that_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = [
+        path
+        for path in re.findall(r"`([\w./-]+\.(?:py|md|toml|yaml)|[\w./-]+/)`", text)
+        if "NAME" not in path
+    ]
+    rooms = (
+        ROOT,
+        ROOT / "mlx_backend",
+        ROOT / "mlx_backend/api/openai",
+        ROOT / "mlx_backend/conversation/dialects",
+    )
+    tests = ROOT / "tests"
+    assert len(named) > 20
+    assert [path for path in named if not any((room / path).exists() for room in (*rooms, tests))] == []
+
+
 def test_the_readme_stays_short_and_leads_to_every_page_of_docs() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 200
