@@ -1,9 +1,9 @@
-"""What a model can do, for a client's settings page: told of every model that is listed, in memory or not.
+"""What a model can do, for a client's settings page: of every model that is listed, in memory or not.
 
     a loaded model     from its tokenizer, its engine and its defaults (`Service.description`)
-    any other          from its folder (`Folders`), by the same rules: what is said does not change by loading
+    any other          from its folder (`Folders`), by the same rules: loading does not change what is said
 
-The capabilities are Ollama's words, and only those that hold here. Knows no MLX and no HTTP.
+The capabilities are Ollama's words, and only those that apply here. Knows no MLX and no HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT = 1024  # folders
+MAX_FOLDERS = 1024
 _FILES = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
     "chat_template.jinja",
@@ -48,7 +48,7 @@ def describe(
     adapters: Collection[str] = (),
     one_process: bool = True,
 ) -> ModelDescription:
-    """Say what a chat model can do. Whether it reasons and takes tools is read off its template."""
+    """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
     dialect, traits = detect(template, control_tokens), TemplateTraits.of(template)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
     held = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
@@ -71,7 +71,7 @@ def describe(
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What a folder says of its model."""
+    """What a folder's files say about its model."""
 
     config: Mapping[str, Any]
     template: str | None
@@ -83,9 +83,9 @@ type _Stamp = tuple[tuple[int, int] | None, ...]
 
 
 class Folders:
-    """Describes models that are not in memory. Every folder is read once, and again when a file has changed.
+    """Describes models that are not in memory. A folder is read once, and again when one of its files has changed.
 
-    Safe to use from several threads: what two of them read at once is read twice, and is the same.
+    Safe to use from several threads: two that need the same folder at once both read it.
     """
 
     def __init__(self) -> None:
@@ -125,14 +125,14 @@ class Folders:
         if before is not None and before[0] == stamp:
             return before[1]
         files = _read(folder)
-        while len(self._read) >= MAX_KEPT:
+        while len(self._read) >= MAX_FOLDERS:
             self._read.pop(next(iter(self._read)), None)
         self._read[folder] = (stamp, files)
         return files
 
 
 def _read(folder: Path) -> _Files:
-    """Read what can be read; the log says what cannot."""
+    """Read the files that can be read, and log the error of the first that cannot."""
     config: Mapping[str, Any] = {}
     template: str | None = None
     tokens: Mapping[str, bool] = {}
@@ -141,7 +141,7 @@ def _read(folder: Path) -> _Files:
         template = model_files.chat_template(folder)
         tokens = model_files.added_tokens(folder)
     except (OSError, ValueError) as error:
-        log.warning("%s is listed with less than could be known: %s.", folder, error)
+        log.warning("%s is listed with incomplete information: %s.", folder, error)
     return _Files(config, template, tokens, model_files.sampling_advice(folder))
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.events import Channel
     from mlx_backend.engine.base import Tokenizer
 
-_OPENING_TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
+_TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class PromptBuilder:
         return Prompt(
             tokens=tuple(tokens),
             checkpoints=self._checkpoints(text, tokens, template_kwargs),
-            opens_in=self._dialect.opens_in(text[-_OPENING_TAIL:]),
+            opens_in=self._dialect.opens_in(text[-_TAIL:]),
         )
 
     def continued(
@@ -170,16 +170,16 @@ class PromptBuilder:
         word = "\ue000"
         kwargs = json.loads(template_kwargs)
         try:
-            asked = self._tokenizer.render([{"role": "user", "content": word}], None, **kwargs)
-            told = self._tokenizer.render(
+            with_prompt = self._tokenizer.render([{"role": "user", "content": word}], None, **kwargs)
+            without = self._tokenizer.render(
                 [{"role": "user", "content": word}], None, add_generation_prompt=False, **kwargs
             )
         except EngineError:
             return "", ""
-        before = asked[: max(asked.find(word), 0)]
+        before = with_prompt[: max(with_prompt.find(word), 0)]
         starts = [match.start() for match in self._markers.pattern.finditer(before)]
         header = before[starts[-2] if len(starts) > 1 else starts[-1] :] if starts else ""
-        return header, asked.removeprefix(told) if asked.startswith(told) else ""
+        return header, with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
 
 
 class _Markers:

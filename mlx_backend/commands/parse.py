@@ -7,12 +7,11 @@ Raw text comes on standard input and one JSON message goes out:
 
 With `--jsonl` every line is an object of its own: `raw_text`, or `tokens` (ids) with as many `token_texts`;
 and optionally `id`, `tools` (names, or OpenAI's tool objects) and `ended_by`. Its result is one line with
-the same `id`. A line that cannot be read gives `{"id": …, "error": …}` in its place, and exit status 1 in
-the end. A call that the token limit has cut is printed as far as it came; `"finish": "length"` says that it
-is not whole.
+the same `id`. A line that cannot be parsed gives `{"id": …, "error": …}` in its place, and exit status 1 at
+the end. A call that the token limit has cut is printed as far as it goes, with `"finish": "length"`.
 
-Input and output are UTF-8 whatever the locale says. The text is read as it is, so mind the line break
-`echo` adds.
+Input and output are UTF-8 whatever the locale is. The text is taken as it is: `echo` adds a line break,
+`printf` does not.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _ENDINGS: Mapping[str, EndedBy] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """One output to be read: as pieces of text, each with its token id or None."""
+    """One output to be parsed: pieces of text, each with its token id or None."""
 
     pieces: Sequence[tuple[str, int | None]]
     tools: Sequence[str] | None
@@ -47,7 +46,7 @@ class Transcript:
 
 
 class LineError(ValueError):
-    """A line of input that is no transcript; the text says why."""
+    """A line of input that is not a transcript; the text says why."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -89,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         transcript = Transcript(
             pieces=_cut(text, arguments.chunk), tools=arguments.tools, ended_by=arguments.ended_by
         )
-        _write(_as_json(_read(transcript, arguments.dialect)))
-    except BrokenPipeError:  # whoever read us has seen enough; Python would complain once more at exit
+        _write(_as_json(_parse(transcript, arguments.dialect)))
+    except BrokenPipeError:  # the reader has gone; Python would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
@@ -122,7 +121,7 @@ def parse_lines(
     chunk: int | None = None,
     by: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Read JSON lines, blank ones aside; yield one result for each. What a line does not say is as given here."""
+    """Parse JSON lines, skipping blank ones; yield one result for each. The arguments are defaults for a line's own."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -139,10 +138,10 @@ def parse_lines(
         except LineError as error:
             yield {**identity, "error": {"message": str(error), "line": number}}
         else:
-            yield identity | _as_json(_read(transcript, dialect))
+            yield identity | _as_json(_parse(transcript, dialect))
 
 
-def _read(transcript: Transcript, dialect: str) -> Message:
+def _parse(transcript: Transcript, dialect: str) -> Message:
     from mlx_backend.conversation.parser import ChannelParser, fold
 
     parser = ChannelParser(dialect, tools=transcript.tools)
@@ -182,7 +181,7 @@ def _row(line: bytes) -> dict[str, Any]:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise LineError(f"not JSON: {why}") from error
     if not isinstance(row, dict):
-        raise LineError(f"an object is wanted, not {kind(row)}")
+        raise LineError(f"an object is expected, not {kind(row)}")
     return row
 
 
@@ -191,10 +190,10 @@ def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequen
     if by == "tokens" and (tokens is None or texts is None):
         raise LineError("--by tokens: the line needs both tokens and token_texts")
     if by != "text" and chunk is None and tokens is not None and texts is not None:
-        if not _all(tokens, int):
-            raise LineError("tokens: a list of integers is wanted")
-        if not _all(texts, str):
-            raise LineError("token_texts: a list of strings is wanted")
+        if not _is_list_of(tokens, int):
+            raise LineError("tokens: a list of integers is expected")
+        if not _is_list_of(texts, str):
+            raise LineError("token_texts: a list of strings is expected")
         if len(tokens) != len(texts):
             raise LineError(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
         return list(zip(_whole_characters(texts, raw_text), tokens, strict=True))
@@ -237,7 +236,7 @@ def _tools(tools: Any) -> list[str]:
     if tools is None:
         return []
     if not isinstance(tools, list):
-        raise LineError(f"tools: a list is wanted, not {kind(tools)}")
+        raise LineError(f"tools: a list is expected, not {kind(tools)}")
     return [_tool_name(tool, at) for at, tool in enumerate(tools)]
 
 
@@ -245,7 +244,7 @@ def _tool_name(tool: Any, at: int) -> str:
     match tool:
         case str(name) | {"function": {"name": str(name)}} | {"name": str(name)}:
             return name
-    raise LineError(f"tools[{at}]: a name is wanted, or an object with function.name")
+    raise LineError(f"tools[{at}]: a name is expected, or an object with function.name")
 
 
 def _ended_by(value: Any, default: EndedBy) -> EndedBy:
@@ -253,21 +252,21 @@ def _ended_by(value: Any, default: EndedBy) -> EndedBy:
         return default
     if isinstance(value, str) and value in _ENDINGS:
         return _ENDINGS[value]
-    raise LineError('ended_by: "stop" (or "eos") or "length" (or "max_tokens") is wanted')
+    raise LineError('ended_by: "stop" (or "eos") or "length" (or "max_tokens") is expected')
 
 
-def _all(values: Any, kind: type) -> bool:
+def _is_list_of(values: Any, kind: type) -> bool:
     return isinstance(values, list) and all(type(value) is kind for value in values)
 
 
 def _names(text: str) -> list[str]:
     names = [name for name in map(str.strip, text.split(",")) if name]
     if not names:
-        raise argparse.ArgumentTypeError("names are wanted, with commas between them")
+        raise argparse.ArgumentTypeError("names are expected, with commas between them")
     return names
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number of characters is wanted, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a number of characters is expected, not {text!r}")
     return int(text)

@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer every request on standard input; return 1 if any could not be used."""
+    """Print a result for every request on standard input; return 1 if any could not be used."""
     traits = GPT_OSS
     if arguments.template is not None:
         try:
@@ -75,7 +75,9 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
     """Return the result object for one request's JSON text; `error` says what was wrong with it."""
     identity: dict[str, Any] = {}
     if not text.strip():
-        return {"error": {"message": "there is nothing on standard input; a chat request as JSON is wanted"}}
+        return {
+            "error": {"message": "there is nothing on standard input; a chat request as JSON is expected"}
+        }
     try:
         request = json.loads(text)
     except ValueError as error:

@@ -3,7 +3,7 @@
 The canonical form is OpenAI's: one leading system message, texts as strings, `tool_calls` with string arguments and
 unique ids, each tool result behind its call. Reasoning stays, as `reasoning_content`, only where the next step
 needs it: in a tool loop that has not ended in an answer, and on a last assistant message that is to be continued.
-Knows no template; `template.py` goes on from here. Nothing is changed in place, and only what cannot be a
+Knows no template: `template.py` goes on from here. Nothing is changed in place, and only what cannot be a
 conversation at all is refused.
 """
 
@@ -33,7 +33,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class HistoryError(ValueError):
-    """What was sent is no conversation. `param` names the place."""
+    """What was sent is not a conversation. `param` names the field."""
 
     def __init__(self, param: str, problem: str) -> None:
         self.param = param
@@ -86,7 +86,7 @@ class _History:
         self.policy = policy
         self.system: list[str] = []
         self.turns: list[dict[str, Any]] = []
-        self.waiting: dict[str, str] = {}  # id -> name of calls without a result
+        self.unanswered: dict[str, str] = {}  # id -> name of calls without a result
         self.renamed: dict[str, list[str]] = {}  # a client's id -> ours: it may have been used several times
         self.ids: set[str] = set()
 
@@ -124,7 +124,7 @@ class _History:
         stated = _stated_reasoning(message)
         for index, stretch in enumerate(stretches):
             last = index == len(stretches) - 1
-            reasoning = _once([stated if index == 0 else "", parse_reasoning(stretch.reasoning)])
+            reasoning = _join_distinct([stated if index == 0 else "", parse_reasoning(stretch.reasoning)])
             if stretch.display is not None:
                 self._add_display(reasoning, stretch.content, stretch.display)
             else:
@@ -134,14 +134,14 @@ class _History:
     def _add_turn(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
         previous = self.turns[-1] if self.turns else {"role": ""}
         if previous["role"] == "assistant" and not (previous["content"] or "tool_calls" in previous):
-            # Nothing but a thought: some clients send it as a message of its own, before what it led to.
+            # Nothing but reasoning: some clients send it as a message of its own, before what it led to.
             self.turns.pop()
-            reasoning = _once([previous[REASONING_CONTENT], reasoning])
+            reasoning = _join_distinct([previous[REASONING_CONTENT], reasoning])
         turn: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning:
             turn[REASONING_CONTENT] = reasoning
         if calls:
-            self.waiting = {}
+            self.unanswered = {}
             turn["tool_calls"] = [self._call(*call) for call in calls]
         if _has_substance(turn):
             self.turns.append(turn)
@@ -158,11 +158,11 @@ class _History:
         name = tool_name(name) or "tool"
         if name not in self.tools.names:
             name = self.tools.find_prefix(name) or name  # a content type is glued to it
-        self.waiting[unique] = name
+        self.unanswered[unique] = name
         return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _add_display(self, reasoning: str, content: str, display: Display) -> None:
-        """A call that was displayed inside an answer: the call and its result, as they happened."""
+        """Add a call that was displayed inside an answer, and its result."""
         self._add_turn(reasoning, content, [(display.id, display.call.name, display.call.arguments)])
         if display.result is not None:
             self._add_result(display.result, display.id, display.call.name)
@@ -170,32 +170,32 @@ class _History:
     # -- tool results ----------------------------------------------------------------------------
 
     def _add_result(self, content: str, identifier: str, name: str) -> None:
-        """Put a result behind its call: by id, else by name, else the first call that waits for one."""
+        """Put a result behind its call: found by id, else by name, else the first call without a result."""
         mine = self.renamed.get(identifier, [])
-        ours = next((i for i in mine if i in self.waiting), mine[-1] if mine else "")
+        ours = next((i for i in mine if i in self.unanswered), mine[-1] if mine else "")
         if not ours:
-            named = [waiting for waiting, called in self.waiting.items() if called == name]
-            ours = (named or list(self.waiting) or [""])[0]
+            named = [waiting for waiting, called in self.unanswered.items() if called == name]
+            ours = (named or list(self.unanswered) or [""])[0]
         if not ours:
             # A result without a call (the client cut the history): the call it answers is put back before it.
             call = self._call(identifier, name, "{}")
             self.turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
             ours = call["id"]
-        self.waiting.pop(ours, None)
-        place, called = self._behind_call(ours)
+        self.unanswered.pop(ours, None)
+        position, called = self._position_after_call(ours)
         self.turns.insert(
-            place, {"role": "tool", "tool_call_id": ours, "name": called or name, "content": content}
+            position, {"role": "tool", "tool_call_id": ours, "name": called or name, "content": content}
         )
 
-    def _behind_call(self, identifier: str) -> tuple[int, str]:
-        """Where the result of a call belongs (behind the results that are there), and the call's name."""
+    def _position_after_call(self, identifier: str) -> tuple[int, str]:
+        """Return where the result of a call belongs (behind the results that are there), and the call's name."""
         for index in range(len(self.turns) - 1, -1, -1):
             for call in self.turns[index].get("tool_calls", ()):
                 if call["id"] == identifier:
-                    place = index + 1
-                    while place < len(self.turns) and self.turns[place]["role"] == "tool":
-                        place += 1
-                    return place, call["function"]["name"]
+                    position = index + 1
+                    while position < len(self.turns) and self.turns[position]["role"] == "tool":
+                        position += 1
+                    return position, call["function"]["name"]
         return len(self.turns), ""
 
     # -- the end ---------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ class _History:
             if index <= answered and not self.policy.keeps_answered_turns:
                 turn.pop(REASONING_CONTENT, None)
             if turn["role"] == "assistant" and not _has_substance(turn):
-                continue  # there was nothing but a thought
+                continue  # it held nothing but reasoning
             kept.append(turn)
         system = [{"role": "system", "content": "\n\n".join(self.system)}] if self.system else []
-        # Templates do not render nothing: where only empty messages were sent, there is an empty question.
+        # Templates cannot render an empty list: where only empty messages were sent, there is an empty question.
         return [*system, *kept] or [{"role": "user", "content": ""}]
 
 
@@ -249,7 +249,7 @@ def _part_text(part: Any) -> str:
         case str():
             return part
         case {"type": str(kind)} if kind in PART_TYPES or kind in SEALED_PART_TYPES:
-            return ""  # it is reasoning, and read as such
+            return ""  # reasoning is collected elsewhere
         case {"text": str(text)}:
             return text
         case {"refusal": str(text)}:
@@ -259,7 +259,7 @@ def _part_text(part: Any) -> str:
 
 
 def _user_content(content: Any) -> Any:
-    """A user's content: text, or the list of parts as it is when one of them is no text."""
+    """Return a user's content: as text, or the list of parts as it is if one of them is not text."""
     if isinstance(content, list):
         media = [
             part
@@ -274,7 +274,7 @@ def _user_content(content: Any) -> Any:
 
 
 def _stated_reasoning(message: Mapping[str, Any]) -> str:
-    """The reasoning a message states in a field of its own, whatever the field is called."""
+    """Return the reasoning a message has in a field of its own, whatever the field is called."""
     found = [_reasoning_text(message.get(field)) for field in MESSAGE_FIELDS]
     details = message.get("reasoning_details")
     if isinstance(details, list):
@@ -283,7 +283,7 @@ def _stated_reasoning(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         parts = (p for p in content if isinstance(p, Mapping) and p.get("type") in PART_TYPES)
         found.append("\n\n".join(_reasoning_text(part) for part in parts))
-    return _once(map(parse_reasoning, found))
+    return _join_distinct(map(parse_reasoning, found))
 
 
 def _reasoning_text(value: Any) -> str:
@@ -302,7 +302,7 @@ def _reasoning_text(value: Any) -> str:
             return ""
 
 
-def _once(texts: Iterable[str]) -> str:
+def _join_distinct(texts: Iterable[str]) -> str:
     """Join texts, each only once: clients send the same reasoning under several names."""
     kept: list[str] = []
     for text in texts:
@@ -361,14 +361,14 @@ def _identifier(value: Any) -> str:
 
 
 def _arguments(arguments: Any) -> str:
-    """Arguments as the JSON text they are on the wire; text that is no JSON stays as the model wrote it."""
+    """Return arguments as JSON text, as on the wire; text that is not JSON stays as the model wrote it."""
     if arguments is None or arguments == "":
         return "{}"
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
 
 
 def tool_name(name: Any) -> str:
-    """A tool's bare name: without `functions.`, without what a model glued behind it."""
+    """Return a tool's bare name, without `functions.` and without what a model glued to its end."""
     if not isinstance(name, str):
         return ""
     *_, addressed = name.rpartition("to=")

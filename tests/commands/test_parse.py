@@ -74,7 +74,7 @@ def test_options_say_what_the_text_does_not() -> None:
         (["--chunk", "0"], "--chunk"),
         (["--by", "tokens"], "--by is for --jsonl"),
         (["--jsonl", "--by", "tokens", "--chunk", "2"], "--chunk cuts text"),
-        (["--tools", ","], "names are wanted"),
+        (["--tools", ","], "names are expected"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: list[str], says: str) -> None:
@@ -165,16 +165,19 @@ def test_what_ended_the_output_has_several_words(word: str | None, finish: str) 
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ([], "an object is wanted, not a list"),
-        ("text", "an object is wanted, not a string"),
+        ([], "an object is expected, not a list"),
+        ("text", "an object is expected, not a string"),
         ({"raw_text": 5}, "raw_text must be a string, not a number"),
         ({"raw_text": ["a"]}, "raw_text must be a string, not a list"),
-        ({"raw_text": "a", "tools": "f"}, "tools: a list is wanted, not a string"),
-        ({"raw_text": "a", "tools": [{}]}, "tools[0]: a name is wanted, or an object with function.name"),
+        ({"raw_text": "a", "tools": "f"}, "tools: a list is expected, not a string"),
+        ({"raw_text": "a", "tools": [{}]}, "tools[0]: a name is expected, or an object with function.name"),
         ({"raw_text": "a", "ended_by": "boredom"}, "ended_by:"),
         ({"raw_text": "a", "tokens": [1], "token_texts": []}, "there are 1 tokens but 0 token_texts"),
-        ({"raw_text": "a", "tokens": [True], "token_texts": ["a"]}, "tokens: a list of integers is wanted"),
-        ({"raw_text": "a", "tokens": [1], "token_texts": [None]}, "token_texts: a list of strings is wanted"),
+        ({"raw_text": "a", "tokens": [True], "token_texts": ["a"]}, "tokens: a list of integers is expected"),
+        (
+            {"raw_text": "a", "tokens": [1], "token_texts": [None]},
+            "token_texts: a list of strings is expected",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_read_says_why(row: object, says: str) -> None:
