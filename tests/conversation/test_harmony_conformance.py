@@ -88,14 +88,20 @@ def oracle(encoding: Any, tokens: list[int]) -> Message:
     from openai_harmony import Role
 
     reasoning = content = ""
+    run = ""  # analysis messages in a row, which are set apart by an empty line
     calls = []
     for message in encoding.parse_messages_from_completion_tokens(tokens, Role.ASSISTANT):
         text = "".join(part.text for part in message.content)
         if message.recipient not in (None, "all"):
             calls.append(ToolCall(message.recipient.removeprefix("functions."), text))
+            run = ""
         elif message.channel == "analysis":
+            if run and text and (not run[-1].isspace() or run[-1] == "\n"):
+                text = "\n" * (2 - min(2, len(run) - len(run.rstrip("\n")))) + text
+            run += text
             reasoning += text
         else:
+            run = ""
             content += text
     return Message(reasoning, content, tuple(calls), "tool_calls" if calls else "stop")
 

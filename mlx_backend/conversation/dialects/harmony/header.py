@@ -39,6 +39,7 @@ _THINKING = re.compile(r"\W*(?:think|thought|reason|reflect|scratch|monolog|cot\
 _NOT_TOOLS = frozenset({"", "assistant", "user", "all", "system", "developer", "functions"})
 # Tools that gpt-oss was trained with: `browser.search` is none of the request's that is named `search`.
 _BUILT_IN_NAMESPACES = frozenset({"browser", "container", "python"})
+_STRIPPED_MESSAGE = re.compile(r"assistant(?=analysis|commentary)")
 _QUOTES = "\"'`"
 _RECIPIENT_MARK = "to="
 _NOISE = " \t\r\n0123456789.,:;-–—?!*#|<>"  # what stands between messages by mistake
@@ -232,3 +233,17 @@ def has_letters(text: str) -> bool:
 def is_prose(text: str) -> bool:
     """Whether there is more than one word: more than a header holds by mistake."""
     return len(text.split()) > 1 and has_letters(text)
+
+
+def paragraph_break(before: str) -> str:
+    """Return what is missing between a text with this end and a new paragraph; nothing behind a blank."""
+    if not before or (before[-1].isspace() and before[-1] != "\n"):
+        return ""
+    return "\n\n"[len(before) - len(before.rstrip("\n")) :]
+
+
+def split_stripped(text: str) -> Iterator[tuple[Channel, str]]:
+    """Yield the messages of a turn whose markers were removed, from `analysis` on: `analysisWe need…`."""
+    for message in _STRIPPED_MESSAGE.split(text):
+        channel = next(channel for channel in Channel if message.startswith(channel))
+        yield channel, message.removeprefix(channel)

@@ -45,7 +45,9 @@ from mlx_backend.conversation.dialects.harmony.header import (
     classify_beginning,
     has_letters,
     is_prose,
+    paragraph_break,
     parse_header,
+    split_stripped,
 )
 from mlx_backend.conversation.dialects.harmony.markers import (
     CALL,
@@ -70,9 +72,7 @@ MAX_CONTENT_TYPE = 64  # characters behind a complete header: more than a conten
 MAX_STRIPPED = 65_536  # characters of reasoning that may wait for `assistantfinal`
 
 _MARKERS = MarkerSet(HARMONY_TOKENS.values())
-_CHANNEL_WORDS = tuple(Channel)
 _STRIPPED_TURN = re.compile(r"assistant(?=final|commentary\s{1,2}to=|\s{1,2}to=)")
-_STRIPPED_MESSAGE = re.compile(r"assistant(?=analysis|commentary)")
 _STRIPPED_HOLD = len("assistantcommentary  to=")
 
 
@@ -88,16 +88,8 @@ class HarmonyReader(Reader):
     """Reads one Harmony turn."""
 
     __slots__ = (
-        "_by_spelling",
-        "_check_length",
-        "_gathered",
-        "_reasoning_tail",
-        "_resumes",
-        "_searched",
-        "_separator",
-        "_set_aside",
-        "_state",
-        "_tools",
+        *("_by_spelling", "_check_length", "_gathered", "_reasoning_tail", "_resumes", "_searched"),
+        *("_separator", "_set_aside", "_state", "_tools"),
     )
 
     def __init__(
@@ -220,18 +212,15 @@ class HarmonyReader(Reader):
     def _find_stripped_markers(self) -> None:
         text = self._gathered
         if found := _STRIPPED_TURN.search(text, self._searched):
-            opening = text.index(Channel.ANALYSIS)
-            for message in _STRIPPED_MESSAGE.split(text[opening : found.start()]):
-                channel = next(channel for channel in _CHANNEL_WORDS if message.startswith(channel))
+            for channel, message in split_stripped(text[text.index(Channel.ANALYSIS) : found.start()]):
                 self._open_body(channel)
-                self._emit(message.removeprefix(channel))
+                self._emit(message)
             self._leave_body(_State.HEADER)
-            behind = text[found.end() :]
-            if behind.startswith(Channel.FINAL):
+            after = text[found.end() :]
+            if after.startswith(Channel.FINAL):
                 self._open_body(Channel.FINAL)
-                behind = behind.removeprefix(Channel.FINAL)
-            if behind:
-                self.text(behind)
+            if after := after.removeprefix(Channel.FINAL):
+                self.text(after)
         elif len(text) > MAX_STRIPPED:
             self._show(text)
         else:
@@ -252,10 +241,7 @@ class HarmonyReader(Reader):
                 self._open_header(parse_header(self._gathered, self._tools))
             case "<|end|>" | "<|call|>" | "<|return|>" | "<|endoftext|>":
                 self._end_message(marker)
-                if marker == END:
-                    self._leave_body(_State.BETWEEN)
-                else:
-                    self._end_turn()
+                self._leave_body(_State.BETWEEN) if marker == END else self._end_turn()
 
     def _open_new_header(self, marker: str) -> None:
         if self._state is _State.BODY:
@@ -340,9 +326,8 @@ class HarmonyReader(Reader):
         self._enter_body()
         self._open(channel)
         self._resumes = channel
-        if channel is not Channel.ANALYSIS:
-            self._reasoning_tail = ""
-        self._separator = _paragraph_break(self._reasoning_tail)
+        self._reasoning_tail = self._reasoning_tail if channel is Channel.ANALYSIS else ""
+        self._separator = paragraph_break(self._reasoning_tail)
         if self._separator:
             self.delta = None  # until there is text to set apart: an empty message adds nothing
         self.last = self.before_last = ""
@@ -412,10 +397,3 @@ class HarmonyReader(Reader):
                 if is_prose(self._gathered):
                     self._show(self._gathered.strip())
         self._leave_body(_State.BETWEEN, complete=False)
-
-
-def _paragraph_break(before: str) -> str:
-    """Return what is missing between a text with this end and a new paragraph; nothing behind a blank."""
-    if not before or (before[-1].isspace() and before[-1] != "\n"):
-        return ""
-    return "\n\n"[len(before) - len(before.rstrip("\n")) :]
