@@ -1,9 +1,10 @@
-"""Imports go one way: plugin -> conversation <- server. Each row is proved in a process of its own."""
+"""Imports go one way: plugin -> conversation <- server, and in each from the top floor down."""
 
+import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -73,25 +74,131 @@ def test_the_conversation_core_needs_only_the_standard_library() -> None:
     assert roots - ours <= sys.stdlib_module_names | {"_distutils_hack", "sitecustomize"}
 
 
-def imported_by(package: str) -> Iterator[tuple[str, str]]:
-    """Every line that imports something, with the module it names."""
-    for path in (ROOT / package).rglob("*.py"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            words = line.split()
-            if words[:1] in (["import"], ["from"]):
-                yield f"{path.name}: {line}", words[1]
+# The rooms from the top floor down: a room imports from its own floor's folder and from floors below, never upwards.
+FLOORS = [
+    ["mlx_backend.__main__"],
+    ["mlx_backend.cli"],
+    ["mlx_backend.commands"],
+    ["mlx_backend.server"],
+    ["mlx_backend.api"],
+    ["mlx_backend.registry"],
+    ["mlx_backend.chat"],
+    ["mlx_backend.constraints", "mlx_backend.embedding.mlx"],
+    ["mlx_backend.embedding"],
+    ["mlx_backend.engine.mlx"],
+    ["mlx_backend.engine.distributed"],
+    ["mlx_backend.engine"],
+    ["mlx_backend.device", "mlx_backend.demo"],
+    ["mlx_backend.models"],
+    ["mlx_backend.settings"],
+    ["dify_mlx_provider.provider", "dify_mlx_provider.models", "dify_mlx_provider.__main__"],
+    ["dify_mlx_provider.packaging"],
+    ["dify_mlx_provider.chat", "dify_mlx_provider.knowledge", "dify_mlx_provider.settings"],
+    ["dify_mlx_provider.dify_errors"],
+    ["dify_mlx_provider.upstream"],
+    ["mlx_backend.conversation"],
+    ["mlx_backend.errors"],
+    ["mlx_backend", "dify_mlx_provider"],
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# Beyond its floor, what a room may not import although it lies below.
+REFUSED = {
+    "mlx_backend": ("dify_mlx_provider",),  # importing dify_plugin patches threading
+    "dify_mlx_provider": tuple(  # the plugin runs where there is no MLX and nothing else of the server
+        room for room in FLOOR_OF if room.startswith("mlx_backend.") and room != "mlx_backend.conversation"
+    ),
+    # Two users of one device, beside each other.
+    "mlx_backend.embedding.mlx": ("mlx_backend.engine",),
+    "mlx_backend.engine": ("mlx_backend.embedding",),
+}
 
 
-def test_the_server_never_imports_the_plugin() -> None:
-    for line, module in imported_by("mlx_backend"):
-        assert not module.startswith(("dify_plugin", "dify_mlx_provider")), line
+def modules() -> dict[str, Path]:
+    return {
+        name: path
+        for package in ("mlx_backend", "dify_mlx_provider")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if (name := ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    }
 
 
-def test_of_the_backend_the_plugin_imports_only_the_conversation_core() -> None:
-    for line, module in imported_by("dify_mlx_provider"):
-        room = module.split(".")
-        assert room[0] not in ("mlx", "mlx_lm"), line
-        assert room[0] != "mlx_backend" or room[1:2] in ([], ["conversation"]), line
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """Every module of ours with those of ours that it imports, also inside functions and for types alone."""
+    ours = modules()
+    found: dict[str, set[str]] = {}
+    for name, path in ours.items():
+        named: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path.name}:{node.lineno}: a relative import; write it whole"
+                named |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+        # `from package.module import name` names the module alone, `from package import module` both.
+        named = {each for each in named if each in ours}
+        found[name] = named - {name} - {each.rpartition(".")[0] for each in named}
+    return found
+
+
+def room_of(module: str) -> str:
+    """The innermost room that a module lies in."""
+    while module not in FLOOR_OF:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def test_every_import_goes_to_the_same_room_or_down(imports: dict[str, set[str]]) -> None:
+    upwards = [
+        f"{module} -> {target}"
+        for module, targets in imports.items()
+        for target in targets
+        if room_of(module) != room_of(target) and FLOOR_OF[room_of(module)] >= FLOOR_OF[room_of(target)]
+    ]
+    assert upwards == []
+
+
+def test_a_room_does_not_import_what_it_refuses_to_know(imports: dict[str, set[str]]) -> None:
+    refused = [
+        f"{module} -> {target}"
+        for module, targets in imports.items()
+        for target in targets
+        for room, others in REFUSED.items()
+        if f"{module}.".startswith(f"{room}.")
+        and any(target == other or target.startswith(f"{other}.") for other in others)
+    ]
+    assert refused == []
+
+
+def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) -> None:
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+
+
+def test_no_module_is_longer_than_four_hundred_lines() -> None:
+    lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in modules().items()}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
+def test_the_packages_named_are_those_that_a_room_may_import() -> None:
+    """The server never imports Dify's SDK; MLX is imported by its two adapters and the demo's training alone."""
+    mlx = (
+        "mlx_backend.engine.mlx",
+        "mlx_backend.embedding.mlx",
+        "mlx_backend.device.mlx",
+        "mlx_backend.demo",
+    )
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [str(node.module)]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            roots = {each.partition(".")[0] for each in named}
+            assert "dify_plugin" not in roots or name.startswith("dify_mlx_provider"), name
+            assert roots.isdisjoint({"mlx", "mlx_lm"}) or name.startswith(mlx), name
 
 
 def test_the_map_of_the_plugin_names_every_module() -> None:
@@ -100,21 +207,3 @@ def test_the_map_of_the_plugin_names_every_module() -> None:
     assert {
         path.stem for path in (ROOT / "dify_mlx_provider").rglob("[a-z]*.py") if path.parent.name != "models"
     } <= named
-
-
-def test_the_rooms_on_mlx_know_nothing_of_each_other() -> None:
-    for here, other in (("embedding", "engine"), ("engine", "embedding")):
-        for line, module in imported_by(f"mlx_backend/{here}/mlx"):
-            assert not module.startswith(f"mlx_backend.{other}"), line
-
-
-def test_only_the_rooms_on_mlx_import_mlx() -> None:
-    rooms = ("engine/mlx", "embedding/mlx", "device/mlx.py", "demo")
-    allowed = {ROOT / "mlx_backend" / room for room in rooms}
-    for path in (ROOT / "mlx_backend").rglob("*.py"):
-        if allowed & {path, *path.parents}:
-            continue
-        for line in path.read_text(encoding="utf-8").splitlines():
-            words = line.split()
-            if words[:1] in (["import"], ["from"]):
-                assert words[1].partition(".")[0] not in {"mlx", "mlx_lm"}, f"{path.name}: {line}"
