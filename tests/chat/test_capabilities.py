@@ -244,7 +244,7 @@ def test_a_broken_folder_is_described_as_far_as_it_goes_and_the_log_says_why(
     assert "completion" in description.capabilities
     assert description.context_length in (None, 99)
     [line] = caplog.messages
-    assert line.startswith(f"{tmp_path} is listed with less than could be known: ")
+    assert line.startswith(f"{tmp_path} is listed with incomplete information: ")
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:

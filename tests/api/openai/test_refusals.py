@@ -62,7 +62,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"guided_json": "not json"}, "guided_json", "is not JSON"),
     ({"guided_regex": "("}, "guided_regex", "unclosed group"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "can be held to one of them"),
-    ({"tool_choice": "required"}, "tool_choice", "the request has none"),
+    ({"tool_choice": "required"}, "tool_choice", "the request has no tools"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool"),
     ({"tool_choice": "banana"}, "tool_choice", "required"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "required"),
