@@ -1,1 +1,9 @@
-"""Tokens: engines, generations and the one thread that runs them. Knows no HTTP and no channels."""
+"""Tokens: engines, generations and the one thread that runs them. Knows no HTTP and no channels.
+
+Where a request waits: in `scheduler`'s queue until there is room for it, then in `mlx/prefill_queue` until its prompt
+is prefilled, and again if it is preempted (`mlx/loaded_batch`).
+
+When memory is short: cached prefixes are evicted first (`mlx/prefix_store`); a request that does not fit stays in the
+queue, or is refused if it never will (`kv_cache_budget`); a reply that outgrows its reservation preempts the least
+urgent one. `device/memory` counts what all models take together, `registry/eviction` decides which to unload.
+"""

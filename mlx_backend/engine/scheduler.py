@@ -88,7 +88,7 @@ class Scheduler:
         self._warmups: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
         self._running_warmup: Warmup | None = None
         self._mean_seconds = 1.0  # that a request runs
-        self._facts: ModelInfo | None = None
+        self._info: ModelInfo | None = None
         self._failures = 0  # in a row, with nothing answered in between
         self._restart_reason = ""  # while it is being restarted
         self._restart_delay = 0.0
@@ -105,11 +105,11 @@ class Scheduler:
         self._thread.start()
         atexit.register(self.stop)
         self._started.wait()
-        if self._facts is None:
+        if self._info is None:
             self.stop()
             assert self._final_error is not None  # set before `_started` when nothing was loaded
             raise self._final_error
-        return self._facts
+        return self._info
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """Queue a request that has been checked. Raises EngineBusy, EngineFailed or EngineStopped."""
@@ -158,11 +158,11 @@ class Scheduler:
             return EngineStatus(state="stopped", detail=str(self._final_error))
         if self._restart_reason:
             return EngineStatus(state="restarting", waiting=waiting, detail=self._restart_reason)
-        return EngineStatus(state="ready" if self._facts else "loading", running=running, waiting=waiting)
+        return EngineStatus(state="ready" if self._info else "loading", running=running, waiting=waiting)
 
     def is_healthy(self) -> bool:
         """False before `start`, while it restarts, and once it has been stopped."""
-        return self._facts is not None and self._final_error is None and not self._restart_reason
+        return self._info is not None and self._final_error is None and not self._restart_reason
 
     def stop(self) -> None:
         """Cancel everything, end the thread and join it. Idempotent, also from atexit or a signal handler."""
@@ -195,7 +195,7 @@ class Scheduler:
     def _load_and_serve(self) -> bool:
         """Load, and step until told to stop (True) or until something breaks (False)."""
         try:
-            self._facts = self._batch.load(self._on_progress)
+            self._info = self._batch.load(self._on_progress)
             self._restart_reason, self._restart_delay = "", 0.0
             self._started.set()
             while self._wait_for_work():
@@ -207,6 +207,8 @@ class Scheduler:
         except Exception as error:
             if not self._started.is_set():  # it never ran: `start` raises this
                 raise
+            if self._final_error is not None:  # abandoned by `terminate`, which has taken the requests away
+                raise self._final_error from error
             log.exception("The engine broke; it is being restarted.")
             return not self._prepare_restart(error)
 
@@ -337,8 +339,6 @@ class Scheduler:
                 log.debug("A warm-up was given up: %s", error)
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        if self._final_error is not None:  # this thread was abandoned meanwhile
-            raise self._final_error
         if self._running_warmup is not None and key == self._running_warmup.key:
             if isinstance(outcome, Ended | EngineError):
                 self._running_warmup = None

@@ -260,9 +260,9 @@ def _lowest(mask: Sequence[int]) -> int:
 
 class _ScriptedBatch:
     def __init__(
-        self, facts: ModelInfo, tokenizer: ScriptedTokenizer, scripts: Callable[[str], Script]
+        self, info: ModelInfo, tokenizer: ScriptedTokenizer, scripts: Callable[[str], Script]
     ) -> None:
-        self._facts = facts
+        self._info = info
         self._tokenizer = tokenizer
         self._scripts = scripts
         self._playing: dict[int, _Playback] = {}
@@ -271,7 +271,7 @@ class _ScriptedBatch:
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         on_progress(1.0)
-        return self._facts
+        return self._info
 
     def admits(self, request: GenerationRequest) -> bool:
         return True
@@ -328,8 +328,8 @@ class ScriptedEngine(ThreadedEngine):
         max_waiting: int = 256,
     ) -> None:
         tokenizer = ScriptedTokenizer(markers, chat_template)
-        facts = ModelInfo(model_id=model_id, context_length=context_length, tokenizer=tokenizer)
-        self._batch = _ScriptedBatch(facts, tokenizer, _as_function(transcripts))
+        info = ModelInfo(model_id=model_id, context_length=context_length, tokenizer=tokenizer)
+        self._batch = _ScriptedBatch(info, tokenizer, _as_function(transcripts))
         if gated:
             self._batch.permits = threading.Semaphore(0)
         self.warmups: list[Callable[[], Sequence[int]]] = []

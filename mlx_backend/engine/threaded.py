@@ -40,27 +40,27 @@ class ThreadedEngine:
         self._scheduler = Scheduler(
             batch, max_running=max_concurrent, max_waiting=max_waiting, on_progress=on_progress
         )
-        self._facts = self._scheduler.start()
+        self._info = self._scheduler.start()
 
     @property
     def model_id(self) -> str:
         """The name clients use for the model."""
-        return self._facts.model_id
+        return self._info.model_id
 
     @property
     def context_length(self) -> int:
         """Prompt and completion together may hold this many tokens."""
-        return self._facts.context_length
+        return self._info.context_length
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._facts.tokenizer
+        return self._info.tokenizer
 
     @property
     def sampling_defaults(self) -> Mapping[str, float]:
         """What the model's authors recommend, by the names of `Sampling`."""
-        return self._facts.sampling_defaults
+        return self._info.sampling_defaults
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
@@ -118,8 +118,8 @@ class ThreadedEngine:
             raise EngineRefused(
                 f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {request.priority}."
             )
-        if request.adapter is not None and request.adapter not in self._facts.adapters:
-            known = ", ".join(map(repr, self._facts.adapters)) or "none"
+        if request.adapter is not None and request.adapter not in self._info.adapters:
+            known = ", ".join(map(repr, self._info.adapters)) or "none"
             raise EngineRefused(
                 f"There is no adapter {request.adapter!r} here; there are: {known}.", "adapter"
             )

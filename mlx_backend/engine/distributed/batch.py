@@ -3,7 +3,7 @@
 Rank 0 has the scheduler and everything that clients see. Its `LeaderBatch` tells the other ranks what it is about
 to do, and does it; they `follow`. No results come back: a step's results are the same everywhere, or the ranks have
 diverged. To notice that, every message carries a checksum of the previous step's results. What a step would measure
-for itself, how fast prompts are read, is rank 0's figure for all.
+for itself, how fast prompts are prefilled, is rank 0's figure for all.
 
 No rank can repair what only it knows of: an exception, a lost rank, different results. Then all of them end, and the
 requests' errors name the rank.
@@ -200,7 +200,9 @@ def _step_with_leader(batch: SteppedBatch, ranks: Ranks) -> str:
         if "stop" in message:
             return str(message["stop"])
         if message["checksum"] != checksum:
-            raise EngineError("It came to another result than rank 0; the ranks have to be the same.")
+            raise EngineError(
+                "Its results differ from those of rank 0; all ranks need the same model and software."
+            )
         for change in message["changes"]:
             match change:
                 case ["insert", key, written]:
@@ -273,7 +275,7 @@ class LeaderConstraint:
     never_raises = True
 
     def unconstrained_tokens(self) -> int:
-        """None are certain here, so every token is waited for."""
+        """Return 0: every token is rank 0's to choose, and is waited for."""
         return 0
 
     def allowed_mask(self) -> None:

@@ -82,9 +82,8 @@ class Leader:
         self.size = size
         self._exit_timeout = exit_timeout
         self._wires: dict[int, Wire] = {}
-        self._contributions: SimpleQueue[tuple[int, Any]] = (
-            SimpleQueue()
-        )  # in a list; None: that rank is lost
+        # Each in a list; None instead of the list: that rank is lost.
+        self._contributions: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._changed = threading.Condition()  # for all that follows
         self._lost: dict[int, str] = {}  # by rank, the failure it reported, "" if none
         self._on_lost: Callable[[EngineStopped], object] | None = None
@@ -120,8 +119,12 @@ class Leader:
             return
         match wire.receive(MAX_GREETING_BYTES):
             case int(rank) if 0 < rank < self.size and rank not in self._wires:
-                wire.set_timeout(None)
-                self._wires[rank] = wire
+                try:
+                    wire.set_timeout(None)
+                except OSError:  # the rank has ended since
+                    wire.close()
+                else:
+                    self._wires[rank] = wire
             case _:
                 wire.close()
 

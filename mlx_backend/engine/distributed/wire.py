@@ -68,8 +68,13 @@ class Wire:
             raise TimeoutError("the other end does not answer") from error
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Limit how long a single read or write may take; None: not at all."""
+        """Limit how long a single read or write may take; None: not at all.
+
+        Raises OSError on macOS if the connection has ended already.
+        """
         # A limit in the kernel: Python makes a socket with a timeout non-blocking, and Connection needs a blocking one.
+        # It is a `struct timeval`: two longs on Linux; on macOS a long, an int and four bytes of padding, which is the
+        # same bytes on a little-endian machine.
         whole, part = divmod(seconds or 0.0, 1)
         limit = struct.pack("@ll", int(whole), int(part * 1e6))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -130,13 +135,13 @@ def connect(address: str, port: int, authkey: bytes, *, timeout: float) -> Wire:
     sock = socket.create_connection((address, port), timeout=CONNECT_TIMEOUT)
     sock.settimeout(None)
     wire = Wire(sock)
-    wire.set_timeout(timeout)
     try:
+        wire.set_timeout(timeout)
         wire.authenticate(authkey, accepted=False)
+        wire.set_timeout(None)
     except OSError:
         wire.close()
         raise
-    wire.set_timeout(None)
     return wire
 
 

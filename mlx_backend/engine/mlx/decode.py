@@ -1,8 +1,8 @@
 """Decoding: one step gives every sequence of one network its next token, or several tokens with speculation.
 
-A sequence alone is decoded on the model's own caches, which is the fastest way there is; several are decoded on
-caches merged from theirs. Caches are merged when a second sequence joins and extracted when one is left, so nobody
-has to choose between the two. A step is a pipeline: while a token is read here, the next one is being computed.
+A sequence alone is decoded on the model's own caches, which is fastest; several are decoded on caches merged from
+theirs. Caches are merged when a second sequence joins and extracted when one is left, so no caller has to choose
+between the two. A step is a pipeline: while one token is handled here, the device computes the next.
 
 Prefilled sequences bring the last chunk of their prompts. It runs together with the next tokens of the others, or
 by itself where the network cannot be run packed (packed_forward.py), and samples their first tokens.

@@ -1,7 +1,7 @@
 """The queue of prompts to prefill: their order, what the prefix cache has of them, and the runs that prefill them.
 
-All but their last chunks, that is: those run with the next tokens of the replies (decode.py). Knows nothing of
-replies.
+All but their last chunks, that is: those run with the next tokens of the replies (decode.py). Prompts get here once
+their requests are admitted; before that they are in the scheduler's queue. Knows nothing of replies.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REQUESTS_PER_PRIORITY = (
-    32  # that may arrive before a prompt of the next better priority, which still overtakes them
-)
+# How many requests may arrive before a prompt of the next better priority, which still overtakes them.
+REQUESTS_PER_PRIORITY = 32
 MIN_TOKENS_TO_KEEP = 64  # of a prompt that was cancelled half-way
 
 
@@ -152,7 +151,7 @@ class PrefillQueue:
         log.error("A prompt could not be prefilled.", exc_info=cause)
         self.jobs.remove(job)
         self._on_gone(job.sequence)
-        return job.sequence.key, EngineError(f"The prompt could not be read: {cause}")
+        return job.sequence.key, EngineError(f"The prompt could not be prefilled: {cause}")
 
     @property
     def _on_checkpoint(self) -> OnCheckpoint | None:

@@ -57,8 +57,8 @@ class PrefixStore:
         length, layers = self._prefixes.find_longest(tokens, sequence.adapter)
         if self._disk is not None and sequence.adapter == self._disk_adapter:
             stored = self._disk.find_longest(tokens, beyond=length)
-            if stored is not None and (read := self._disk.read(stored)) is not None:
-                length, layers = stored.length, read
+            if stored is not None and (loaded := self._disk.read(stored)) is not None:
+                length, layers = stored.length, loaded
                 self._prefixes.insert(sequence.tokens[:length], layers, sequence.adapter)
         return length, layers
 

@@ -65,7 +65,7 @@ class Runtime:
         self.options = options
         model = self.model = load_model(source, options, on_progress, ranks.group if ranks else None)
         _check_context_length(options, model)
-        with ExitStack() as cleanup:  # of what would stay behind if a step fails
+        with ExitStack() as cleanup:  # if a step fails, undoes those before it
             _raise_wired_limit(cleanup)
             self.networks = _load_networks(model, options)
             tokenizer = model.tokenizer
@@ -93,7 +93,7 @@ class Runtime:
             self._cleanup = cleanup.pop_all()
 
     def close(self) -> None:
-        """Give back what would not go by itself."""
+        """Give back what outlives this object: the wired limit, the memory, the prefixes and the disk's writer."""
         self._cleanup.close()
 
     def drafter(self) -> Drafter | None:

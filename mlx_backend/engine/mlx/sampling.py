@@ -186,12 +186,12 @@ class SamplePosition:
 
 
 class StepLogprobs:
-    """The log probabilities of one step, for the rows that asked for them; read once the step is computed."""
+    """The log probabilities of one step, for the rows whose requests ask for them; available once it is computed."""
 
     def __init__(self, logits: mx.array, sampled: mx.array, positions: Sequence[SamplePosition]) -> None:
-        asking = [row for row, position in enumerate(positions) if position.sampler.logprobs is not None]
-        self._index = {row: index for index, row in enumerate(asking)}
-        rows = mx.array(asking)
+        wanted = [row for row, position in enumerate(positions) if position.sampler.logprobs is not None]
+        self._index = {row: index for index, row in enumerate(wanted)}
+        rows = mx.array(wanted)
         logits = logits[rows].astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         self._sampled = mx.take_along_axis(logprobs, sampled[rows][:, None].astype(mx.int32), axis=-1)[:, 0]

@@ -216,7 +216,7 @@ def test_a_grammar_is_refused_and_other_requests_go_on() -> None:
 
 def test_ranks_with_different_results_stop() -> None:
     with group(PlainBatch(), PlainBatch(wrong_at=2)) as (scheduler, [other]):
-        with pytest.raises(EngineStopped, match="Rank 1 has ended: It came to another result than rank 0"):
+        with pytest.raises(EngineStopped, match="Rank 1 has ended: Its results differ from those of rank 0"):
             list(scheduler.submit(replace(REQUEST, max_tokens=1 << 20)))
         assert other.result(SOON) == 1
         assert scheduler.status().state == "stopped"

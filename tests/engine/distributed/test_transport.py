@@ -1,9 +1,11 @@
 """Rank 0 and the others, connected: what they send each other, who is let in, and who is named when one is lost."""
 
+import errno
 import queue
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from mlx_backend.engine.distributed.transport import LEADER_VARIABLE, Endpoint, Follower, Leader
+from mlx_backend.engine.distributed.wire import Wire
 from mlx_backend.errors import EngineError, EngineStopped
 
 SOON = 20
@@ -121,6 +124,31 @@ def test_a_rank_that_there_is_not_is_turned_away(rank: int) -> None:
         somebody = Follower(1, 2, leader.endpoint)
         accepting.result(SOON)
     for end in (nobody, somebody, leader):
+        end.close()
+
+
+def test_a_rank_that_ends_as_soon_as_it_has_connected_is_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lift, ended = Wire.set_timeout, [True]
+
+    def set_timeout(wire: Wire, seconds: float | None) -> None:
+        if seconds is None and threading.current_thread() is threading.main_thread() and ended:
+            ended.pop()
+            raise OSError(errno.EINVAL, "Invalid argument")  # macOS, for a connection that has ended
+        lift(wire, seconds)
+
+    monkeypatch.setattr(Wire, "set_timeout", set_timeout)
+    leader = Leader(2, ["127.0.0.1"])
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(Follower, 1, 2, leader.endpoint)
+        second = threads.submit(lambda: first.result().receive() is None and Follower(1, 2, leader.endpoint))
+        leader.accept_followers()
+        follower = second.result(SOON)
+    assert isinstance(follower, Follower)
+    leader.broadcast("welcome")
+    assert follower.receive() == "welcome"
+    for end in (first.result(), follower, leader):
         end.close()
 
 

@@ -36,10 +36,10 @@ class Fragile(MLXBatch):
         self.loads = 0
 
     def load(self, on_progress: Any) -> Any:
-        facts = super().load(on_progress)
+        info = super().load(on_progress)
         self.loads += 1
         self.loaded.runtime.networks[""] = FragileNetwork(self.loaded.runtime.networks[""], self)
-        return facts
+        return info
 
 
 class FragileNetwork:
@@ -79,7 +79,9 @@ def test_a_prompt_that_cannot_be_prefilled_fails_alone(model: Path) -> None:
             engine.generate(each)
             for each in (request([20] * 9), request([5, batch.POISON, 6]), request([21] * 9))
         )
-        with pytest.raises(EngineError, match=r"could not be read: \[malloc\] Unable to allocate 99 bytes"):
+        with pytest.raises(
+            EngineError, match=r"could not be prefilled: \[malloc\] Unable to allocate 99 bytes"
+        ):
             tokens(poisoned)
         assert [tokens(first), tokens(second)] == expected
         assert batch.loads == 1
@@ -143,10 +145,10 @@ class Counting(MLXBatch):
     """Notes the lengths of the chunks that its network prefills."""
 
     def load(self, on_progress: Any) -> Any:
-        facts = super().load(on_progress)
+        info = super().load(on_progress)
         self.pieces: list[int] = []
         self.loaded.runtime.networks[""] = CountingNetwork(self.loaded.runtime.networks[""], self.pieces)
-        return facts
+        return info
 
 
 class CountingNetwork:
