@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from mlx_backend.conversation.effort import Effort
-from mlx_backend.conversation.effort import parse as parse_effort
+from mlx_backend.conversation.effort import Effort, parse_effort
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.declaration import (
     Kind,

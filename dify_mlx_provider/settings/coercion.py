@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dify_mlx_provider.upstream.effort_levels import in_order, nearest
-from mlx_backend.conversation import effort as efforts
+from mlx_backend.conversation.effort import EffortError, parse_effort
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,8 +64,8 @@ def _coerce_effort(value: Any, options: Sequence[str]) -> Any:
     if value in options:
         return value
     try:
-        effort = efforts.parse(value)
-    except efforts.EffortError:
+        effort = parse_effort(value)
+    except EffortError:
         return value
     return nearest(effort.value, options) if in_order(options) else effort.value
 

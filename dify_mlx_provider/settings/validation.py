@@ -69,7 +69,7 @@ def validate(form: Mapping[str, Any], model: str | None = None) -> None:
 def validate_by_trial(form: Mapping[str, Any], trial: Callable[[Credentials], object]) -> None:
     """Use the credentials once for what they are meant for; if that fails, explain it as `validate` does.
 
-    For models that answer at once: only a vector proves that a model makes vectors. Raises
+    For models that answer at once: only a vector proves that a model embeds. Raises
     CredentialsValidateFailedError.
     """
     discovery.forget_servers()

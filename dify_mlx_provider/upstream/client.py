@@ -10,6 +10,7 @@ as a silent one would be waited for.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from http.client import HTTPException, RemoteDisconnected
@@ -82,7 +83,7 @@ class Client:
         return self._chunks(self._send_with_retries("/chat/completions", body))
 
     # urllib3's Retry counts attempts and has no limit on the time they take together, retries only three statuses,
-    # and fails on a Retry-After that it cannot read. So the loop is ours; what the header means is Retry's to say.
+    # and fails on a Retry-After that it cannot parse. So the loop is ours, and only dates are parsed by Retry.
     def _send_with_retries(self, path: str, body: Mapping[str, Any]) -> requests.Response:
         """Send a request, again while the server sends Retry-After. The response's body is not read yet."""
         time_left = min(self._credentials.timeout, MAX_RETRY_WAIT)
@@ -287,6 +288,9 @@ def _parse_retry_after(header: str | None) -> float | None:
     """Return the seconds of a Retry-After header, which may be a date; None without a valid one."""
     if not header:
         return None
+    with suppress(ValueError):
+        seconds = float(header)  # a fraction, which some servers send, is not valid to urllib3
+        return seconds if 0 <= seconds < math.inf else None
     try:
         return float(Retry().parse_retry_after(header))
     except (InvalidHeader, ValueError, OverflowError):

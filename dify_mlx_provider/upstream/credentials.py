@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from dify_mlx_provider.upstream.server_kinds import ServerKind
 from dify_mlx_provider.upstream.surrogates import join_surrogates
-from mlx_backend.conversation import effort as efforts
+from mlx_backend.conversation.effort import EffortError, parse_effort
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,8 +151,8 @@ def _parse_support(value: str | bool) -> bool:
 
 def _parse_effort(text: str) -> str:
     try:
-        return efforts.parse(text).value
-    except efforts.EffortError:
+        return parse_effort(text).value
+    except EffortError:
         raise ValueError("auto, none, low, medium or high") from None
 
 

@@ -7,7 +7,7 @@
     ├── KeyRefused       it does not accept our key (401, 403)
     └── Refused          it does not accept the request (other 4xx), or does not speak OpenAI's protocol
         ├── ModelNotFound
-        └── NoSuchAddress    something answers, but has nothing at the path
+        └── NoSuchEndpoint   something answers, but has nothing at the path
 
 Servers state errors in many shapes; each becomes one of these, with a sentence for people. No sentence repeats
 anything of the request: neither the key nor the user's text. Knows neither sockets nor Dify (`dify_errors`).

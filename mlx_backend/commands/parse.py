@@ -23,7 +23,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.json_values import kind
+from mlx_backend.conversation.json_values import json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -181,7 +181,7 @@ def _row(line: bytes) -> dict[str, Any]:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise LineError(f"not JSON: {why}") from error
     if not isinstance(row, dict):
-        raise LineError(f"an object is expected, not {kind(row)}")
+        raise LineError(f"an object is expected, not {json_type(row)}")
     return row
 
 
@@ -198,7 +198,7 @@ def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequen
             raise LineError(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
         return list(zip(_whole_characters(texts, raw_text), tokens, strict=True))
     if not isinstance(raw_text, str):
-        missing = "is missing" if raw_text is None else f"must be a string, not {kind(raw_text)}"
+        missing = "is missing" if raw_text is None else f"must be a string, not {json_type(raw_text)}"
         raise LineError(f"raw_text {missing}")
     return _cut(raw_text, chunk)
 
@@ -236,7 +236,7 @@ def _tools(tools: Any) -> list[str]:
     if tools is None:
         return []
     if not isinstance(tools, list):
-        raise LineError(f"tools: a list is expected, not {kind(tools)}")
+        raise LineError(f"tools: a list is expected, not {json_type(tools)}")
     return [_tool_name(tool, at) for at, tool in enumerate(tools)]
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.effort import EffortError, resolve, template_kwargs
 from mlx_backend.conversation.history import HistoryError, sanitise
-from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, kind
-from mlx_backend.conversation.template import GPT_OSS, TemplateTraits, accepted, for_template
+from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, json_type
+from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
     import argparse
@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a result for every request on standard input; return 1 if any could not be used."""
-    traits = GPT_OSS
+    traits = GPT_OSS_TRAITS
     if arguments.template is not None:
         try:
             traits = TemplateTraits.of(arguments.template.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
     if isinstance(request, list):
         request = {"messages": request}
     if not isinstance(request, Mapping):
-        return {"error": {"message": f"a request is an object with `messages`, not {kind(request)}"}}
+        return {"error": {"message": f"a request is an object with `messages`, not {json_type(request)}"}}
     if "id" in request:
         identity = {"id": request["id"]}
     tools = request.get("tools")

@@ -17,7 +17,7 @@ from mlx_backend.constraints.machines import STATE_MACHINES
 from mlx_backend.constraints.plan import ReplyPlan
 from mlx_backend.constraints.states import GrammarConstraint
 from mlx_backend.constraints.vocabulary import MAX_TOKENS, Vocabulary
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -120,7 +120,7 @@ class Grammars:
         if name is not None:
             if name not in functions:
                 known = ", ".join(functions) or "none"
-                raise GrammarError(f"There is no tool {shown(name)} to call; the request's tools: {known}.")
+                raise GrammarError(f"There is no tool {excerpt(name)} to call; the request's tools: {known}.")
             functions = {name: functions[name]}
         if not functions:
             raise GrammarError("A call cannot be required: the request has no tools.")

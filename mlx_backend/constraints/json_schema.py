@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, kind, shown
+from mlx_backend.conversation.json_values import MAX_DEPTH, excerpt, is_too_deep, json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +47,7 @@ _MAX_ALTERNATIVES = 50  # of a oneOf, compared pairwise
 def check_schema(schema: object) -> Schema:
     """Return the schema if it is an object of reasonable size; raise a GrammarError if it is not."""
     if not isinstance(schema, dict):
-        raise GrammarError(f"A JSON Schema is an object; {shown(schema)} is {kind(schema)}.")
+        raise GrammarError(f"A JSON Schema is an object; {excerpt(schema)} is {json_type(schema)}.")
     if is_too_deep(schema):
         raise GrammarError(f"The schema is nested more than {MAX_DEPTH} levels deep.")
     try:

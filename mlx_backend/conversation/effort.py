@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
     from mlx_backend.conversation.template import TemplateTraits
@@ -68,10 +68,10 @@ class EffortError(ValueError):
 
     def __init__(self, value: object, param: str = "reasoning_effort") -> None:
         self.param = param
-        super().__init__(f"{param}: {shown(value, 60)} is not a reasoning effort; use one of {_ACCEPTED}")
+        super().__init__(f"{param}: {excerpt(value, 60)} is not a reasoning effort; use one of {_ACCEPTED}")
 
 
-def parse(value: object, param: str = "reasoning_effort") -> Effort:
+def parse_effort(value: object, param: str = "reasoning_effort") -> Effort:
     """Parse a word in any case, a boolean or a number; raise EffortError for anything else.
 
     Numbers: 0 is none; 1, 2, 3 are low, medium, high; a fraction is a share of the largest budget; 16 and more are a
@@ -221,7 +221,7 @@ def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
     def add(name: str, value: object, *, is_switch: bool = False) -> None:
         if value is None or (isinstance(value, str) and not value.strip()):
             return
-        effort = parse(value, name)
+        effort = parse_effort(value, name)
         (switched_on if is_switch and value is True else stated).append((name, effort))
 
     def add_budget(name: str, value: object) -> None:

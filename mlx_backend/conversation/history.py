@@ -17,7 +17,7 @@ from typing import Any
 
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.echo import Display, Echo, parse_echo, parse_reasoning
-from mlx_backend.conversation.json_values import kind, shown
+from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.reasoning_fields import (
     MESSAGE_FIELDS,
     PART_TYPES,
@@ -65,16 +65,16 @@ def sanitise(
 
 def _check(messages: Any) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise HistoryError("messages", f"must be a list of messages, not {kind(messages)}")
+        raise HistoryError("messages", f"must be a list of messages, not {json_type(messages)}")
     if not messages:
         raise HistoryError("messages", "is empty; send at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise HistoryError(f"messages[{index}]", f"must be an object, not {kind(message)}")
+            raise HistoryError(f"messages[{index}]", f"must be an object, not {json_type(message)}")
         role = message.get("role")
         if role not in ROLES:
             known = ", ".join(ROLES)
-            given = "is missing" if role is None else f"{shown(role)} is not a role"
+            given = "is missing" if role is None else f"{excerpt(role)} is not a role"
             raise HistoryError(f"messages[{index}].role", f"{given}; use one of {known}")
 
 

@@ -1,4 +1,4 @@
-"""JSON values in messages for people: what kind they are and how they are written; and how deep they may nest."""
+"""JSON values: how error messages name and quote them, and how deep they may nest."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def is_too_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
     return True
 
 
-def kind(value: Any) -> str:
-    """Name a value's kind: "a list", "a string", "null" …"""
+def json_type(value: Any) -> str:
+    """Name a value's JSON type for a sentence: "a list", "a string", "null" …"""
     match value:
         case None:
             return "null"
@@ -41,7 +41,7 @@ def kind(value: Any) -> str:
             return "a number"
 
 
-def shown(value: Any, max_length: int = 80) -> str:
-    """Spell a value as JSON does, cut to `max_length` characters."""
+def excerpt(value: Any, max_length: int = 80) -> str:
+    """Return a value as JSON, cut to `max_length` characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= max_length else text[: max_length - 1] + "…"

@@ -95,7 +95,7 @@ def _switch(source: str) -> Literal["enable_thinking", "thinking"] | None:
     return "thinking" if switch else None
 
 
-GPT_OSS = TemplateTraits(
+GPT_OSS_TRAITS = TemplateTraits(
     reasoning_key="thinking",
     effort="reasoning_effort",
     has_reasoning_markers=True,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.declaration import SettingError
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry.errors import ConfigurationError
@@ -154,7 +154,7 @@ class _Parser:
             self._refuse_unknown(path, key, model.model_fields, "a setting of a model")
 
     def _refuse(self, where: str, value: Any, right: str) -> None:
-        self.mistakes.append(f"{where} = {shown(value)}: {right}.")
+        self.mistakes.append(f"{where} = {excerpt(value)}: {right}.")
 
     def _refuse_unknown(self, path: str, key: str, known: Iterable[str], what: str) -> None:
         names = sorted(known)
@@ -211,4 +211,4 @@ def _engine(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _key(key: str) -> str:
     """Return a key as TOML spells it."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else shown(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else excerpt(key)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from mlx_backend.conversation.effort import WORDS, Effort, EffortError, parse, template_kwargs
-from mlx_backend.conversation.template import GPT_OSS, TemplateTraits
+from mlx_backend.conversation.effort import WORDS, Effort, EffortError, parse_effort, template_kwargs
+from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits
 
 ON_OFF = TemplateTraits(effort="enable_thinking")
 SILENT = TemplateTraits()
@@ -23,7 +23,7 @@ def test_every_word_means_its_effort_in_any_case(effort: Effort, word: str) -> N
         word.replace("-", "_"),
         word.replace(" ", "-"),
     ):
-        assert parse(written) is effort
+        assert parse_effort(written) is effort
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_every_word_means_its_effort_in_any_case(effort: Effort, word: str) -> N
     ],
 )
 def test_the_words_people_use(word: str, effort: Effort) -> None:
-    assert parse(word) is effort
+    assert parse_effort(word) is effort
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_words_people_use(word: str, effort: Effort) -> None:
     ],
 )
 def test_numbers_and_switches(number: object, effort: Effort) -> None:
-    assert parse(number) is effort
+    assert parse_effort(number) is effort
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_numbers_and_switches(number: object, effort: Effort) -> None:
 )
 def test_anything_else_is_refused_with_the_words_that_are_known(value: object) -> None:
     with pytest.raises(EffortError, match="none, minimal, low, medium, high, xhigh") as refused:
-        parse(value, "reasoning.effort")
+        parse_effort(value, "reasoning.effort")
     assert refused.value.param == "reasoning.effort"
     assert len(str(refused.value)) < 200
 
@@ -83,10 +83,10 @@ def test_anything_else_is_refused_with_the_words_that_are_known(value: object) -
     ],
 )
 def test_a_template_is_told_what_it_knows(effort: Effort, word: str) -> None:
-    assert template_kwargs(effort, GPT_OSS) == {"reasoning_effort": word}
+    assert template_kwargs(effort, GPT_OSS_TRAITS) == {"reasoning_effort": word}
     assert template_kwargs(effort, ON_OFF) == {"enable_thinking": effort is not Effort.NONE}
     assert template_kwargs(effort, SILENT) == {}
 
 
 def test_a_number_of_any_size_is_a_budget() -> None:
-    assert parse(10**400) is Effort.XHIGH
+    assert parse_effort(10**400) is Effort.XHIGH

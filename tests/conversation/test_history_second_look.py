@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mlx_backend.conversation.effort import Effort, parse, resolve, take_lines
+from mlx_backend.conversation.effort import Effort, parse_effort, resolve, take_lines
 from mlx_backend.conversation.history import sanitise
-from mlx_backend.conversation.template import GPT_OSS, for_template
+from mlx_backend.conversation.template import GPT_OSS_TRAITS, for_template
 
 MANY = 20_000  # a reader that looks at a text again for every tag in it would not come to an end here
 HOSTILE = {
@@ -105,13 +105,13 @@ def test_arguments_that_json_cannot_write_stay_text() -> None:
     for arguments in ('{"a": NaN}', '{"a": 1e999}', "[" * 50_000, '{"a":' * 50_000):
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
         history = [*spoken("x")[:1], {"role": "assistant", "content": None, "tool_calls": [call]}]
-        (_, rendered) = for_template(sanitise(history), GPT_OSS)
+        (_, rendered) = for_template(sanitise(history), GPT_OSS_TRAITS)
         assert rendered["tool_calls"][0]["function"]["arguments"] == arguments
         json.dumps(rendered, allow_nan=False)
 
 
 def test_full_width_words_are_words() -> None:
-    assert parse("ＨＩＧＨ") is Effort.HIGH
+    assert parse_effort("ＨＩＧＨ") is Effort.HIGH
     assert take_lines([{"role": "system", "content": "Reasoning：ｌｏｗ"}])[1] == [Effort.LOW]
 
 

@@ -9,7 +9,13 @@ from history_corpus import DEMO_TEMPLATE
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_backend.conversation.history import sanitise
-from mlx_backend.conversation.template import GPT_OSS, INVISIBLE, TemplateTraits, accepted, for_template
+from mlx_backend.conversation.template import (
+    GPT_OSS_TRAITS,
+    INVISIBLE,
+    TemplateTraits,
+    accepted,
+    for_template,
+)
 
 QWEN_LIKE = """
 {%- for message in messages %}
@@ -85,7 +91,7 @@ TALK = [
 
 @needs_gpt_oss_template
 def test_the_real_template_has_the_traits_that_are_assumed_where_there_is_none_to_read() -> None:
-    assert TemplateTraits.of(GPT_OSS_TEMPLATE.read_text(encoding="utf-8")) == GPT_OSS
+    assert TemplateTraits.of(GPT_OSS_TEMPLATE.read_text(encoding="utf-8")) == GPT_OSS_TRAITS
 
 
 def test_the_demonstration_template_is_read_like_the_real_one() -> None:
@@ -93,7 +99,7 @@ def test_the_demonstration_template_is_read_like_the_real_one() -> None:
     assert (traits.reasoning_key, traits.effort, traits.one_call_per_message) == (
         *("thinking", "reasoning_effort", True),
     )
-    assert traits.refused == GPT_OSS.refused
+    assert traits.refused == GPT_OSS_TRAITS.refused
 
 
 @pytest.mark.parametrize("source", [None, "", "{{ messages }}"])
@@ -120,7 +126,7 @@ def test_traits_are_read_off_the_source(source: str, traits: TemplateTraits) -> 
 def test_gpt_oss_gets_one_call_a_message_and_each_result_behind_its_call() -> None:
     canonical = sanitise(LOOP)
     before = copy.deepcopy(canonical)
-    assert for_template(canonical, GPT_OSS)[2:] == [
+    assert for_template(canonical, GPT_OSS_TRAITS)[2:] == [
         {
             "role": "assistant",
             "content": "",
@@ -180,18 +186,18 @@ def test_parts_go_to_a_template_that_takes_them_and_are_named_to_one_that_does_n
     parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     canonical = sanitise([{"role": "user", "content": parts}])
     assert for_template(canonical, TemplateTraits(takes_parts=True))[0]["content"] == parts
-    assert for_template(canonical, GPT_OSS)[0]["content"] == "What is this?\n[image_url]"
+    assert for_template(canonical, GPT_OSS_TRAITS)[0]["content"] == "What is this?\n[image_url]"
 
 
-@pytest.mark.parametrize("text", GPT_OSS.refused)
+@pytest.mark.parametrize("text", GPT_OSS_TRAITS.refused)
 def test_a_refused_quotation_is_broken_and_can_be_mended(text: str) -> None:
     answer = f"Write `{text}` twice: `{text}`."
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer, "thinking": text}]
     before = copy.deepcopy(messages)
-    user, assistant = accepted(messages, GPT_OSS)
+    user, assistant = accepted(messages, GPT_OSS_TRAITS)
     assert user["content"] == text  # nobody refuses it there
     for key in ("content", "thinking"):
-        assert not any(refused in assistant[key] for refused in GPT_OSS.refused)
+        assert not any(refused in assistant[key] for refused in GPT_OSS_TRAITS.refused)
         assert assistant[key].replace(INVISIBLE, "") == messages[1][key]
     assert messages == before
     assert accepted(messages, TemplateTraits()) == messages

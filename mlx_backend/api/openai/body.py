@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mlx_backend.api.errors import refuse
-from mlx_backend.conversation.json_values import kind, shown
+from mlx_backend.conversation.json_values import excerpt, json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,11 +46,11 @@ class Body(Lenient):
     def parse(cls, body: Any) -> Self:
         """Validate a decoded body. Raises the ApiError (400) that names what is wrong with it."""
         if not isinstance(body, dict):
-            raise refuse(f"The body must be a JSON object, not {kind(body)}.")
+            raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
         for name, (asks_for_nothing, reason) in cls.refused.items():
             if name in body and not asks_for_nothing(body[name]):
                 raise refuse(
-                    f"{name} = {shown(body[name])} is not supported: {reason}.", name, "unsupported_value"
+                    f"{name} = {excerpt(body[name])} is not supported: {reason}.", name, "unsupported_value"
                 )
         try:
             return cls.model_validate(body)
@@ -85,4 +85,4 @@ def _refuse(error: ValidationError) -> NoReturn:
         raise refuse(f"{where} is missing.", where)
     message = first["msg"]
     message = message[:1].lower() + message[1:]
-    raise refuse(f"{where}: {message}; got {shown(first['input'])}.", where)
+    raise refuse(f"{where}: {message}; got {excerpt(first['input'])}.", where)

@@ -13,7 +13,7 @@ from mlx_backend.api.openai.body import Lenient
 from mlx_backend.api.openai.generation_body import GenerationBody
 from mlx_backend.api.openai.setting_fields import Whole, accepts
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _refuse_other_than_text(messages: Sequence[Any]) -> None:
             part_type = part.get("type", "text") if isinstance(part, dict) else "text"
             if part_type not in _TEXT_PARTS:
                 raise refuse(
-                    f"messages[{i}].content[{j}] is of type {shown(part_type)}; this model reads text only.",
+                    f"messages[{i}].content[{j}] is of type {excerpt(part_type)}; this model reads text only.",
                     f"messages[{i}].content[{j}]",
                     "unsupported_content",
                 )

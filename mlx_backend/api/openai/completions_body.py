@@ -11,7 +11,7 @@ from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import is_empty
 from mlx_backend.api.openai.generation_body import GenerationBody
 from mlx_backend.chat.request import CompletionRequest
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 
 
 class CompletionBody(GenerationBody):
@@ -52,4 +52,4 @@ def _one_prompt(prompt: Any) -> str | tuple[int, ...]:
         case _ if is_empty(prompt):
             raise refuse("prompt: must not be empty.", "prompt")
         case _:
-            raise refuse(f"prompt: must be a string or a list of token ids, not {shown(prompt)}.", "prompt")
+            raise refuse(f"prompt: must be a string or a list of token ids, not {excerpt(prompt)}.", "prompt")

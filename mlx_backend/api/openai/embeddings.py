@@ -15,7 +15,7 @@ from mlx_backend.api.errors import refuse
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.service import MAX_TEXTS, EmbeddingRequest
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _texts(value: Any) -> list[str | list[int]]:
             return [_one_text(i, text) for i, text in enumerate(several)]
         case [] | None:
             raise refuse("input: must not be empty.", "input")
-    raise refuse(f"input: must be a text, a list of texts or token ids, not {shown(value)}.", "input")
+    raise refuse(f"input: must be a text, a list of texts or token ids, not {excerpt(value)}.", "input")
 
 
 def _one_text(index: int, text: Any) -> str | list[int]:
@@ -160,7 +160,7 @@ def _one_text(index: int, text: Any) -> str | list[int]:
     if isinstance(text, list) and text and all(type(token) is int for token in text):
         return text
     raise refuse(
-        f"input[{index}]: must be a text or a list of token ids, not {shown(text)}.", f"input[{index}]"
+        f"input[{index}]: must be a text or a list of token ids, not {excerpt(text)}.", f"input[{index}]"
     )
 
 

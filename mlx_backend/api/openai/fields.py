@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.chat.request import AnswerFormat, ToolChoice
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.models.spec import RESERVED_KWARGS
 from mlx_backend.settings import ReasoningFormat
 
@@ -95,7 +95,7 @@ def nested_budgets(
             value = int(value)
         if type(value) is not int or value < 0:
             name = f"{outer}.{inner}"
-            raise refuse(f"{name}: must be a whole number of tokens from 0 up, not {shown(value)}.", name)
+            raise refuse(f"{name}: must be a whole number of tokens from 0 up, not {excerpt(value)}.", name)
         yield f"{outer}.{inner}", value
     value = template_kwargs.get("thinking_budget")
     if type(value) is int and value >= 0:  # some templates read it, and -1 means something to them

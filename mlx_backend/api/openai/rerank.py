@@ -13,7 +13,7 @@ from mlx_backend.api.errors import refuse
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
-from mlx_backend.conversation.json_values import shown
+from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.service import MAX_TEXTS, RerankRequest
 
 if TYPE_CHECKING:
@@ -103,4 +103,4 @@ def _document_text(index: int, document: Any) -> str:
         case {"text": str() as text}:
             return text
     where = f"documents[{index}]"
-    raise refuse(f'{where}: must be a text or {{"text": …}}, not {shown(document)}.', where)
+    raise refuse(f'{where}: must be a text or {{"text": …}}, not {excerpt(document)}.', where)

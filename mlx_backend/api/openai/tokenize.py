@@ -17,7 +17,7 @@ from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
 from mlx_backend.api.openai.chat_body import ChatBody
-from mlx_backend.conversation.json_values import kind
+from mlx_backend.conversation.json_values import json_type
 from mlx_backend.embedding.service import Embedder
 from mlx_backend.settings import ReasoningFormat
 
@@ -117,7 +117,7 @@ class DetokenizeCall(BodyCall[DetokenizeBody]):
 def parse(body: Any) -> TokenizedText | TokenizedChat:
     """Parse either form. Raises the ApiError (400) that names what is wrong with it."""
     if not isinstance(body, dict):
-        raise refuse(f"The body must be a JSON object, not {kind(body)}.")
+        raise refuse(f"The body must be a JSON object, not {json_type(body)}.")
     sent = [name for name in ("prompt", "messages") if body.get(name) is not None]
     if len(sent) != 1:
         text = "prompt and messages: send one of them." if sent else "prompt or messages is missing."

@@ -291,6 +291,15 @@ def test_without_retry_after_a_request_is_not_retried() -> None:
         chat(status("429 Too Many Requests"))
 
 
+def test_retry_after_may_be_a_fraction_of_a_second() -> None:
+    pauses: list[float] = []
+    busy = status("429 Too Many Requests", b"", "Retry-After: 1.5")
+    with RawServer([busy], [STREAM, HI, DONE]) as server:
+        client = Client(Credentials(base_url=server.address), sleep=pauses.append)
+        assert text_of(list(client.chat({}))) == "Hi"
+    assert pauses == [1.5]
+
+
 def test_retry_after_may_be_a_date() -> None:
     with pytest.raises(Overloaded) as caught:
         chat(status("429 Too Many Requests", b"", "Retry-After: Fri, 31 Dec 2100 23:59:59 GMT"))
