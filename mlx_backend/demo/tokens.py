@@ -116,9 +116,8 @@ def train(texts: Iterable[str]) -> Tokenizer:
         vocab_size=bpe_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = (
-        pre_tokenizers.WhitespaceSplit()
-    )  # pieces are in the byte alphabet, which has no spaces
+    # The pieces are in the byte alphabet, which has no spaces.
+    bpe.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     for piece in sorted(pieces):
         if piece in whole:
             del pieces[piece]

@@ -124,7 +124,7 @@ class TextEncoder:
         encoding = self._encode_one(text, special)
         if self._spells_special_token(
             encoding
-        ):  # its vocabulary lists special tokens among the ordinary ones
+        ):  # the vocabulary lists special tokens among the ordinary ones
             for marker in self._special_tokens.values():
                 text = text.replace(marker, f"{marker[0]} {marker[1:]}")
             encoding = self._encode_one(text, special)

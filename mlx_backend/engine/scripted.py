@@ -346,7 +346,7 @@ class ScriptedEngine(ThreadedEngine):
         return [request for request in self._batch.started if request.cancelled.is_set()]
 
     def prewarm(self, make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
-        """Only take note: a script has nothing to warm up."""
+        """Record it in `warmups` and do nothing: a script has nothing to warm up."""
         self.warmups.append(make_prompt)
 
     def advance(self, steps: int = 1) -> None:

@@ -193,7 +193,7 @@ def follow(batch: SteppedBatch, ranks: Ranks) -> int:
 
 
 def _step_with_leader(batch: SteppedBatch, ranks: Ranks) -> str:
-    """Take rank 0's steps; return why that ended, "" if rank 0 was stopped in order."""
+    """Take rank 0's steps; return why that ended, "" if rank 0 stopped cleanly."""
     assert ranks.follower is not None
     checksum = 0
     while (message := ranks.follower.receive()) is not None:

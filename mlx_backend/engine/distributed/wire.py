@@ -103,7 +103,7 @@ class Wire:
 
 
 def open_listener(addresses: Sequence[str], port: int) -> socket.socket:
-    """Listen for the other ranks, on every interface unless all the addresses are this machine's own. OSError."""
+    """Listen for the other ranks, on every interface unless all addresses are the loopback's. Raises OSError."""
     if all(address in ("127.0.0.1", "localhost") for address in addresses):
         return socket.create_server(("127.0.0.1", port))
     if socket.has_dualstack_ipv6():

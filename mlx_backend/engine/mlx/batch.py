@@ -79,15 +79,15 @@ class MLXBatch:
         mx.clear_cache()
 
     def close(self) -> None:
-        """Leave MLX's streams of this thread in order.
+        """Clean up this thread's MLX streams.
 
-        A thread that used MLX and ends without this aborts the process when the interpreter exits.
+        A thread that has used MLX and ends without this makes the process abort when the interpreter exits.
         """
         mx.synchronize()
         mx.clear_streams()
 
     def admits(self, request: GenerationRequest) -> bool:
-        """Whether the request's caches fit beside those that are there. Raises EngineRefused or EngineBusy."""
+        """Whether the request's caches fit beside those of the others. Raises EngineRefused or EngineBusy."""
         return self.loaded.admits(request)
 
     def insert(self, key: int, request: GenerationRequest) -> None:

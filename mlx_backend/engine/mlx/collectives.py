@@ -129,7 +129,7 @@ class Ranks:
             for what, value in everyone[0].items():
                 if theirs.get(what) != value:
                     raise EngineError(
-                        f"Rank {rank} has another {what} than rank 0 ({str(theirs.get(what))[:60]}, not "
+                        f"Rank {rank}'s {what} differs from rank 0's ({str(theirs.get(what))[:60]}, not "
                         f"{str(value)[:60]}). Start all ranks with the same model and options."
                     )
 

@@ -182,7 +182,7 @@ def _class_name(layer: Any) -> str:
         name: str = each.__name__
         if getattr(mlx_lm_caches, name, None) is each:
             return name
-    raise ValueError(f"{type(layer).__name__} is no cache layer of mlx-lm")
+    raise ValueError(f"{type(layer).__name__} is not one of mlx-lm's cache layers")
 
 
 def _read_header(file: BinaryIO, fingerprint: str) -> tuple[bytes, bytes, bytes]:
@@ -190,7 +190,7 @@ def _read_header(file: BinaryIO, fingerprint: str) -> tuple[bytes, bytes, bytes]
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-        raise ValueError("it is truncated, or no safetensors file")
+        raise ValueError("it is truncated or not a safetensors file")
     header = file.read(length)
     entries = json.loads(header)
     about = entries.pop("__metadata__")

@@ -64,7 +64,7 @@ class LoadedBatch:
     # -- requests --------------------------------------------------------------------------------------------
 
     def admits(self, request: GenerationRequest) -> bool:
-        """Whether the request's caches fit beside those that are there.
+        """Whether the request's caches fit beside those of the other requests.
 
         Raises EngineRefused if they never can, EngineBusy if other models leave no room for them even alone.
         """

@@ -214,7 +214,7 @@ class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-l
 
     @classmethod
     def of(cls, layer: Any) -> Any:
-        """Return a rewindable cache with the same contents, or the layer itself if it is no rotating cache."""
+        """Return a rewindable cache with the same contents, or the layer itself if it is not a rotating cache."""
         if type(layer) is not RotatingKVCache:
             return layer
         ours = cls(layer.max_size, layer.keep)

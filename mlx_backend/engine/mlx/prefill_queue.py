@@ -138,13 +138,13 @@ class PrefillQueue:
             yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
 
     def on_packed_failure(self, error: ForwardError) -> None:
-        """Log that prompts must be prefilled one by one."""
+        """Log that prompts are now tried one by one. Raises the cause if other processes run them too."""
         if self._shared:
             raise error.__cause__ or error
         log.warning("Prompts could not be prefilled together; trying one by one: %r", error.__cause__)
 
     def fail(self, job: PrefillJob, error: Exception) -> tuple[int, Outcome]:
-        """Drop a prompt that cannot be prefilled even by itself."""
+        """Drop a prompt that cannot be prefilled even alone. Raises the cause if other processes run it too."""
         cause = error.__cause__ or error
         if self._shared:
             raise cause
@@ -218,7 +218,7 @@ class PrefillQueue:
 
 
 def _queue_order(job: PrefillJob) -> int:
-    """Which prompt comes first. Time has no part in it: it would differ between processes that share a model."""
+    """Return what the queue is sorted by. Time is left out: it would differ between processes that share a model."""
     return job.sequence.key + REQUESTS_PER_PRIORITY * job.sequence.request.priority
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What can only be divided whole, by its name in config.json, and in words.
+# What is divided among ranks in whole numbers: its key in config.json, and the words for it.
 _HEADS = {
     "num_attention_heads": "attention heads",
     "linear_num_key_heads": "linear key heads",

@@ -78,7 +78,7 @@ class MLXTokenizer:
 
     @property
     def bos_tokens(self) -> Sequence[int]:
-        """What a prompt begins with that no chat template writes: the BOS token of a model that wants one."""
+        """What a prompt begins with where no chat template writes it: the BOS token, for a model that needs one."""
         return self._bos_tokens
 
     def render(

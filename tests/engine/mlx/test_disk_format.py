@@ -285,7 +285,7 @@ def test_a_layer_that_cannot_be_stored_costs_a_warning_and_nothing_else(
     here.flush()
     assert len(here) == 0
     assert len(warnings(caplog)) == 1
-    assert "Strange is no cache layer" in warnings(caplog)[0]
+    assert "Strange is not one of mlx-lm's cache layers" in warnings(caplog)[0]
 
 
 # -- other models --------------------------------------------------------------------------------------------
