@@ -55,19 +55,20 @@ class KVCacheBudget:
 
     def check(self, tokens: int, subject: str) -> None:
         """Raise EngineRefused for what could not run even alone, EngineBusy while other models need the memory."""
-        needed, room, max_room = self._cost(tokens), self.room, self.max_room
-        limit = format_bytes(self._reservation.limit)
+        needed, room = self._cost(tokens), self.room
+        if needed <= room:
+            return
+        max_room, limit = self.max_room, format_bytes(self._reservation.limit)
         if needed > max_room:
             raise EngineRefused(
                 f"{subject} would need {format_bytes(needed)} of memory for its cache; the model leaves "
                 f"{format_bytes(max(0, max_room))} of {limit}. Ask for fewer tokens, or raise the memory limit."
             )
-        if needed > room:
-            raise EngineBusy(
-                f"{subject} would need {format_bytes(needed)} of memory for its cache; other models' work leaves "
-                f"{format_bytes(max(0, room))} of {limit} now. Try again in {RETRY_AFTER} s.",
-                RETRY_AFTER,
-            )
+        raise EngineBusy(
+            f"{subject} would need {format_bytes(needed)} of memory for its cache; other models' work leaves "
+            f"{format_bytes(max(0, room))} of {limit} now. Try again in {RETRY_AFTER} s.",
+            RETRY_AFTER,
+        )
 
     def fits(self, tokens: int, adapter: str = "") -> bool:
         """Whether there is room for one more sequence of so many tokens."""

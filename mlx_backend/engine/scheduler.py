@@ -248,7 +248,8 @@ class Scheduler:
                     return False
             next_timeout = self._expire_queued()
             self._admit()
-            self._admit_warmup()
+            if self._warmups:
+                self._admit_warmup()
             if (self._running or self._running_warmup) and self._batch.ready():
                 return True
             try:
