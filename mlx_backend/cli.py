@@ -1,4 +1,4 @@
-"""The command line: which command is meant. What a command does is in `commands/`, one module each.
+"""The command line: finds the command and runs it. What a command does is in `commands/`, one module each.
 
 Importing this loads nothing heavy, and neither does importing a command: MLX comes with the first model.
 """
@@ -19,14 +19,15 @@ COMMANDS = ("serve", "parse", "sanitise")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. Without a command's name the server is meant."""
+    """Run one command and return its exit status. Without a command it is `serve`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
         print(f"mlx-backend {__version__}")
         return 0
     parser = argparse.ArgumentParser(prog="mlx-backend")
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
-        parser.error(f"{words[0]!r} is no command; use {', '.join(COMMANDS)}, or options of serve alone")
+        known = ", ".join(COMMANDS)
+        parser.error(f"unknown command {words[0]!r} (choose from {known}; without a command it is serve)")
     if not words or words[0] not in COMMANDS:
         words.insert(0, "serve")
     commands = parser.add_subparsers()

@@ -1,9 +1,10 @@
-"""The options of `mlx-backend serve`, made from the declarations of settings, and what they come to.
+"""The options of `mlx-backend serve`, made from the declarations of settings, and the settings they give.
 
 An option that is not given is taken from its environment variable, if that is set and not empty. Starts nothing.
 """
 
 import argparse
+import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mlx_backend.declaration import (
+    VARIABLE_PREFIX,
     Kind,
     Setting,
     SettingError,
@@ -191,7 +193,7 @@ def _help(setting: Setting, default: Any) -> str:
 
 
 def default_in_words(setting: Setting, default: Any) -> str:
-    """Return what holds where a setting is not set; empty where that goes without saying."""
+    """Return a setting's default as the help shows it; empty where it needs no mention."""
     plain = isinstance(default, str | int | float) and not setting.is_switch
     return setting.default or (setting.kind.show(default) if plain else "")
 
@@ -233,6 +235,26 @@ def _from_variable(variable: str, setting: Setting, written: str) -> Any:
     except SettingError as error:
         raise ConfigurationError(f"{variable}: {error}.") from None
     return not value if setting.turns_off else value
+
+
+def misspelt_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return each variable that looks like a misspelt one of an option, and the one it resembles.
+
+    A variable with our prefix that resembles none may belong to something else, and is left alone.
+    """
+    environment = os.environ if environment is None else environment
+    known = {
+        variable_of(option).removeprefix(VARIABLE_PREFIX)
+        for options in options_by_group().values()
+        for _, _, option, _ in options
+    }
+    found = {}
+    for variable in environment:
+        name = variable.removeprefix(VARIABLE_PREFIX)
+        if variable.startswith(VARIABLE_PREFIX) and name not in known:
+            for nearest in difflib.get_close_matches(name, known, n=1, cutoff=0.75):
+                found[variable] = VARIABLE_PREFIX + nearest
+    return found
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

@@ -21,6 +21,7 @@ from mlx_backend.commands.options import (
     add_options,
     embedding_and_rerank_models_of,
     engine_options_of,
+    misspelt_variables,
     named_model_of,
     serve_options_of,
     settings_of,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _RECOMMENDED_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
 _QUESTION = "What is the capital of France?"
@@ -74,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status."""
     try:
         _configure_logging(serve_options_of(arguments).log_level)
+        for variable, nearest in misspelt_variables().items():
+            log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
         follow = _follower(arguments)
         return follow() if follow is not None else _serve(settings_of(arguments), arguments)
     except (ConfigurationError, EngineError, ModelError) as error:
@@ -180,8 +185,8 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegi
         others = ModelSpec(name="", source="", ttl=options.ttl or None)
         configuration = config_file.Configuration(others=others)
     named = named_model_of(arguments)
-    readers = embedding_and_rerank_models_of(arguments)
-    specs = [*([named] if named is not None else []), *configuration.models, *readers]
+    embedders = embedding_and_rerank_models_of(arguments)
+    specs = [*([named] if named is not None else []), *configuration.models, *embedders]
     catalogue = Catalogue(
         specs,
         models_dirs=options.models_dir,
@@ -190,7 +195,7 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegi
         others=configuration.others,
     )
     names = [spec.name for spec in specs]
-    if duplicates := sorted({spec.name for spec in readers if names.count(spec.name) > 1}):
+    if duplicates := sorted({spec.name for spec in embedders if names.count(spec.name) > 1}):
         raise ConfigurationError(
             f"There are two models called {duplicates[0]!r}; name one of them in the models file."
         )

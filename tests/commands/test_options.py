@@ -16,6 +16,7 @@ from mlx_backend.commands.options import (
     add_options,
     embedding_and_rerank_models_of,
     engine_options_of,
+    misspelt_variables,
     named_model_of,
     options_by_group,
     serve_options_of,
@@ -200,3 +201,22 @@ def test_values_are_those_that_are_set_and_no_others() -> None:
         "top_k": 5,
         "seed": 7,
     }
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("MLX_BACKEND_MAX_TOKEN", "MLX_BACKEND_MAX_TOKENS"),
+        ("MLX_BACKEND_PREWARM", "MLX_BACKEND_NO_PREWARM"),
+        ("MLX_BACKEND_DRAFT_TOKENS", "MLX_BACKEND_NUM_DRAFT_TOKENS"),  # the key of the models file
+        ("MLX_BACKEND_CORS_ORIGINS", "MLX_BACKEND_CORS_ORIGIN"),
+    ],
+)
+def test_a_misspelt_variable_is_found_with_the_one_that_was_meant(variable: str, meant: str) -> None:
+    assert misspelt_variables({variable: "1", "PATH": "/bin"}) == {variable: meant}
+
+
+def test_variables_of_options_and_of_others_are_not_taken_for_misspelt_ones() -> None:
+    options = [option for group in options_by_group().values() for _, _, option, _ in group]
+    others = ["MLX_BACKEND_LEADER", "MLX_BACKEND_TEST_SERVER", "MLX_BACKEND_", "BACKEND_MAX_TOKEN"]
+    assert misspelt_variables(dict.fromkeys([*map(variable_of, options), *others], "1")) == {}

@@ -26,7 +26,7 @@ COMMAND = [sys.executable, "-m", "mlx_backend"]
 QUIET = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=QUIET, timeout=120)
 
 
@@ -42,14 +42,14 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
     )
     try:
         assert process.stdout is not None
-        said = ""
+        printed = ""
         for line in process.stdout:
-            said += line
+            printed += line
             if line.startswith("Listening on "):
-                said += process.stdout.readline() + process.stdout.readline()
-                yield process, line.split()[-1], said
+                printed += process.stdout.readline() + process.stdout.readline()
+                yield process, line.split()[-1], printed
                 return
-        raise AssertionError(f"it ended before it listened: {said}{process.communicate()[1]}")
+        raise AssertionError(f"it exited before it listened: {printed}{process.communicate()[1]}")
     finally:
         process.kill()
         process.communicate()
@@ -57,13 +57,13 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: signal.Signals) -> None:
-    with started("serve") as (process, url, said):
-        assert "mlx-demo" in said
-        assert "a demonstration model, not an assistant" in said
-        assert "--model " in said
-        assert "host.docker.internal" in said
-        assert "--host 0.0.0.0" in said
-        assert "curl" in said
+    with started("serve") as (process, url, printed):
+        assert "mlx-demo" in printed
+        assert "a demonstration model, not an assistant" in printed
+        assert "--model " in printed
+        assert "host.docker.internal" in printed
+        assert "--host 0.0.0.0" in printed
+        assert "curl" in printed
         request = urllib.request.Request(
             f"{url}/v1/chat/completions",
             json.dumps(
@@ -71,9 +71,9 @@ def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: sig
             ).encode(),
         )
         with urllib.request.urlopen(request, timeout=60) as response:
-            told = json.load(response)
-        assert told["model"] == "mlx-demo"
-        assert told["usage"]["completion_tokens"] > 0
+            reply = json.load(response)
+        assert reply["model"] == "mlx-demo"
+        assert reply["usage"]["completion_tokens"] > 0
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0
@@ -81,7 +81,7 @@ def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: sig
         assert "Traceback" not in err
 
 
-def test_a_running_stream_is_told_when_the_server_stops() -> None:
+def test_a_running_stream_ends_properly_when_the_server_stops_at_once() -> None:
     with started("--max-tokens", "4000") as (process, url, _):
         body = {"prompt": "<|start|>", "stream": True, "temperature": 2, "logit_bias": {}}
         for token in (881, 882, 888):  # the demo model's end tokens: without them it writes on
@@ -90,7 +90,7 @@ def test_a_running_stream_is_told_when_the_server_stops() -> None:
         with urllib.request.urlopen(request, timeout=60) as response:
             response.readline()
             process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGINT)  # told twice: at once
+            process.send_signal(signal.SIGINT)  # the second signal: stop at once
             rest = response.read().decode()
         process.communicate(timeout=60)
         assert process.returncode == 0
@@ -99,7 +99,7 @@ def test_a_running_stream_is_told_when_the_server_stops() -> None:
 
 def test_a_port_in_use_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = ended("--port", str(taken.getsockname()[1]))
+        done = run_to_end("--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "is in use" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -129,44 +129,51 @@ def test_a_port_in_use_is_one_sentence() -> None:
     ],
 )
 def test_what_cannot_be_started_says_why(arguments: list[str], status: int, mention: str) -> None:
-    done = ended(*arguments)
+    done = run_to_end(*arguments)
     assert done.returncode == status
     assert mention in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_help_and_version() -> None:
-    assert ended("--version").stdout == f"mlx-backend {__version__}\n"
+    assert run_to_end("--version").stdout == f"mlx-backend {__version__}\n"
     for words in (["--help"], ["serve", "--help"]):
-        told = ended(*words).stdout
-        assert "--reasoning-effort" in told
-        assert "mlx-backend parse" in told
-    assert "--dialect" in ended("parse", "--help").stdout
+        page = run_to_end(*words).stdout
+        assert "--reasoning-effort" in page
+        assert "mlx-backend parse" in page
+    assert "--dialect" in run_to_end("parse", "--help").stdout
 
 
 def test_a_folder_is_served_under_the_name_it_is_given() -> None:
-    with started("--model", str(MODEL_PATH), "--model-id", "mine", "--api-key", "sesame") as (_, url, said):
-        assert "demonstration" not in said
+    with started("--model", str(MODEL_PATH), "--model-id", "mine", "--api-key", "sesame") as (
+        _,
+        url,
+        printed,
+    ):
+        assert "demonstration" not in printed
         request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": "Bearer sesame"})
         with urllib.request.urlopen(request, timeout=60) as response:
             assert json.load(response)["data"][0]["id"] == "mine"
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
-        (["banana"], "'banana' is no command; use serve, parse, sanitise"),
+        (
+            ["banana"],
+            "unknown command 'banana' (choose from serve, parse, sanitise; without a command it is serve)",
+        ),
         (["--model", ""], "--model: is empty"),
         (["--api-key", ""], "--api-key: is empty"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exited:
         main(words)
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
+    assert exited.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_running_stream_is_finished_before_the_server_stops() -> None:
@@ -196,16 +203,16 @@ def test_a_file_says_which_models_there_are(tmp_path: Path) -> None:
         ttl = 0.05
         """
     )
-    with started("--config", str(file), "--temperature", "0") as (_, url, said):
-        assert "quick" in said
+    with started("--config", str(file), "--temperature", "0") as (_, url, printed):
+        assert "quick" in printed
         thoughts = {}
         for name in ("quick", "careful"):
             body = {"model": name, "messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
             request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode())
             with urllib.request.urlopen(request, timeout=60) as response:
-                told = json.load(response)
-            assert told["model"] == name
-            thoughts[name] = told["usage"]["completion_tokens_details"]["reasoning_tokens"]
+                reply = json.load(response)
+            assert reply["model"] == name
+            thoughts[name] = reply["usage"]["completion_tokens_details"]["reasoning_tokens"]
         assert thoughts["careful"] > 3 * thoughts["quick"]
         states: dict[str, str] = {}
         while states.get("careful") != "unloaded":  # idle for longer than its ttl
@@ -217,8 +224,16 @@ def test_a_file_says_which_models_there_are(tmp_path: Path) -> None:
 def test_a_mistake_in_the_file_is_named_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(f'[models.m]\nmodel = "{MODEL_PATH}"\nreasoning_efort = "low"\n')
-    done = ended("--config", str(file))
+    done = run_to_end("--config", str(file))
     assert done.returncode == 1
     assert "reasoning_efort" in done.stderr
     assert "reasoning_effort" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_variable_is_named_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLX_BACKEND_MAX_TOKEN", "100")
+    assert main(["--config", "/no/such/file.toml"]) == 1
+    assert "MLX_BACKEND_MAX_TOKEN has no effect; did you mean MLX_BACKEND_MAX_TOKENS?" in caplog.text
