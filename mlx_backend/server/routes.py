@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,14 @@ class Route:
 
 def all_routes(settings: Settings) -> list[Route]:
     """Return the server's routes. Those of an API are found with and without /v1."""
+    started = int(time.time())
     api: list[tuple[str, str, Handler]] = [
         ("POST", "/chat/completions", ReplyHandler(ChatCompletions(settings))),
         ("POST", "/completions", ReplyHandler(Completions())),
         ("POST", "/embeddings", JsonHandler(Embeddings())),
         ("POST", "/rerank", JsonHandler(Rerank())),
-        ("GET", "/models", ResourceHandler(ListModels())),
-        ("GET", "/models/<path:name>", ResourceHandler(GetModel())),
+        ("GET", "/models", ResourceHandler(ListModels(started))),
+        ("GET", "/models/<path:name>", ResourceHandler(GetModel(started))),
         ("POST", "/models/<path:name>/unload", ResourceHandler(UnloadModel())),
         ("POST", "/tokenize", JsonHandler(Tokenize())),
         ("POST", "/detokenize", JsonHandler(Detokenize())),

@@ -1,11 +1,11 @@
 """GET /v1/models: OpenAI's list, with the fields that other servers have added to its objects.
 
-What is not known is left out. Knows what the registry says of a model; nothing of HTTP.
+What is not known is left out; `created`, in seconds since 1970, is when the server was started. Knows what the registry
+says of a model; nothing of HTTP.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.openai.base import OpenAIProtocol
@@ -23,8 +23,8 @@ OWNER = "mlx-backend"
 class ListModels(OpenAIProtocol):
     """Implements `ResourceProtocol`: the models that can be served, each once for every name it has."""
 
-    def __init__(self) -> None:
-        self._created = int(time.time())
+    def __init__(self, created: int) -> None:
+        self._created = created
 
     def answer(self, models: ModelRegistry, _arguments: Mapping[str, str]) -> dict[str, Any]:
         """Return the list."""
@@ -39,8 +39,8 @@ class ListModels(OpenAIProtocol):
 class GetModel(OpenAIProtocol):
     """Implements `ResourceProtocol`: one model, by any of its names."""
 
-    def __init__(self) -> None:
-        self._created = int(time.time())
+    def __init__(self, created: int) -> None:
+        self._created = created
 
     def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Return the model's object. Raises UnknownModel or ModelNotAllowed."""
