@@ -27,8 +27,8 @@ BEGIN, END = "<!-- settings:begin -->", "<!-- settings:end -->"
 _INTRODUCTIONS = {
     "model": "For the model that `--model` names. In the models file they are keys of the model's own table.",
     "several models": "See [several models](models.md).",
-    "replies": "A setting for sampling that is not set is as the model's makers advise, or has no effect. Requests "
-    "may also say {aliases}. `/v1/completions` takes the settings for sampling and `max_tokens`.",
+    "replies": "A sampling setting that is not set has the value that the model's makers recommend, or no effect. "
+    "Requests may also send {aliases}. `/v1/completions` takes the sampling settings and `max_tokens`.",
 }
 
 
@@ -82,8 +82,8 @@ def _cells(setting: Setting, default: Any) -> tuple[str, str, str]:
 
 
 def _aliases() -> str:
-    said = [f"`{alias}` for `{name}`" for alias, name in ALIASES.items()]
-    return f"{', '.join(said[:-1])} and {said[-1]}"
+    *first, last = [f"`{alias}` for `{name}`" for alias, name in ALIASES.items()]
+    return f"{', '.join(first)} and {last}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -145,7 +145,7 @@ class EngineOptions:
         Setting(
             kind=one_of_numbers(2, 3, 4, 5, 6, 8),
             help="quantise the KV caches to so many bits, where the model allows it; "
-            "replies are then generated one at a time",
+            "replies are then decoded one after the other in each step, not batched",
             group="memory and speed",
             default="not quantised",
         ),
