@@ -1,7 +1,7 @@
 """What a model can do, for a client's settings page: of every model that is listed, in memory or not.
 
     a loaded model     from its tokenizer, its engine and its defaults (`Service.description`)
-    any other          from its folder (`Folders`), by the same rules: loading does not change what is said
+    any other          from its folder (`FolderDescriber`), by the same rules: loading changes nothing
 
 The capabilities are Ollama's words, and only those that apply here. Knows no MLX and no HTTP.
 """
@@ -51,17 +51,16 @@ def describe(
     """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
     dialect, traits = detect(template, control_tokens), TemplateTraits.of(template)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
-    held = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
-    holds = {
+    capabilities = {
         "completion": True,
         "thinking": traits.is_reasoning_model,
         "tools": traits.has_tools and has_calls,
-        "structured_output": held,
+        "structured_output": one_process and can_constrain(dialect, control_tokens, vocabulary_size),
     }
     wanted = defaults.reasoning_effort or server_effort or Effort.MEDIUM
     return ModelDescription(
         context_length=context_length,
-        capabilities=tuple(word for word, true in holds.items() if true),
+        capabilities=tuple(name for name, has in capabilities.items() if has),
         efforts=efforts.available_efforts(traits),
         default_effort=efforts.nearest(wanted, traits),
         sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
@@ -82,14 +81,14 @@ class _Files:
 type _Stamp = tuple[tuple[int, int] | None, ...]
 
 
-class Folders:
+class FolderDescriber:
     """Describes models that are not in memory. A folder is read once, and again when one of its files has changed.
 
     Safe to use from several threads: two that need the same folder at once both read it.
     """
 
     def __init__(self) -> None:
-        self._read: dict[Path, tuple[_Stamp, _Files]] = {}
+        self._cache: dict[Path, tuple[_Stamp, _Files]] = {}
 
     def describe(
         self,
@@ -121,13 +120,13 @@ class Folders:
 
     def _files(self, folder: Path) -> _Files:
         stamp = tuple(_stamp(folder / name) for name in _FILES)
-        before = self._read.get(folder)
-        if before is not None and before[0] == stamp:
-            return before[1]
+        cached = self._cache.get(folder)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
         files = _read(folder)
-        while len(self._read) >= MAX_FOLDERS:
-            self._read.pop(next(iter(self._read)), None)
-        self._read[folder] = (stamp, files)
+        while len(self._cache) >= MAX_FOLDERS:
+            self._cache.pop(next(iter(self._cache)), None)
+        self._cache[folder] = (stamp, files)
         return files
 
 

@@ -36,8 +36,8 @@ _TAIL = 200  # characters of the prompt's end that may hold an opened reasoning 
 class Prompt:
     """What the engine is to continue, and on which channel the continuation begins (None: the dialect's own).
 
-    `checkpoints` are where later prompts are likely to part from this one: behind the header of the first and
-    of the last user message (so behind the system part, and behind the history), and before the generation
+    `checkpoints` are where later prompts are likely to diverge from this one: after the header of the first and
+    of the last user message (so after the system part, and after the history), and before the generation
     prompt, whose text may depend on the request.
     """
 
@@ -63,7 +63,7 @@ class PromptBuilder:
         *,
         add_generation_prompt: bool = True,
     ) -> Prompt:
-        """Render and tokenise, up to the place where the model is to speak."""
+        """Render and tokenise a conversation, up to where the reply begins."""
         text, sentinel = self._render(messages, tools, template_kwargs, add_generation_prompt)
         tokens = self._tokenise(text, sentinel)
         return Prompt(
@@ -81,7 +81,7 @@ class PromptBuilder:
         reasoning: str,
         content: str,
     ) -> Prompt:
-        """Build the prompt whose last turn the model has begun already: it goes on where that text ends."""
+        """Build the prompt of a reply that has been begun already: it goes on where that text ends."""
         prompt = self.build(messages, tools, template_kwargs)
         tokens = list(prompt.tokens)
         continuation = self._dialect.continuation(reasoning, content, opened=prompt.opens_in)
@@ -97,9 +97,9 @@ class PromptBuilder:
         *,
         add_generation_prompt: bool = True,
     ) -> Prompt:
-        """Build the prompt of a model that has no template: what `roles` says before each message, and a stop.
+        """Build the prompt of a model that has no template: before each message goes what `roles` has for its role.
 
-        The keys are mlx-lm's: a prefix for each role, "stop" behind every message. Markers in the mapping are
+        The keys are mlx-lm's: a prefix for each role, "stop" after every message. Markers in the mapping are
         control tokens, in the messages they are text.
         """
         tokens = list(self._tokenizer.bos_tokens)
@@ -151,16 +151,16 @@ class PromptBuilder:
     def _checkpoints(
         self, text: str, tokens: Sequence[int], template_kwargs: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        """Find them by counting control tokens: those of the text and those of the tokens are the same."""
-        places = [at for at, token in enumerate(tokens) if token in self._markers.texts]
+        """Return the checkpoints, found by counting control tokens: the text and the tokens have the same ones."""
+        positions = [at for at, token in enumerate(tokens) if token in self._markers.texts]
         ends = [match.end() for match in self._markers.pattern.finditer(text)]
-        if len(places) != len(ends):  # the tokenizer adds or merges some: not countable, so no checkpoints
+        if len(positions) != len(ends):  # the tokenizer adds or merges some, so they cannot be matched
             return ()
         header, generation = self._frame(json.dumps(template_kwargs, sort_keys=True))
         found: set[int] = set()
         if header and header in text:
             for at in (text.find(header), text.rfind(header)):
-                found.add(places[bisect_right(ends, at + len(header)) - 1] + 1)
+                found.add(positions[bisect_right(ends, at + len(header)) - 1] + 1)
         if generation and text.endswith(generation):
             found.add(len(tokens) - len(self._tokenizer.encode(generation, control_tokens=True)))
         return tuple(sorted(at for at in found if 0 < at < len(tokens)))
@@ -191,7 +191,7 @@ class _Markers:
         longest_first = sorted(self.ids, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._splitter = re.compile(f"({self.pattern.pattern})")
-        # A text may also end in the first half of a marker, and the template put the second half behind it.
+        # A text may also end in the first half of a marker, and the template add the second half.
         self._halves = {text[:size] for text in self.ids for size in range(1, len(text))}
         self._first_characters = {text[0] for text in self.ids}
         self._longest_half = max(map(len, self._halves), default=0)
@@ -211,7 +211,7 @@ class _Markers:
                 return False
 
     def broken(self, data: Any, sentinel: str) -> Any:
-        """Copy `data` with the sentinel inside every spelt marker and behind every half of one."""
+        """Copy `data` with the sentinel inside every spelt marker and after every half of one."""
         match data:
             case str():
                 text = self.pattern.sub(lambda match: match[0][0] + sentinel + match[0][1:], data)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXPECTED_TOKENS = 2048
-"""How long a reply is taken to be whose client has set no limit."""
+"""Tokens that a reply is expected to have if its client sets no limit."""
 
 
 class Service:
@@ -123,9 +123,8 @@ class Service:
     def chat(self, request: ChatRequest) -> Reply:
         """Start a reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
         conversation = self._prompts.conversation(request)
-        grammar = self._constraints.grammar(
-            request
-        )  # before rendering: what cannot be met is refused at once
+        # Before rendering: what cannot be met is refused at once.
+        grammar = self._constraints.grammar(request)
         prompt = self._prompts.prompt(request, conversation)
         constraint = self._constraints.start(request, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids

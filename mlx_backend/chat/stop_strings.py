@@ -54,7 +54,7 @@ class StopStrings:
 class StopFilter:
     """Applies stop strings to the answer of one reply and to nothing else.
 
-    Behind a stop string there is no more content and no new tool call. Reasoning, and the end, pass.
+    After a stop string there is no more content and no new tool call. Reasoning and the end still pass.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class StopFilter:
         return self._text.stopped
 
     def feed(self, events: Iterable[Event]) -> list[Event]:
-        """Return the events that are to be shown. Of a tool call that was cut, the end is not."""
+        """Return the events to be shown. The end of a tool call that was cut off is not."""
         shown: list[Event] = []
         for event in events:
             match event:

@@ -72,7 +72,7 @@ class UsageMeter:
         usage.reasoning_tokens += self._incomplete if was_reasoning else 0
 
     def take_times(self, times: GenerationTimes) -> None:
-        """Take the times of a generation that the engine did not finish: it was cut, left or failed."""
+        """Take the times of a generation that the engine did not finish: it was cut short, cancelled or failed."""
         self.usage.queue_seconds = times.queue
         self.usage.prefill_seconds = times.prefill
         self.usage.decode_seconds = times.decode

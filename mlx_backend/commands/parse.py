@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mlx_backend.conversation.dialects import DIALECTS
 
     if arguments.dialect not in DIALECTS:
-        arguments.refuse(f"--dialect: {arguments.dialect!r} is none of {', '.join(DIALECTS)}")
+        arguments.refuse(f"--dialect: {arguments.dialect!r} is not one of {', '.join(DIALECTS)}")
     if arguments.by and not arguments.jsonl:
         arguments.refuse("--by is for --jsonl: plain input has no tokens")
     if arguments.by == "tokens" and arguments.chunk:
@@ -121,7 +121,7 @@ def parse_lines(
     chunk: int | None = None,
     by: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Parse JSON lines, skipping blank ones; yield one result for each. The arguments are defaults for a line's own."""
+    """Parse JSON lines, skipping blank ones; yield a result for each. The arguments are for lines without their own."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -204,32 +204,32 @@ def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequen
 
 
 def _whole_characters(texts: list[str], raw_text: Any) -> list[str]:
-    """Mend texts that were decoded token by token: a token that ends inside a character gives U+FFFD.
+    """Repair texts that were decoded token by token: a token that ends inside a character gives U+FFFD.
 
-    What a run of such tokens means stands in the line's raw text; the last token of the run gets it. Where the
-    two do not agree otherwise, the tokens' own texts are taken as they are.
+    The text of a run of such tokens is taken from the line's raw text and given to the last token of the run. If
+    the two disagree anywhere else, the tokens' own texts are used as they are.
     """
     if not isinstance(raw_text, str) or "\ufffd" not in "".join(texts):
         return texts
-    mended: list[str] = []
+    repaired: list[str] = []
     position = 0
-    while len(mended) < len(texts):
-        at = len(mended)
+    while len(repaired) < len(texts):
+        at = len(repaired)
         run = at
         while run < len(texts) and "\ufffd" in texts[run]:
             run += 1
         if run == at:
             if not raw_text.startswith(texts[at], position):
                 return texts
-            mended.append(texts[at])
+            repaired.append(texts[at])
             position += len(texts[at])
             continue
         end = raw_text.find(texts[run], position + 1) if run < len(texts) else len(raw_text)
         if end < 0:
             return texts
-        mended += [""] * (run - at - 1) + [raw_text[position:end]]
+        repaired += [""] * (run - at - 1) + [raw_text[position:end]]
         position = end
-    return mended
+    return repaired
 
 
 def _tools(tools: Any) -> list[str]:

@@ -3,7 +3,7 @@
 Reads a chat request (`messages`, perhaps `tools` and effort fields) as JSON on standard input, or one a line with
 `--jsonl`, and prints the messages and template arguments. A line that cannot be used gets an error object of its own.
 
-The messages are the ones the server renders, but for one thing: gpt-oss's template refuses an assistant's text that
+The messages are the ones the server renders, with one exception: gpt-oss's template refuses an assistant's text that
 quotes `<|channel|>analysis<|message|>` or `<|channel|>final<|message|>`. The server hides every quoted marker while
 it renders; here such a quotation gets one invisible character (U+2060) in the middle, so that what is printed
 renders too. Take the character out to have the text back.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Declare the command and its options."""
+    """Add the command and its options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "sanitise",
         help="show what the chat template would get for a posted history",
@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
         "--jsonl", action="store_true", help="read one request a line, print one result a line"
     )
     parser.add_argument(
-        "--template", type=Path, metavar="FILE", help="the chat template meant (default: gpt-oss's)"
+        "--template", type=Path, metavar="FILE", help="the model's chat template (default: gpt-oss's)"
     )
     parser.add_argument("--canonical", action="store_true", help="print OpenAI's form, before any template")
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""What is known of a model, as it is told to clients: plain data. Who finds it out is chat/capabilities.py."""
+"""What clients are shown of a model: plain data. chat/capabilities.py and embedding/service.py make it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.effort import Effort
 
 
-DEFAULT_TEMPERATURE = 1.0  # where neither a request nor anybody else says one
+DEFAULT_TEMPERATURE = 1.0  # where nothing sets one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class ModelDescription:
     context_length: int | None = None
     capabilities: tuple[str, ...] = ("completion",)
     efforts: tuple[Effort, ...] = ()  # those that make a difference
-    default_effort: Effort | None = None  # what a request gets that says nothing
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # so too, by the names of `Sampling`
+    default_effort: Effort | None = None  # for a request that sets none
+    sampling: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # for a request that sets none, by the names of `Sampling`
     adapters: tuple[str, ...] = ()  # LoRA, by the names a request may send

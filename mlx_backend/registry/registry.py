@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from mlx_backend.chat.capabilities import Folders
+from mlx_backend.chat.capabilities import FolderDescriber
 from mlx_backend.chat.service import Service
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
 from mlx_backend.embedding.service import Embedder
@@ -75,7 +75,7 @@ class MultiModelRegistry:
         self._options = options
         self._settings = settings
         self._default_name = default_name
-        self._folders = Folders()
+        self._folder_describer = FolderDescriber()
         self._pool: ModelPool[Service | Embedder] = ModelPool(
             catalogue,
             self._load,
@@ -135,7 +135,7 @@ class MultiModelRegistry:
                 sampling=defaults.sampling,
                 adapters=tuple(options.adapters),
             )
-        return self._folders.describe(
+        return self._folder_describer.describe(
             folder,
             options=options,
             defaults=defaults,

@@ -9,7 +9,7 @@ import pytest
 from engine_models import byte_level, write_adapter, write_model, write_qwen, write_tokenizer
 from test_template_traits import CODER_LIKE, GEMMA_LIKE, QWEN_LIKE
 
-from mlx_backend.chat.capabilities import Folders, describe
+from mlx_backend.chat.capabilities import FolderDescriber, describe
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
@@ -38,7 +38,7 @@ def told(template: str | None, tokens: Any = CHATML, **changes: Any) -> ModelDes
 
 def from_folder(folder: Path, **changes: Any) -> ModelDescription:
     settings: dict[str, Any] = {"options": EngineOptions(), "defaults": ModelDefaults()}
-    return Folders().describe(folder, **settings | changes)
+    return FolderDescriber().describe(folder, **settings | changes)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_broken_folder_is_described_as_far_as_it_goes_and_the_log_says_why(
             (tmp_path / name).unlink()
         else:
             (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    folders = Folders()
+    folders = FolderDescriber()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             description = folders.describe(tmp_path, options=EngineOptions(), defaults=ModelDefaults())
@@ -251,7 +251,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, byte_level())
     config = tmp_path / "config.json"
     config.write_text('{"max_position_embeddings": 99}')
-    folders = Folders()
+    folders = FolderDescriber()
 
     def length() -> int | None:
         return folders.describe(tmp_path, options=EngineOptions(), defaults=ModelDefaults()).context_length
