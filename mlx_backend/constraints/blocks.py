@@ -20,7 +20,6 @@ from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.mask import all_but
 from mlx_backend.constraints.states import ClosingText, EndOfReply, FixedTokens, FreeText, MatchedText
 from mlx_backend.constraints.vocabulary import MAX_LINE_BREAKS
-from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import Channel
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.plan import ReplyPlan
     from mlx_backend.constraints.states import State, Transition
     from mlx_backend.constraints.vocabulary import Vocabulary
+    from mlx_backend.conversation.dialects.json_calls import JsonCalls
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
-
-TOOL_CALL, TOOL_CALL_END = JSON_CALLS.opener, JSON_CALLS.closer
 
 
 def has_required_tokens(control_tokens: Set[str]) -> bool:
@@ -49,7 +47,8 @@ def has_required_tokens(control_tokens: Set[str]) -> bool:
 class BlockGrammar:
     """The replies of one model that reasons in a block, or not at all (`has_blocks`).
 
-    `end_tokens` are the tokens that end a turn; None means those that dialects are known to use.
+    `calls` is how it writes calls; with None its answers can be constrained, and its calls cannot. `end_tokens` are the
+    tokens that end a turn; None means those that dialects are known to use.
     """
 
     def __init__(
@@ -58,9 +57,11 @@ class BlockGrammar:
         matchers: Matchers,
         *,
         has_blocks: bool,
+        calls: JsonCalls | None,
         end_tokens: Collection[int] | None,
     ) -> None:
-        self.allows_calls = has_blocks
+        self.allows_calls = calls is not None
+        self.call_markers = (calls.opener, calls.closer) if calls is not None else ("", "")
         self.vocabulary = vocabulary
         self.matchers = matchers
         known_ends = END_MARKERS & vocabulary.ids.keys()
@@ -72,7 +73,7 @@ class BlockGrammar:
         template = vocabulary.tokenizer.chat_template or ""
         known = {opener for opener in OPENERS if opener in vocabulary.ids or opener in template}
         self.openers = {opener: OPENERS[opener] for opener in sorted(known)} if has_blocks else {}
-        self.has_call_tokens = TOOL_CALL in vocabulary.ids and TOOL_CALL_END in vocabulary.ids
+        self.has_call_tokens = vocabulary.ids.keys() >= set(self.call_markers)
 
     def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
         """Return the state at the beginning of a reply, or in what the prompt has opened."""
@@ -92,11 +93,14 @@ class _Reply:
     def __init__(self, grammar: BlockGrammar, plan: ReplyPlan) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
+        self._opener, self._closer = grammar.call_markers
         self._plan = plan
         self._answer = grammar.matchers.of(plan.answer) if plan.answer is not None else None
         self._calls: LLMatcher | None = None
         if plan.calls and (grammar.has_call_tokens or not plan.allows_answer):
-            self._calls = grammar.matchers.of(_calls_rule(plan, by_token=grammar.has_call_tokens))
+            self._calls = grammar.matchers.of(
+                _calls_rule(plan, grammar.call_markers, by_token=grammar.has_call_tokens)
+            )
         self._ends: dict[int, Transition] = dict.fromkeys(grammar.end_tokens, self._end)
 
     def reasoning(self, closers: Collection[str]) -> State:
@@ -114,10 +118,10 @@ class _Reply:
         plan, vocabulary, grammar = self._plan, self._vocabulary, self._grammar
         alternatives: dict[int, Transition] = {}
         if self._calls is not None and grammar.has_call_tokens:
-            alternatives[vocabulary.ids[TOOL_CALL]] = self._call
+            alternatives[vocabulary.ids[self._opener]] = self._call
         if not plan.allows_answer and begun:
             # An answer was begun where a call is required: it goes on until the call.
-            closing = None if alternatives else ClosingText(vocabulary, TOOL_CALL, self._call)
+            closing = None if alternatives else ClosingText(vocabulary, self._opener, self._call)
             return FreeText(vocabulary, alternatives, closing)
         if may_reason:
             alternatives |= self._reasoning_openers()
@@ -131,7 +135,7 @@ class _Reply:
             return answer.continued(begun) if begun else answer
         if grammar.has_call_tokens:
             return FixedTokens(vocabulary, dict(alternatives))
-        spelling = FixedTokens.tree([(vocabulary.encode(TOOL_CALL), self._call)])
+        spelling = FixedTokens.tree([(vocabulary.encode(self._opener), self._call)])
         return FixedTokens(vocabulary, {**spelling, **alternatives})
 
     def _reasoning_openers(self) -> dict[int, Transition]:
@@ -149,17 +153,17 @@ class _Reply:
         return transitions
 
     def _call(self) -> State:
-        """What stands behind `<tool_call>`."""
+        """What stands behind a call's opener."""
         assert self._calls is not None
         if not self._grammar.has_call_tokens:
             return MatchedText(self._vocabulary, self._calls.deep_copy(), self._ends)
-        closes: dict[int, Transition] = {self._vocabulary.ids[TOOL_CALL_END]: self._after_call}
+        closes: dict[int, Transition] = {self._vocabulary.ids[self._closer]: self._after_call}
         return MatchedText(self._vocabulary, self._calls.deep_copy(), closes)
 
     def _after_call(self, line_breaks: int = MAX_LINE_BREAKS) -> State:
         transitions = dict(self._ends)
         if self._plan.parallel:
-            transitions[self._vocabulary.ids[TOOL_CALL]] = self._call
+            transitions[self._vocabulary.ids[self._opener]] = self._call
             for token, size in self._vocabulary.line_breaks.items():
                 if size <= line_breaks:
                     transitions[token] = partial(self._after_call, line_breaks - size)
@@ -208,11 +212,11 @@ class BlockCloser(ReasoningCloser):
         ]
 
 
-def _calls_rule(plan: ReplyPlan, *, by_token: bool) -> Rule:
-    """Return the rule of what stands behind `<tool_call>`: up to `</tool_call>` if that is a token."""
+def _calls_rule(plan: ReplyPlan, markers: tuple[str, str], *, by_token: bool) -> Rule:
+    """Return the rule of what stands behind a call's opener: up to its closer if that is a token."""
     if by_token:
         return joined_rule(f"start: body\n{_body(plan.calls)}")
-    opens, closes = json.dumps(TOOL_CALL), json.dumps(TOOL_CALL_END)
+    opens, closes = map(json.dumps, markers)
     more = f' ("\\n" {opens} body {closes})*' if plan.parallel else ""
     return joined_rule(f"start: body {closes}{more}\n{_body(plan.calls)}")
 

@@ -1,7 +1,8 @@
 """Which state machine constrains which dialect.
 
-To constrain the replies of a new family, write its machine and add it here. A dialect that is not here is never
-constrained: its models offer no structured output, and a reasoning budget does nothing.
+To constrain the replies of a new family, write its machine and add it here. A family of blocks whose calls are not JSON
+needs none of its own: `block_grammar` without `calls` constrains its answers and its reasoning. A dialect that is not
+here is never constrained: its models offer no structured output, and a reasoning budget does nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.constraints import blocks, harmony
 from mlx_backend.conversation.dialects.harmony import HARMONY
+from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 from mlx_backend.conversation.dialects.plain import PLAIN
 from mlx_backend.conversation.dialects.think import THINK
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.states import State
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.dialects.json_calls import JsonCalls
     from mlx_backend.conversation.events import Channel
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
@@ -70,10 +73,18 @@ def _harmony(
     return harmony.HarmonyGrammar(vocabulary, matchers)
 
 
-def _blocks(
-    vocabulary: Vocabulary, matchers: Matchers, end_tokens: Collection[int] | None, *, has_blocks: bool
+def block_grammar(
+    vocabulary: Vocabulary,
+    matchers: Matchers,
+    end_tokens: Collection[int] | None,
+    *,
+    has_blocks: bool,
+    calls: JsonCalls | None = None,
 ) -> blocks.BlockGrammar:
-    return blocks.BlockGrammar(vocabulary, matchers, has_blocks=has_blocks, end_tokens=end_tokens)
+    """Make the grammar of a family that reasons in a block; `calls` is its codec, if its calls are JSON."""
+    return blocks.BlockGrammar(
+        vocabulary, matchers, has_blocks=has_blocks, calls=calls, end_tokens=end_tokens
+    )
 
 
 STATE_MACHINES: Mapping[Dialect, StateMachine] = {
@@ -83,12 +94,12 @@ STATE_MACHINES: Mapping[Dialect, StateMachine] = {
         closer=harmony.HarmonyCloser,
     ),
     THINK: StateMachine(
-        grammar=partial(_blocks, has_blocks=True),
+        grammar=partial(block_grammar, has_blocks=True, calls=JSON_CALLS),
         has_required_tokens=blocks.has_required_tokens,
         closer=blocks.BlockCloser,
     ),
     PLAIN: StateMachine(
-        grammar=partial(_blocks, has_blocks=False),
+        grammar=partial(block_grammar, has_blocks=False),
         has_required_tokens=blocks.has_required_tokens,
     ),
 }

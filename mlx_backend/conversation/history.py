@@ -85,7 +85,7 @@ class _History:
         self.tools = tools
         self.policy = policy
         self.system: list[str] = []
-        self.turns: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self.unanswered: dict[str, str] = {}  # id -> name of calls without a result
         self.renamed: dict[str, list[str]] = {}  # a client's id -> ours: it may have been used several times
         self.ids: set[str] = set()
@@ -112,7 +112,7 @@ class _History:
         for result in results:
             self._add_result(text_of(result.get("content")), _identifier(result.get("tool_use_id")), "")
         if rest or not results:
-            self.turns.append({"role": "user", "content": _user_content(rest)})
+            self.messages.append({"role": "user", "content": _user_content(rest)})
 
     # -- assistant -------------------------------------------------------------------------------
 
@@ -120,31 +120,31 @@ class _History:
         posted, content = _take_parts(message.get("content"), "tool_use")
         calls = list(_posted_calls(message, posted))
         text = text_of(content) or text_of(message.get("refusal"))
-        stretches = _without_displays_of(calls, parse_echo(text, self.tools))
+        segments = _without_displays_of(calls, parse_echo(text, self.tools))
         stated = _stated_reasoning(message)
-        for index, stretch in enumerate(stretches):
-            last = index == len(stretches) - 1
-            reasoning = _join_distinct([stated if index == 0 else "", parse_reasoning(stretch.reasoning)])
-            if stretch.display is not None:
-                self._add_display(reasoning, stretch.content, stretch.display)
+        for index, segment in enumerate(segments):
+            last = index == len(segments) - 1
+            reasoning = _join_distinct([stated if index == 0 else "", parse_reasoning(segment.reasoning)])
+            if segment.display is not None:
+                self._add_display(reasoning, segment.content, segment.display)
             else:
-                echoed = [("", call.name, _arguments(call.arguments)) for call in stretch.tool_calls]
-                self._add_turn(reasoning, stretch.content, (calls or echoed) if last else echoed)
+                echoed = [("", call.name, _arguments(call.arguments)) for call in segment.tool_calls]
+                self._append_assistant(reasoning, segment.content, (calls or echoed) if last else echoed)
 
-    def _add_turn(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
-        previous = self.turns[-1] if self.turns else {"role": ""}
+    def _append_assistant(self, reasoning: str, content: str, calls: Sequence[tuple[str, str, str]]) -> None:
+        previous = self.messages[-1] if self.messages else {"role": ""}
         if previous["role"] == "assistant" and not (previous["content"] or "tool_calls" in previous):
             # Nothing but reasoning: some clients send it as a message of its own, before what it led to.
-            self.turns.pop()
+            self.messages.pop()
             reasoning = _join_distinct([previous[REASONING_CONTENT], reasoning])
-        turn: dict[str, Any] = {"role": "assistant", "content": content}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning:
-            turn[REASONING_CONTENT] = reasoning
+            message[REASONING_CONTENT] = reasoning
         if calls:
             self.unanswered = {}
-            turn["tool_calls"] = [self._call(*call) for call in calls]
-        if _has_substance(turn):
-            self.turns.append(turn)
+            message["tool_calls"] = [self._call(*call) for call in calls]
+        if _has_substance(message):
+            self.messages.append(message)
 
     def _call(self, identifier: str, name: str, arguments: str) -> dict[str, Any]:
         unique = identifier
@@ -163,7 +163,7 @@ class _History:
 
     def _add_display(self, reasoning: str, content: str, display: Display) -> None:
         """Add a call that was displayed inside an answer, and its result."""
-        self._add_turn(reasoning, content, [(display.id, display.call.name, display.call.arguments)])
+        self._append_assistant(reasoning, content, [(display.id, display.call.name, display.call.arguments)])
         if display.result is not None:
             self._add_result(display.result, display.id, display.call.name)
 
@@ -171,57 +171,57 @@ class _History:
 
     def _add_result(self, content: str, identifier: str, name: str) -> None:
         """Put a result behind its call: found by id, else by name, else the first call without a result."""
-        mine = self.renamed.get(identifier, [])
-        ours = next((i for i in mine if i in self.unanswered), mine[-1] if mine else "")
+        candidates = self.renamed.get(identifier, [])
+        ours = next((i for i in candidates if i in self.unanswered), candidates[-1] if candidates else "")
         if not ours:
             named = [waiting for waiting, called in self.unanswered.items() if called == name]
             ours = (named or list(self.unanswered) or [""])[0]
         if not ours:
             # A result without a call (the client cut the history): the call it answers is put back before it.
             call = self._call(identifier, name, "{}")
-            self.turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            self.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
             ours = call["id"]
         self.unanswered.pop(ours, None)
         position, called = self._position_after_call(ours)
-        self.turns.insert(
+        self.messages.insert(
             position, {"role": "tool", "tool_call_id": ours, "name": called or name, "content": content}
         )
 
     def _position_after_call(self, identifier: str) -> tuple[int, str]:
         """Return where the result of a call belongs (behind the results that are there), and the call's name."""
-        for index in range(len(self.turns) - 1, -1, -1):
-            for call in self.turns[index].get("tool_calls", ()):
+        for index in range(len(self.messages) - 1, -1, -1):
+            for call in self.messages[index].get("tool_calls", ()):
                 if call["id"] == identifier:
                     position = index + 1
-                    while position < len(self.turns) and self.turns[position]["role"] == "tool":
+                    while position < len(self.messages) and self.messages[position]["role"] == "tool":
                         position += 1
                     return position, call["function"]["name"]
-        return len(self.turns), ""
+        return len(self.messages), ""
 
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> list[dict[str, Any]]:
         """Apply the keep-or-drop rule to reasoning and put the system message first."""
-        turns = self.turns
-        last = len(turns) - 1
+        messages = self.messages
+        last = len(messages) - 1
         answered = -1
-        for index, turn in enumerate(turns):
-            if turn["role"] == "assistant" and "tool_calls" not in turn and index != last:
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant" and "tool_calls" not in message and index != last:
                 answered = index
-        kept: list[dict[str, Any]] = []
-        for index, turn in enumerate(turns):
+        remaining: list[dict[str, Any]] = []
+        for index, message in enumerate(messages):
             if index <= answered and not self.policy.keeps_answered_turns:
-                turn.pop(REASONING_CONTENT, None)
-            if turn["role"] == "assistant" and not _has_substance(turn):
+                message.pop(REASONING_CONTENT, None)
+            if message["role"] == "assistant" and not _has_substance(message):
                 continue  # it held nothing but reasoning
-            kept.append(turn)
+            remaining.append(message)
         system = [{"role": "system", "content": "\n\n".join(self.system)}] if self.system else []
         # Templates cannot render an empty list: where only empty messages were sent, there is an empty question.
-        return [*system, *kept] or [{"role": "user", "content": ""}]
+        return [*system, *remaining] or [{"role": "user", "content": ""}]
 
 
-def _has_substance(turn: Mapping[str, Any]) -> bool:
-    return bool(turn["content"].strip() or turn.get(REASONING_CONTENT) or turn.get("tool_calls"))
+def _has_substance(message: Mapping[str, Any]) -> bool:
+    return bool(message["content"].strip() or message.get(REASONING_CONTENT) or message.get("tool_calls"))
 
 
 # -- texts, names, calls: every shape a client may use ---------------------------------------------
@@ -320,17 +320,17 @@ def _take_parts(content: Any, kind: str) -> tuple[list[Mapping[str, Any]], Any]:
     return taken, [part for part in content if part not in taken] if taken else content
 
 
-def _without_displays_of(calls: Iterable[tuple[str, str, str]], stretches: list[Echo]) -> list[Echo]:
+def _without_displays_of(calls: Iterable[tuple[str, str, str]], segments: list[Echo]) -> list[Echo]:
     """Drop the displays of calls that the message holds as calls too (older versions of Open WebUI)."""
     posted = {identifier for identifier, _, _ in calls}
     kept: list[Echo] = []
-    for stretch in stretches:
+    for segment in segments:
         if kept and kept[-1].display is not None and kept[-1].display.id in posted:
             before = kept.pop()
-            reasoning = "\n\n".join(filter(None, (before.reasoning, stretch.reasoning)))
-            content = "\n\n".join(filter(None, (before.content, stretch.content)))
-            stretch = replace(stretch, reasoning=reasoning, content=content)
-        kept.append(stretch)
+            reasoning = "\n\n".join(filter(None, (before.reasoning, segment.reasoning)))
+            content = "\n\n".join(filter(None, (before.content, segment.content)))
+            segment = replace(segment, reasoning=reasoning, content=content)
+        kept.append(segment)
     return kept
 
 

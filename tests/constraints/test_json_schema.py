@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from byte_tokenizer import ByteTokenizer
 
 from mlx_backend.constraints import GrammarError, Grammars, Spec
 from mlx_backend.constraints.compiler import joined_rule
@@ -13,17 +14,8 @@ from mlx_backend.constraints.plan import ReplyPlan
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Constraint
-from mlx_backend.engine.scripted import ScriptedTokenizer
 
-
-class Bytes(ScriptedTokenizer):
-    """A scripted vocabulary of single bytes."""
-
-    PIECE = 1
-    _SIZES = (256,)  # type: ignore[assignment]
-
-
-TOKENIZER = Bytes(("</s>",), None)
+TOKENIZER = ByteTokenizer(("</s>",), None)
 END = 256
 
 
@@ -201,7 +193,7 @@ def tool(name: str, parameters: Any, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def callers() -> Grammars:
-    return Grammars(Bytes(("<|im_end|>", "<tool_call>", "</tool_call>"), None), DIALECTS["think"])
+    return Grammars(ByteTokenizer(("<|im_end|>", "<tool_call>", "</tool_call>"), None), DIALECTS["think"])
 
 
 def test_tools_without_parameters_take_any_object(callers: Grammars) -> None:

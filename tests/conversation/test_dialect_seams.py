@@ -32,7 +32,17 @@ GET_AGE = {
 
 def test_every_model_has_exactly_one_dialect() -> None:
     assert detect(None, []) is DIALECTS["plain"]
-    assert list(DIALECTS) == [dialect.name for dialect in DIALECTS.values()] == ["harmony", "think", "plain"]
+    assert [dialect.name for dialect in DIALECTS.values()] == list(DIALECTS)
+    assert list(DIALECTS)[-1] == "plain"  # it recognises any model
+
+
+def test_no_two_dialects_claim_the_same_leaked_markup() -> None:
+    openers = [
+        opener
+        for dialect in DIALECTS.values()
+        for opener in {*dialect.leaks.openers, *dialect.leaks.message_openers, *dialect.leaks.call_openers}
+    ]
+    assert len(openers) == len(set(openers))
 
 
 @pytest.mark.parametrize("dialect", WITH_CALLS, ids=lambda dialect: dialect.name)

@@ -22,7 +22,7 @@ _MAX_WRAPPINGS = 16
 
 
 def parse_echo(text: str, tools: ToolSet | None = None) -> list[Echo]:
-    """Parse an assistant's text into its stretches, in order (one, unless there are calls in between).
+    """Parse an assistant's text into its segments, in order (one, unless there are calls in between).
 
     What was echoed twice is wrapped twice: an answer is parsed again until nothing comes off it.
     """
@@ -42,16 +42,16 @@ def parse_reasoning(text: str) -> str:
 
 
 def _parse_wrapped(text: str, tools: ToolSet | None, depth: int) -> list[Echo]:
-    stretches: list[Echo] = []
+    segments: list[Echo] = []
     for echo in _parse_once(text, tools):
         if echo.content in ("", text) or depth == _MAX_WRAPPINGS:
-            stretches.append(echo)
+            segments.append(echo)
             continue
         first, *rest = _parse_wrapped(echo.content, tools, depth + 1)
         inner = [replace(first, reasoning=join_paragraphs([echo.reasoning, first.reasoning])), *rest]
         calls = (*inner[-1].tool_calls, *echo.tool_calls)
-        stretches += [*inner[:-1], replace(inner[-1], tool_calls=calls, display=echo.display)]
-    return stretches
+        segments += [*inner[:-1], replace(inner[-1], tool_calls=calls, display=echo.display)]
+    return segments
 
 
 def _parse_once(text: str, tools: ToolSet | None) -> list[Echo]:

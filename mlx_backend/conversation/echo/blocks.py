@@ -1,7 +1,7 @@
 """Blocks that a client echoes inside an assistant's text: `<think>…</think>` and `<details>…</details>`.
 
 Reasoning stands at the beginning of an answer, or in Dify's exact form anywhere; calls that Open WebUI displays cut an
-answer into stretches. Tags in code and in quotation marks are text.
+answer into segments. Tags in code and in quotation marks are text.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def begins_with_block(text: str) -> bool:
 
 
 def parse_shown(text: str) -> list[Echo]:
-    """Parse a text as it was shown: cut it at displayed calls, and take reasoning out of each stretch."""
-    return list(_stretches(text))
+    """Parse a text as it was shown: cut it at displayed calls, and take reasoning out of each segment."""
+    return list(_segments(text))
 
 
-def _stretches(text: str) -> Iterator[Echo]:
+def _segments(text: str) -> Iterator[Echo]:
     code = code_spans(text)
     reasoning: list[str] = []
     texts: list[str] = []
     position = 0
 
-    def stretch(display: Display | None) -> Echo:
+    def segment(display: Display | None) -> Echo:
         more_reasoning, answer = _split_reasoning("".join(texts))
         if reasoning:
             answer = answer.lstrip("\n")
@@ -85,10 +85,10 @@ def _stretches(text: str) -> Iterator[Echo]:
         if match["type"] == "reasoning":
             reasoning.append(_details_text(match["body"]))
             continue
-        yield stretch(_parse_display(match["attributes"], match["body"]))
+        yield segment(_parse_display(match["attributes"], match["body"]))
         reasoning, texts = [], []
     texts.append(text[position:])
-    yield stretch(None)
+    yield segment(None)
 
 
 def _parse_display(attributes: str, body: str) -> Display:

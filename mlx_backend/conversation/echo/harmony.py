@@ -84,21 +84,21 @@ def is_raw_harmony(text: str) -> bool:
 
 
 def parse_raw(text: str, tools: ToolSet | None) -> list[Echo]:
-    """Parse raw Harmony: one stretch for each generation and for each tool result between them.
+    """Parse raw Harmony: one segment for each generation and for each tool result between them.
 
     A generation ends with a call; what a client stored behind it is the result and the generations that followed.
     """
-    stretches: list[Echo] = []
+    segments: list[Echo] = []
     for generation in _generations(_restore_beginning(_CUT_HEADER.sub("", hide_quoted_markup(text)))):
-        while stretches and (result := _RESULT.match(generation)):
+        while segments and (result := _RESULT.match(generation)):
             generation = generation[result.end() :]
-            _attach_result(stretches, reveal(result["text"]))
+            _attach_result(segments, reveal(result["text"]))
         if generation.strip() and not _ANOTHER_ROLE.match(generation):
             message = parse_text(generation, "harmony", tools=tools)
             content = message.content.lstrip("\n") if _STRIPPED.match(text) else message.content
             calls = tuple(replace(call, arguments=reveal(call.arguments)) for call in message.tool_calls)
-            stretches.append(Echo(reveal(message.reasoning), reveal(content), calls))
-    return stretches or [Echo()]
+            segments.append(Echo(reveal(message.reasoning), reveal(content), calls))
+    return segments or [Echo()]
 
 
 def strip_end_markers(text: str) -> str:
@@ -123,13 +123,13 @@ def _generations(text: str) -> list[str]:
     return [*(f"{call}<|call|>" for call in calls), rest]
 
 
-def _attach_result(stretches: list[Echo], result: str) -> None:
+def _attach_result(segments: list[Echo], result: str) -> None:
     """Put a result behind the call it follows; one that follows no call is shown as it stands."""
-    match stretches[-1]:
+    match segments[-1]:
         case Echo(tool_calls=(call,)) as called:
-            stretches[-1] = replace(called, tool_calls=(), display=Display(call, result))
+            segments[-1] = replace(called, tool_calls=(), display=Display(call, result))
         case _:
-            stretches.append(Echo(content=result))
+            segments.append(Echo(content=result))
 
 
 def _is_bare_header(text: str) -> bool:

@@ -22,7 +22,7 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """One stretch of an assistant's text. `display` is a displayed call that follows it."""
+    """One segment of an assistant's text. `display` is a displayed call that follows it."""
 
     reasoning: str = ""
     content: str = ""
