@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +36,17 @@ def test_health_and_home(client: Client) -> None:
         "models": [{"model": "scripted", "state": "ready", "running": 0, "waiting": 0}],
     }
     assert client.get("/").get_json()["name"] == "mlx-backend"
+
+
+def test_every_list_and_every_model_gives_the_same_time_of_creation(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(1_700_000_000)
+    monkeypatch.setattr("time.time", lambda: next(seconds))
+    client = client_of(engine)
+    (listed,) = client.get("/v1/models").get_json()["data"]
+    assert listed == client.get("/v1/models/scripted").get_json()
+    assert listed == client.get("/models/scripted").get_json()
 
 
 def test_the_log_line_says_what_a_request_was_and_cost(
