@@ -1,4 +1,4 @@
-"""Everything that can go wrong, on one screen: what was raised, and what a client is told.
+"""Everything that can go wrong, on one screen: what was raised, and what is sent to the client.
 
 ApiError                     status, message, param, code
 ├── raised by request bodies and by server/

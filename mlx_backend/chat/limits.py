@@ -38,7 +38,7 @@ class ReplyLimits:
         return min(limit, self.context_length - length)
 
     def thinking_budget_of(self, request: ChatRequest, effort: Effort) -> int | None:
-        """Return how many tokens may be reasoning: 0 at effort none, also where the model cannot be told so."""
+        """Return how many tokens may be reasoning: 0 at effort none, whether or not the template knows that effort."""
         if effort is Effort.NONE:
             return 0
         return self.thinking_budget if request.thinking_budget is None else request.thinking_budget

@@ -1,4 +1,4 @@
-"""What a chat service is asked for: frozen requests whose fields are already parsed and of the right type.
+"""The requests to a chat service: frozen, with fields that are already parsed and of the right type.
 
 api/ and the tests make them and know nothing of prompts; service.py answers them and knows nothing of HTTP. Holds
 data alone.

@@ -163,7 +163,7 @@ class _Parser:
         self.mistakes.append(f"{path} is not {what}; {hint}")
 
     def _refuse_settings_of_other_types(self, where: str, own: Mapping[str, Any], kind: str) -> None:
-        """Refuse what a model of this type does not use: nobody would notice that it has no effect."""
+        """Refuse settings that a model of this type does not use: they would silently have no effect."""
         used = {"llm": SHARED_KEYS.keys(), "embedding": EMBEDDING.keys(), "rerank": frozenset[str]()}[kind]
         for key in own:
             if key not in _FOR_EVERY_TYPE and key not in used:

@@ -49,7 +49,7 @@ def _text(value: object) -> str:
 def _path(value: object, info: ValidationInfo) -> Path:
     try:
         return Path(info.context or "", Path(_text(value)).expanduser()).absolute()
-    except RuntimeError:  # ~somebody who is not here
+    except RuntimeError:  # ~user, and there is no such user
         raise SettingError("begins with the home of a user that does not exist") from None
 
 

@@ -54,7 +54,7 @@ def logit_bias(value: Any) -> Any:
     for token, bias in value.items():
         if not re.fullmatch(r"[0-9]{1,9}", token):
             raise PydanticCustomError(
-                "logit_bias", "has the key {key}, which is no token id", {"key": repr(token)}
+                "logit_bias", "has the key {key}, which is not a token id", {"key": repr(token)}
             )
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise PydanticCustomError("logit_bias", "must map to numbers from -100 to 100")

@@ -23,7 +23,7 @@ type Limit = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(field
 
 _SETTINGS = declared(ReplySettings)
 
-# Where a request may say more than a file: -1 is no limit, and a seed any number of 64 bits.
+# Where a request accepts more than a file: -1 is no limit, and a seed is any 64-bit number.
 _TYPES: dict[str, Any] = {
     "max_tokens": Limit,
     "top_k": Annotated[Whole, Field(ge=-1)],

@@ -3,9 +3,8 @@
     events ─chunks─▶ Chunk ─┬─ sse ──▶ one server-sent event
                             └─ fold ─▶ the JSON object of a reply that is not streamed
 
-The whole reply is the fold of the chunks that a stream sends: there is no second path. What clients trip over is
-kept off the wire: a delta says one thing, and no key is sent as null for which a client expects an object. Knows
-nothing of HTTP, engines or requests.
+The whole reply is the fold of the chunks that a stream sends: there is no second path. For clients' sake a delta holds
+one thing, and no key is null where a client expects an object. Knows nothing of HTTP, engines or requests.
 """
 
 from __future__ import annotations
