@@ -86,9 +86,9 @@ def validate_by_trial(form: Mapping[str, Any], trial: Callable[[Credentials], ob
 
 def _served_models(credentials: Credentials) -> list[str]:
     """The names of the models; empty if the server cannot list them now. Raises ServerError with what is wrong."""
-    impatient = credentials.model_copy(update={"timeout": min(credentials.timeout, LIST_TIMEOUT)})
+    hurried = credentials.model_copy(update={"timeout": min(credentials.timeout, LIST_TIMEOUT)})
     try:
-        return Client(impatient).models()
+        return Client(hurried).models()
     except Unreachable as error:
         raise Unreachable(_scheme_hint(credentials) or f"{error}{_docker_hint(credentials)}") from error
     except (Unavailable, Overloaded) as error:

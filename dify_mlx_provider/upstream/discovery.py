@@ -115,7 +115,7 @@ def _is_mlx_lm(probe: Probe) -> bool:
 
 
 def _lm_studio_models(probe: Probe) -> tuple[ModelInfo, ...]:
-    """LM Studio's own list; empty if this is another server."""
+    """Return LM Studio's own list; empty if this is another server."""
     response = probe.get("/api/v0/models")
     entries = parse_entries(response.json, LmStudioModel) if response is not None else []
     return tuple(entry.info() for entry in entries) if any(entry.type for entry in entries) else ()

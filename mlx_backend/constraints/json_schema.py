@@ -37,7 +37,7 @@ _ALONE = (
     *("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains"),
     *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
 )
-_OPENING = (  # what says something about further properties, or may
+_OPENING = (  # keywords that say, or may say, whether further properties are allowed
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "if"),
 )
@@ -70,12 +70,12 @@ def check_schema(schema: object) -> Schema:
 
 def _values(schema: object) -> Iterator[object]:
     """Yield every value in a schema, itself first."""
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
+    pending = [schema]
+    while pending:
+        value = pending.pop()
         yield value
         if isinstance(value, list | dict):
-            waiting += value if isinstance(value, list) else value.values()
+            pending += value if isinstance(value, list) else value.values()
 
 
 def serialise(schema: Mapping[str, Any], *, strict: bool) -> str:
@@ -103,11 +103,11 @@ def _closed(schema: Schema) -> Schema:
         if isinstance(schema.get(key), dict):
             copy[key] = _closed(schema[key])
     named, required = schema.get("properties"), schema.get("required", [])
-    says_more = any(key in schema for key in _OPENING)
+    is_decided = any(key in schema for key in _OPENING)
     if (
         _is_schema(named)
         and isinstance(required, list)
-        and not says_more
+        and not is_decided
         and all(name in [*named] for name in required)
     ):
         copy["additionalProperties"] = False
@@ -160,19 +160,21 @@ def locate_error(schema: Schema, error: str, error_of: Callable[[Schema], str]) 
             return found
 
 
-def _parts(root: Schema, place: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
+def _parts(root: Schema, pointer: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
     """Yield the schemas directly inside one, and the one it refers to, each with its JSON Pointer."""
     for key in _IN_OBJECTS:
         if isinstance(inner := schema.get(key), dict):
             yield from (
-                (f"{place}/{key}/{_escaped(name)}", part) for name, part in inner.items() if _is_schema(part)
+                (f"{pointer}/{key}/{_escaped(name)}", part)
+                for name, part in inner.items()
+                if _is_schema(part)
             )
     for key in _IN_LISTS:
         if isinstance(inner := schema.get(key), list):
-            yield from ((f"{place}/{key}/{at}", part) for at, part in enumerate(inner) if _is_schema(part))
+            yield from ((f"{pointer}/{key}/{at}", part) for at, part in enumerate(inner) if _is_schema(part))
     for key in _ALONE:
         if _is_schema(inner := schema.get(key)):
-            yield f"{place}/{key}", inner
+            yield f"{pointer}/{key}", inner
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         target: Any = root
@@ -192,7 +194,7 @@ def _escaped(name: str) -> str:
 
 _IN_JSON = re.compile(r"failed to compile JSON schema: (.*)", re.DOTALL)
 _EXCERPT = re.compile(r"\n\s+\d+ \| |\n<non-verbose/>")  # the text is shown again behind this
-_WORDS = [
+_EXPLANATIONS = [
     (re.compile(r"Unimplemented keys: \[(.*)\]"), r"the keyword \1 cannot be enforced here"),
     (re.compile(r"Unknown format: (.*)"), r'the format "\1" cannot be enforced here'),
     (re.compile(r"Unsatisfiable schema: (.*)", re.DOTALL), r"nothing can satisfy it: \1"),
@@ -219,7 +221,7 @@ def describe_error(error: str) -> str:
     text = _EXCERPT.split(error, maxsplit=1)[0]
     if inner := _IN_JSON.search(text):
         text = inner[1]
-    for pattern, words in _WORDS:
+    for pattern, words in _EXPLANATIONS:
         if found := pattern.fullmatch(text.strip()):
             text = found.expand(words)
             break

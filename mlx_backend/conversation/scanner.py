@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class MarkerSet:
-    """A set of markers to look for at once. Immutable; make one per grammar state, not one per stream.
+    """A set of markers to look for at once. Immutable; make one per state of a reader, not one per stream.
 
     `touches(text)` is the cheap question for the common case: False means that `text` neither holds nor
-    begins a marker, nor holds any of the `watched` characters, which a grammar may want to see for other
+    begins a marker, nor holds any of the `watched` characters, which a reader may want to see for other
     reasons.
     """
 

@@ -110,7 +110,7 @@ GPT_OSS_TRAITS = TemplateTraits(
 def for_template(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> Messages:
     """Rewrite a sanitised history for a template. The messages given are not changed."""
     rewritten: Messages = []
-    open_from = _open_loop(messages)
+    open_from = _open_loop_start(messages)
     position = 0
     while position < len(messages):
         message = messages[position]
@@ -155,7 +155,7 @@ def _break_refused(value: Any, traits: TemplateTraits) -> Any:
     return value
 
 
-def _open_loop(messages: Sequence[Mapping[str, Any]]) -> int:
+def _open_loop_start(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return the index of the last answered turn's end: calls behind it belong to an open tool loop."""
     finals = [
         index

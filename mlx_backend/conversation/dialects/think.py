@@ -111,8 +111,8 @@ class ThinkReader(Reader):
             case _:
                 self._enter_answer()
 
-    def _expect(self, place: _State, markers: Iterable[str], *, watched: str = "") -> None:
-        self._state = place
+    def _expect(self, state: _State, markers: Iterable[str], *, watched: str = "") -> None:
+        self._state = state
         expected = frozenset(markers)
         self.markers = _marker_set(expected | _SPELT_ENDS, watched)
         self.spelt = _marker_set(expected - self._control, watched)
@@ -183,11 +183,11 @@ class ThinkReader(Reader):
             self._trims_layout = False
             self._expect(_State.REASONING, _CLOSERS & self.markers.markers, watched=_LAYOUT)
         text = self._layout + text
-        shown = text[: max(len(text.rstrip(_LAYOUT)), len(text) - _MAX_LAYOUT)]
-        self._layout = text[len(shown) :]
+        visible = text[: max(len(text.rstrip(_LAYOUT)), len(text) - _MAX_LAYOUT)]
+        self._layout = text[len(visible) :]
         self.delta = None if self._layout else ReasoningDelta
-        if shown:
-            self.events.append(ReasoningDelta(shown))
+        if visible:
+            self.events.append(ReasoningDelta(visible))
 
     def _answer(self, text: str) -> None:
         if self._trims_layout:
