@@ -64,7 +64,7 @@ class SamplingSettings:
         Setting(
             kind=number(0, 2),
             help="randomness of sampling; 0 always takes the most likely token",
-            default="what the model's makers advise, or 1; 0 for the demo model",
+            default="what the model's makers recommend, or 1; 0 for the demo model",
         ),
     ] = None
     top_p: Annotated[
