@@ -4,10 +4,10 @@
     python tests/benchmarks/bench_peers.py [--only ROW …] [--systems NAME …] [--rounds 5] [--write]
     python tests/benchmarks/bench_peers.py --plot     # measures nothing
 
-A server that is not installed is skipped, and named. Every server runs the demo model in a process of its own, on a
-fast BLAS, offline, on 127.0.0.1. The ratios are what counts: other load on the machine changes everything else.
-`--write` puts the figures saved so far into the README beside this file, and draws the plot in the project's README
-from them; `--plot` only draws it.
+A server that is not installed is skipped, and named; nothing is saved or written then. Every server runs the demo model
+in a process of its own, on a fast BLAS, offline, on 127.0.0.1. The ratios are what counts: other load on the machine
+changes everything else. `--write` puts the figures saved so far into the README beside this file, and draws the plot in
+the project's README from them; `--plot` only draws it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def main() -> None:
         plot.write()
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the servers on the way out
-    for name in systems.missing():
+    missing = systems.missing()
+    for name in missing:
         print(f"{name} is not installed: skipped (peer_environments.py installs it)")
     ours = systems.OURS.name
     with systems.fleet(options.systems or names, options.rounds) as fleet:
@@ -66,11 +67,12 @@ def main() -> None:
             for line in ROWS[row][2](fleet):
                 report.print_line(line, ours)
                 lines.append(line)
-            if (
-                not options.systems
-            ):  # a row is saved whole, with all its systems measured side by side, or not at all
+            # A row is saved whole, with all its systems measured side by side, or not at all.
+            if not (options.systems or missing):
                 report.save_row(row, lines, about)
-    if options.write:
+    if options.write and missing:
+        print("The tables and the plot are left as they are: not every server was measured.")
+    elif options.write:
         report.write_tables({row: title for row, (title, _, _) in ROWS.items()}, ours, names)
         plot.write()
 
