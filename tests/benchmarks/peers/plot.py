@@ -34,6 +34,7 @@ ROWS: Final = (
     ("Memory", "resident memory", "memory after 20 requests", ""),
 )
 WIDTH: Final = 800
+BACKGROUND: Final = "#fbfbfc"
 LEFT, RIGHT, TOP, ROW_HEIGHT = 326, 24, 96, 40
 LABEL_WIDTH: Final = 36  # of "2.06×"
 MIN_RATIO, MAX_RATIO = 0.5, 16.0
@@ -96,7 +97,7 @@ def draw(found: Sequence[Row]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'height="{height}" font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">',
         # A background of its own keeps it readable on light and dark pages alike.
-        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fbfbfc"/>',
+        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="{BACKGROUND}"/>',
         _text(20, 28, "Other MLX servers, as multiples of mlx-backend: lower is better", 16, bold=True),
         _text(20, 48, f"Measured {measured}", 12, colour="#5b6470"),
         *_legend(),
@@ -164,8 +165,9 @@ def _text(
     bold: bool = False,
 ) -> str:
     weight = ' font-weight="600"' if bold else ""
+    halo = f' stroke="{BACKGROUND}" stroke-width="3" paint-order="stroke"'  # so that lines do not cross it
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{weight}>'
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{weight}{halo}>'
         f"{html.escape(text, quote=False)}</text>"
     )
 
