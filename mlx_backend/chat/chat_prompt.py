@@ -93,7 +93,7 @@ class ChatPrompts:
 
     def prompt(self, request: ChatRequest, conversation: Conversation) -> Prompt:
         """Build the prompt. Raises RequestError for a model that has no chat template."""
-        messages = conversation.messages
+        messages = self._with_answer_format(request, conversation.messages)
         if self._template is None:
             if request.role_mapping is None:
                 raise RequestError(
@@ -122,6 +122,20 @@ class ChatPrompts:
             reasoning=messages[-1].get(REASONING_CONTENT, ""),
             content=conversation.begun_answer,
         )
+
+    def _with_answer_format(
+        self, request: ChatRequest, messages: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the messages with the answer's schema behind the instructions, where the family is told of it."""
+        answer_format, write = request.answer_format, self._dialect.response_format
+        if answer_format is None or answer_format.kind != "json_schema" or write is None:
+            return messages
+        section = write(answer_format.name, answer_format.description, answer_format.value)
+        first = messages[0]
+        if first["role"] not in ("system", "developer"):
+            return [{"role": "system", "content": section}, *messages]
+        instructions = f"{first['content']}\n\n{section}" if first["content"] else section
+        return [{**first, "content": instructions}, *messages[1:]]
 
     def next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
         """Return the tokens with which the prompt after this answer will begin: the prefix of any two of them."""

@@ -20,13 +20,16 @@ UNLIMITED = -1
 class AnswerFormat:
     """What the answer must match; `field` is the request's field that says so.
 
-    `value` is a schema, a regular expression or a list of texts; None for any JSON object.
+    `value` is a schema, a regular expression or a list of texts; None for any JSON object. `name` and `description` are
+    the client's words for a schema.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "choice"]
     value: Any = None
     strict: bool = False
     field: str = "response_format"
+    name: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

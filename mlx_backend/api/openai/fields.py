@@ -130,14 +130,19 @@ def response_format(value: Any) -> Any:
             if isinstance(schema, dict):
                 return AnswerFormat(kind="json_schema", value=schema)
         case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
-            return AnswerFormat(kind="json_schema", value=schema, strict=rest.get("strict") is True)
+            return _schema_format(schema, rest)
         case {"type": "json_schema", "schema": dict(schema), **rest}:  # the Responses API's form
-            return AnswerFormat(kind="json_schema", value=schema, strict=rest.get("strict") is True)
+            return _schema_format(schema, rest)
         case {"type": "json_schema"}:
             raise PydanticCustomError(
                 "response_format", "names no schema: send json_schema.schema, an object"
             )
     raise PydanticCustomError("response_format", 'must be of type "text", "json_object" or "json_schema"')
+
+
+def _schema_format(schema: dict[Any, Any], rest: Mapping[Any, Any]) -> AnswerFormat:
+    words = {name: text for name in ("name", "description") if isinstance(text := rest.get(name), str)}
+    return AnswerFormat(kind="json_schema", value=schema, strict=rest.get("strict") is True, **words)
 
 
 def json_schema(value: Any) -> Any:

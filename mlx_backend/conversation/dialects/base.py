@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.conversation.events import (
     Channel,
@@ -164,6 +164,14 @@ class ContinuationWriter(Protocol):
         ...
 
 
+class ResponseFormatWriter(Protocol):
+    """Writes what a model is told of the JSON schema that its answer has to fit: a text for its instructions."""
+
+    def __call__(self, name: str, description: str, schema: Mapping[str, Any]) -> str:
+        """Write it. `name` and `description` may be empty."""
+        ...
+
+
 class CallCodec(ABC):
     """How a family writes a call to a tool. Reading one back is the reader's work, or `BlockCalls.decode`'s."""
 
@@ -252,6 +260,8 @@ class Dialect:
     """The control tokens the family is known to use, id -> text, for callers that have ids but no tokenizer."""
     calls: CallCodec | None = None
     """How it writes calls to tools, if it can."""
+    response_format: ResponseFormatWriter | None = None
+    """How its models were trained to be told of an answer's schema. None: they are told nothing, only held to it."""
     has_reasoning: bool = True
     """Whether its models may reason before they answer."""
     reasoning_markers: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
     markers   the control tokens
     header    what a header says, however badly it is written
     reader    a turn of output, read message by message
+    response_format  the schema of an answer, as the model is told it
 
 Here stands what is written rather than read (the beginning of an answer, a call), and the dialect that joins it all.
 """
@@ -26,6 +27,7 @@ from mlx_backend.conversation.dialects.harmony.markers import (
     START,
 )
 from mlx_backend.conversation.dialects.harmony.reader import HarmonyReader
+from mlx_backend.conversation.dialects.harmony.response_format import response_format
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ HARMONY = Dialect(
     opens_in=opens_in,
     tokens=HARMONY_TOKENS,
     calls=HARMONY_CALLS,
+    response_format=response_format,
     reasoning_markers=(f"{CHANNEL}{Channel.ANALYSIS}",),
     leaks=RawMarkup(
         openers=(CHANNEL, START, MESSAGE),
