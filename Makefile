@@ -1,25 +1,32 @@
 # The commands for users and developers; `make` alone lists them.
-PYTHON ?= $(shell for p in python3 python3.12 python3.13; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?=
 VENV := .venv
+VENV_DIFY := .venv-dify
 RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-dify check format plugin debug bench models docs lock clean
 
+# $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
+python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
+	$$p -c 'import sys; sys.exit(not (3, 12) <= sys.version_info[:2] < (3, $(1)))' 2>/dev/null && echo $$p && break; done)
+
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready ## build .venv from requirements.lock (the other commands do this first)
 
-$(VENV)/.ready: requirements.lock pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Python 3.12 or newer is needed: install it, or name it with make PYTHON=/path/to/python"; exit 1; }
+# 3.15 has no packages of what is locked yet (requires-python in pyproject.toml says the same).
+$(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py
+	@test -n "$(call python_below,15)" || { \
+		echo "Python 3.12, 3.13 or 3.14 is needed, and $(if $(PYTHON),$(PYTHON) is none of them,none of them was found)."; \
+		echo "Install one, or say where it is: make $(MAKECMDGOALS) PYTHON=/path/to/python3.13"; exit 1; }
 	@echo "Setting up $(VENV) (once; a minute or two) …"
-	@$(PYTHON) -m venv $(VENV)
+	@$(call python_below,15) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock || { \
 		echo "The dependencies could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(RUN) .ci/link.py
 	@touch $@
 
 demo: setup ## server, model and plugin together, driven as Dify drives them (ARGS=--once: stop afterwards)
@@ -29,16 +36,17 @@ test: setup check ## the checks, and all tests except those on Dify's workflow e
 	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon $(ARGS)
 	$(RUN) -m pytest tests/provider $(ARGS)
 
-test-dify: setup .venv-dify/.ready ## chatflows on Dify's own workflow engine (installs it: 55 MB)
+test-dify: setup $(VENV_DIFY)/.ready ## chatflows on Dify's own workflow engine (installs it: 55 MB)
 	$(RUN) -m pytest tests/graphon $(ARGS)
 
-# The engine has an environment of its own, because it pins other versions than the server. It needs Python 3.12 or 3.13.
-.venv-dify/.ready: tests/graphon/requirements.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 14))' || { \
-		echo "Dify's workflow engine needs Python 3.12 or 3.13: make test-dify PYTHON=/path/to/python3.13"; exit 1; }
-	@echo "Installing Dify's workflow engine into .venv-dify (once; half a minute) …"
-	@$(PYTHON) -m venv .venv-dify
-	@.venv-dify/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< || { \
+# The engine has an environment of its own: it pins other versions than the server, and graphon takes no Python 3.14.
+$(VENV_DIFY)/.ready: tests/graphon/requirements.txt
+	@test -n "$(call python_below,14)" || { \
+		echo "Dify's workflow engine needs Python 3.12 or 3.13, and $(if $(PYTHON),$(PYTHON) is neither,neither was found)."; \
+		echo "Install one, or say where it is: make test-dify PYTHON=/path/to/python3.13"; exit 1; }
+	@echo "Installing Dify's workflow engine into $(VENV_DIFY) (once; half a minute) …"
+	@$(call python_below,14) -m venv $(VENV_DIFY)
+	@$(VENV_DIFY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< || { \
 		echo "Dify's workflow engine could not be installed; pip says why above. Nothing was tested on it."; exit 1; }
 	@touch $@
 
@@ -77,4 +85,4 @@ lock: setup ## update requirements.lock
 	$(RUN) .ci/lock.py
 
 clean: ## remove what the other commands made
-	rm -rf $(VENV) .venv-dify dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV_DIFY) dist build .mypy_cache .ruff_cache .pytest_cache
