@@ -27,7 +27,7 @@ from mlx_backend.commands.options import (
     settings_of,
 )
 from mlx_backend.declaration import variable_of
-from mlx_backend.device import Device
+from mlx_backend.device import this_device
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.models.spec import ModelSpec
@@ -36,6 +36,7 @@ from mlx_backend.registry.errors import ConfigurationError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mlx_backend.device import Device
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
@@ -203,7 +204,7 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegi
     if not listed:
         raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
     engine_options = engine_options_of(arguments)
-    device = Device(engine_options.memory_bytes or _recommended_memory)
+    device = this_device(engine_options.memory_bytes, engine_options.wired)
     is_limited = len(catalogue.models()) > 1 or engine_options.memory_bytes is not None
     language_models = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
     return MultiModelRegistry(
@@ -215,12 +216,6 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegi
         default_name=(language_models or listed)[0].name,
         load_worker=partial(_load_worker, device),
     )
-
-
-def _recommended_memory() -> int:
-    from mlx_backend.device.mlx import recommended_memory
-
-    return recommended_memory()
 
 
 def _load(

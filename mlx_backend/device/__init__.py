@@ -1,4 +1,4 @@
-"""The device that models share: which of them may compute now, and how much memory each has reserved.
+"""The device that models share: which of them may compute now, and how much memory each has reserved or wired.
 
 One `Device` is made at start and handed to every engine and every embedding worker. Nothing here is global: two
 devices know nothing of each other. Only `device/mlx.py` imports MLX.
@@ -10,18 +10,64 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.device.lock import FairLock
 from mlx_backend.device.memory import MemoryBudget
+from mlx_backend.device.wired import WiredMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlx_backend.device.wired import Wired
+
+
+def _no_limit() -> None:
+    return None
+
+
+def _ignore(_limit: int) -> None:
+    pass
+
 
 class Device:
-    """What the models of one machine share: `lock` for computing, `memory` for room.
+    """What the models of one machine share: `lock` for computing, `memory` for room, `wired` for what stays resident.
 
     `limit` is how many bytes models and caches may take together. A callable is called when the limit is first
-    needed, so that a device can be made before MLX is imported.
+    needed, so that a device can be made before MLX is imported. `wired_limit` returns how much the system allows to
+    be wired, and `set_wired_limit` wires so much; without them nothing is wired.
     """
 
-    def __init__(self, limit: int | Callable[[], int]) -> None:
+    def __init__(
+        self,
+        limit: int | Callable[[], int],
+        *,
+        wired: Wired = "auto",
+        wired_limit: Callable[[], int | None] = _no_limit,
+        set_wired_limit: Callable[[int], None] = _ignore,
+    ) -> None:
         self.lock = FairLock()
         self.memory = MemoryBudget(limit)
+        self.wired = WiredMemory(wired, recommended=wired_limit, set_limit=set_wired_limit, idle=self.lock)
+
+
+def this_device(memory_bytes: int | None = None, wired: Wired = "auto") -> Device:
+    """Return a device for the machine's own: with a memory limit in bytes, or the one that is recommended.
+
+    MLX is imported when the first model is loaded.
+    """
+
+    def recommended() -> int:
+        from mlx_backend.device.mlx import recommended_memory
+
+        return recommended_memory()
+
+    def wired_limit() -> int | None:
+        from mlx_backend.device.mlx import working_set_limit
+
+        return working_set_limit()
+
+    def set_limit(limit: int) -> None:
+        from mlx_backend.device.mlx import set_wired_limit
+
+        set_wired_limit(limit)
+
+    return Device(
+        memory_bytes or recommended, wired=wired, wired_limit=wired_limit, set_wired_limit=set_limit
+    )

@@ -24,6 +24,22 @@ _CHUNK_BYTES = 1 << 30  # of weights that are read between two reports
 _ADAPTER_PARTS = ("lora_a", "lora_b", "m")
 
 
+def working_set_limit() -> int | None:
+    """Return how many bytes macOS recommends for the GPU, which is also all it wires; None on other systems.
+
+    That is `iogpu.wired_limit_mb` where somebody has set it.
+    """
+    limit = mx.device_info().get("max_recommended_working_set_size") if mx.metal.is_available() else None
+    return int(limit) if limit else None
+
+
+def set_wired_limit(limit: int) -> None:
+    """Let MLX keep so many bytes resident. Only on macOS 15 or newer does this do anything."""
+    mx.synchronize()
+    mx.clear_cache()  # so that freed buffers are not wired in place of weights
+    mx.set_wired_limit(limit)
+
+
 def recommended_memory() -> int:
     """Return how many bytes models and caches may take on this machine if no limit was given."""
     info = mx.device_info()

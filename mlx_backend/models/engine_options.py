@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from mlx_backend.declaration import (
     Kind,
     Setting,
     SettingError,
     one_of_numbers,
+    one_of_words,
     path,
     size,
     switch,
@@ -106,6 +107,16 @@ class EngineOptions:
             in_file=False,
         ),
     ] = None
+    wired: Annotated[
+        Literal["auto", "on", "off"],
+        Setting(
+            kind=one_of_words("auto", "on", "off"),
+            help="whether macOS must keep the models' weights resident; auto: if they are more than half of what "
+            "it recommends",
+            group="memory and speed",
+            in_file=False,
+        ),
+    ] = "auto"
     cache_bytes: Annotated[
         int | None,
         Setting(

@@ -47,9 +47,10 @@ class LoadedNetwork:
     def __init__(
         self, folder: Path, *, rerank: bool = False, device: Device | None = None, **options: Any
     ) -> None:
-        memory = (device or Device(8 << 30)).memory
         model_type: ModelType = "rerank" if rerank else "embedding"
-        self.network = MLXNetwork(str(folder), model_type, EmbeddingOptions(**options), memory=memory)
+        self.network = MLXNetwork(
+            str(folder), model_type, EmbeddingOptions(**options), device=device or Device(8 << 30)
+        )
         self.info: NetworkInfo = self.network.load(lambda _: None)
 
     def run(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlx_backend.device import Device
+from mlx_backend.device import this_device
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlx_backend.device import Device
     from mlx_backend.models.model_type import ModelType
 
 
@@ -28,10 +29,9 @@ def load_worker(
     `device` is shared with the other models of the process; without one the model has a device of its own.
     `on_progress` is called on that thread with the progress, from 0 to 1. Raises EngineError with a message for users.
     """
-    from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.embedding.mlx.network import MLXNetwork
 
     chosen = options or EmbeddingOptions()
-    device = device or Device(recommended_memory)
-    network = MLXNetwork(model, model_type, chosen, memory=device.memory, model_id=model_id)
+    device = device or this_device(chosen.memory_bytes)
+    network = MLXNetwork(model, model_type, chosen, device=device, model_id=model_id)
     return Worker(network, device.lock, max_waiting=chosen.max_waiting, on_progress=on_progress)

@@ -22,7 +22,9 @@ from mlx_backend.errors import EngineError, EngineRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from mlx_backend.device.memory import MemoryBudget, MemoryReservation
+    from mlx_backend.device import Device
+    from mlx_backend.device.memory import MemoryReservation
+    from mlx_backend.device.wired import WiredWeights
     from mlx_backend.embedding.base import EncodedText
     from mlx_backend.embedding.embedding_config import EmbeddingOptions, Pooling
     from mlx_backend.embedding.mlx.loading import EmbeddingModel
@@ -41,13 +43,13 @@ class MLXNetwork:
         model_type: ModelType,
         options: EmbeddingOptions,
         *,
-        memory: MemoryBudget,
+        device: Device,
         model_id: str | None = None,
     ) -> None:
         self._source = source
         self._model_type = model_type
         self._options = options
-        self._memory = memory
+        self._device = device
         self._model_id = model_id
         self._runs = 0
         self._reset()
@@ -56,6 +58,7 @@ class MLXNetwork:
         self._model: EmbeddingModel | None = None
         self._yes_no_tokens = (0, 0)  # of a causal reranker
         self._reservation: MemoryReservation | None = None
+        self._wired: WiredWeights | None = None
 
     def load(self, on_progress: Callable[[float], None]) -> NetworkInfo:
         """Load the model on this thread and run it once."""
@@ -77,6 +80,7 @@ class MLXNetwork:
             [vector] = _run_to_end(self.run([text], None, WARM_UP_TOKENS))
         except Exception as error:
             raise EngineError(f"The model was loaded but cannot be run: {error}") from error
+        self._wired = self._device.wired.add(weight_bytes(model.weights))
         on_progress(1.0)
         return NetworkInfo(
             model_id=self._model_id or model.name,
@@ -115,8 +119,11 @@ class MLXNetwork:
         """Free the memory."""
         if self._reservation is not None:
             self._reservation.close()
+        wired = self._wired
         self._reset()
         mx.clear_cache()
+        if wired is not None:
+            wired.close()
 
     def close(self) -> None:
         """Clean up this thread's MLX streams; a thread that does not makes the process abort at exit."""
@@ -124,12 +131,12 @@ class MLXNetwork:
         mx.clear_streams()
 
     def _reserve(self, model: EmbeddingModel) -> MemoryReservation:
-        weights, limit = weight_bytes(model.weights), self._options.memory_bytes or self._memory.limit
+        weights, limit = weight_bytes(model.weights), self._options.memory_bytes or self._device.memory.limit
         if weights > limit:
             raise EngineError(
                 f"{model.name!r} takes {format_bytes(weights)} of memory, and {format_bytes(limit)} is the limit."
             )
-        return self._memory.reserve(weights, limit=limit)
+        return self._device.memory.reserve(weights, limit=limit)
 
     def _working_bytes(self, batch: int, length: int, stage_tokens: int) -> int:
         """Return what a run takes: an encoder computes all tokens at once, a causal model a chunk of them."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.device import Device
+from mlx_backend.device import this_device
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.engine.distributed.transport import COLLECTIVE_GRACE
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mlx_backend.device import Device
     from mlx_backend.errors import EngineStopped
 
 
@@ -44,15 +45,13 @@ def load_engine(
     Raises EngineError with a text for people. Where several processes share the model, this is for rank 0; the others
     call `follow_engine`.
     """
-    from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.engine.mlx.collectives import join
 
     chosen = replace(options or EngineOptions(), **changes)
     ranks = join()
-    batch = MLXBatch(
-        model, chosen, device=device or Device(recommended_memory), model_id=model_id, ranks=ranks
-    )
+    device = device or this_device(chosen.memory_bytes, chosen.wired)
+    batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
     leader = LeaderBatch(batch, ranks) if ranks is not None else None
     engine = ThreadedEngine(
         leader or batch,
@@ -89,7 +88,6 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
 
     For ranks above 0, on the main thread, with the model and options of rank 0.
     """
-    from mlx_backend.device.mlx import recommended_memory
     from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.engine.mlx.collectives import join
 
@@ -97,4 +95,5 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
     if ranks is None or ranks.rank == 0:
         raise EngineError("Only a rank above 0 can follow.")
     chosen = replace(options or EngineOptions(), **changes)
-    return follow(MLXBatch(model, chosen, device=Device(recommended_memory), ranks=ranks), ranks)
+    device = this_device(chosen.memory_bytes, chosen.wired)
+    return follow(MLXBatch(model, chosen, device=device, ranks=ranks), ranks)

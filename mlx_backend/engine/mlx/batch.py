@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.device import Device
+    from mlx_backend.device.wired import WiredWeights
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.mlx.collectives import Ranks
@@ -49,6 +50,7 @@ class MLXBatch:
         self._model_id = model_id
         self._ranks = ranks
         self._loaded: LoadedBatch | None = None
+        self._wired: WiredWeights | None = None
 
     @property
     def loaded(self) -> LoadedBatch:
@@ -61,6 +63,7 @@ class MLXBatch:
         """Load the model on this thread, warm it up, and see how much memory is left."""
         runtime = Runtime(self._source, self._options, self._device.memory, self._ranks, on_progress)
         self._loaded = LoadedBatch(runtime, self._device.lock, self._ranks)
+        self._wired = self._device.wired.add(runtime.weight_bytes())
         model = runtime.model
         return ModelInfo(
             model_id=self._model_id or model.name,
@@ -77,6 +80,9 @@ class MLXBatch:
             loaded.runtime.close()
         del loaded
         mx.clear_cache()
+        wired, self._wired = self._wired, None
+        if wired is not None:
+            wired.close()
 
     def close(self) -> None:
         """Clean up this thread's MLX streams.

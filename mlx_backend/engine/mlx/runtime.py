@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.generate import maybe_set_recommended_wired_limit
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_backend.device.mlx import weight_bytes
@@ -66,7 +65,6 @@ class Runtime:
         model = self.model = load_model(source, options, on_progress, ranks.group if ranks else None)
         _check_context_length(options, model)
         with ExitStack() as cleanup:  # if a step fails, undoes those before it
-            _raise_wired_limit(cleanup)
             self.networks = _load_networks(model, options)
             tokenizer = model.tokenizer
             self.text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
@@ -93,7 +91,7 @@ class Runtime:
             self._cleanup = cleanup.pop_all()
 
     def close(self) -> None:
-        """Give back what outlives this object: the wired limit, the memory, the prefixes and the disk's writer."""
+        """Give back what outlives this object: the memory, the prefixes and the disk's writer."""
         self._cleanup.close()
 
     def drafter(self) -> Drafter | None:
@@ -151,7 +149,7 @@ class Runtime:
 
         Returns the reservation, what the caches of one reply cost, and whether all ranks have the same caches.
         """
-        limit, weights, are_alike = self.options.memory_bytes or memory.limit, self._weight_bytes(), True
+        limit, weights, are_alike = self.options.memory_bytes or memory.limit, self.weight_bytes(), True
         if ranks is not None:
             limit, weights, cost, self.can_batch, are_alike = ranks.agree_on_memory(
                 limit, weights, cost, can_batch=self.can_batch
@@ -159,7 +157,8 @@ class Runtime:
             self.can_pack = all(ranks.all_gather(self.can_pack)) and self.can_batch
         return memory.reserve(weights, limit=limit), cost, are_alike
 
-    def _weight_bytes(self) -> int:
+    def weight_bytes(self) -> int:
+        """Return how many bytes the weights take here: of this process's part, with adapters and draft model."""
         networks = self.networks.items()
         weights = sum(weight_bytes(network, adapter_only=adapter != "") for adapter, network in networks)
         return weights + (weight_bytes(self.draft.network) if self.draft is not None else 0)
@@ -171,18 +170,6 @@ def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
         raise EngineError(
             f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
         )
-
-
-def _raise_wired_limit(cleanup: ExitStack) -> None:
-    """Let MLX keep as much memory resident as the machine recommends."""
-    before = maybe_set_recommended_wired_limit()
-    if before is not None:
-        cleanup.callback(_set_wired_limit, before)
-
-
-def _set_wired_limit(limit: int) -> None:
-    mx.synchronize()
-    mx.set_wired_limit(limit)
 
 
 def _load_networks(model: LoadedNetwork, options: EngineOptions) -> dict[str, Any]:
