@@ -19,7 +19,7 @@ from dify_mlx_provider.upstream import discovery, sse
 from dify_mlx_provider.upstream.errors import MIN_TRUNCATED_LENGTH, Refused, Unavailable
 from dify_mlx_provider.upstream.requests import post_json
 from dify_mlx_provider.upstream.server_kinds import ServerKind
-from dify_mlx_provider.upstream.token_count import count_tokens, estimate_tokens
+from dify_mlx_provider.upstream.token_count import estimate_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,17 +46,6 @@ def embed(model: str, credentials: Credentials, texts: Sequence[str], *, query: 
         vectors += embedded.vectors
         tokens += embedded.tokens
     return Embeddings(vectors, tokens)
-
-
-def count_tokens_each(model: str, credentials: Credentials, texts: Sequence[str]) -> list[int]:
-    """Count each text's tokens: by the server, or by an estimate. Never raises."""
-    counts: list[int] = []
-    can_count = True
-    for text in texts:
-        count = count_tokens(credentials, {"model": model, "prompt": text}) if can_count else None
-        can_count = count is not None
-        counts.append(estimate_tokens(text) if count is None else count)
-    return counts
 
 
 class _EmbeddingCall:

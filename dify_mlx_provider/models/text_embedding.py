@@ -10,10 +10,11 @@ from dify_plugin.entities.model import EmbeddingInputType, PriceType
 from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbeddingResult
 
 from dify_mlx_provider.dify_errors import DifyErrorMapping
-from dify_mlx_provider.knowledge.embeddings import count_tokens_each, embed
+from dify_mlx_provider.knowledge.embeddings import embed
 from dify_mlx_provider.settings.model_schema import embedding_model_schema
 from dify_mlx_provider.settings.validation import validate_by_trial
 from dify_mlx_provider.upstream.credentials import Credentials
+from dify_mlx_provider.upstream.token_count import count_tokens_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +56,7 @@ class MLXTextEmbeddingModel(DifyErrorMapping, TextEmbeddingModel):
 
     def get_num_tokens(self, model: str, credentials: dict[str, Any], texts: list[str]) -> list[int]:
         """Count each text's tokens."""
-        return count_tokens_each(model, Credentials.from_form_leniently(credentials), texts)
+        return count_tokens_each(Credentials.from_form_leniently(credentials), model, texts)
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Embed one word."""

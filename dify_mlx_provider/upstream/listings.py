@@ -53,6 +53,12 @@ class TokenCount(_Answer):
     count: int = Field(strict=True, ge=0)
 
 
+class TokenCounts(_Answer):
+    """The same for several texts, in their order."""
+
+    count: list[Annotated[int, Field(strict=True, ge=0)]]
+
+
 class _Reasoning(_Answer):
     efforts: _Words = None
     default: _Word = None

@@ -1,8 +1,9 @@
 """How many tokens a prompt has: counted by the server that would answer it, or estimated. Downloads no tokenizer.
 
 mlx-backend counts exactly: its `/v1/tokenize` renders a request as for an answer, with template, tools and effort.
-Counts are cached for a while, because Dify asks again and again about the same history. A server that is away or has
-no such endpoint is asked once, and the count is estimated.
+Counts of prompts are cached for a while, because Dify asks again and again about the same history. The chunks of a
+document go together, many to a request. A server that is away or has no such endpoint is asked once at most, and the
+count is estimated.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.cache import TtlCache
-from dify_mlx_provider.upstream.listings import TokenCount
+from dify_mlx_provider.upstream.listings import TokenCount, TokenCounts
 from dify_mlx_provider.upstream.probe import Probe
 from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
 TOKENS_PER_MESSAGE = 4
 """Tokens of markup around a message, roughly."""
+
+MAX_TEXTS, MAX_BYTES = 2048, 250_000
+"""How much is counted in one request: the server's limit, and what fits into its answer even at a token a byte."""
 
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef]")
 _NOT_IN_PROMPT = ("stream", "stream_options", "max_tokens")
@@ -45,6 +49,43 @@ def count_tokens(credentials: Credentials, request: Mapping[str, Any]) -> int | 
     prompt = {name: value for name, value in request.items() if name not in _NOT_IN_PROMPT}
     key = hashlib.sha256(json.dumps([credentials.base_url, prompt], sort_keys=True).encode()).hexdigest()
     return _counts.get(key, lambda: _fetch_count(credentials, prompt))
+
+
+def count_tokens_each(credentials: Credentials, model: str, texts: Sequence[str]) -> list[int]:
+    """Count each text's tokens for an embedding model: exactly if the server can, else by an estimate. Never raises."""
+    counts: list[int] = []
+    if discovery.find_server(credentials).kind is ServerKind.MLX_BACKEND:
+        # /tokenize serves models of all kinds, and its default is the one that chats.
+        info = discovery.find_model(model, credentials, "embedding")
+        probe, name = Probe(credentials), model if info is None else info.name
+        for batch in _batches(texts):
+            counted = _fetch_counts(probe, credentials, name, batch)
+            if counted is None:
+                break
+            counts += counted
+    return counts + [estimate_tokens(text) for text in texts[len(counts) :]]
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Split the texts, in order, into batches of at most MAX_TEXTS and MAX_BYTES; a longer text is one alone."""
+    start, total = 0, 0
+    for at, text in enumerate(texts):
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if at > start and (at - start == MAX_TEXTS or total + size > MAX_BYTES):
+            yield texts[start:at]
+            start, total = at, 0
+        total += size
+    if texts:
+        yield texts[start:]
+
+
+def _fetch_counts(
+    probe: Probe, credentials: Credentials, model: str, texts: Sequence[str]
+) -> Sequence[int] | None:
+    body = {"model": model, "prompt": list(texts)}
+    response = probe.send("POST", f"{credentials.base_url}/tokenize", body)
+    answer = response.parse_as(TokenCounts) if response is not None else None
+    return answer.count if answer is not None and len(answer.count) == len(texts) else None
 
 
 def _fetch_count(credentials: Credentials, request: Mapping[str, Any]) -> int | None:

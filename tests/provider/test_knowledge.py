@@ -164,6 +164,17 @@ def test_tokens_are_the_servers_own_count(
         for text in (FOX, "x", TOKYO * 3)
     ]
     assert answer["num_tokens"] == expected
+    (answer,) = plugin.request(
+        "get_text_embedding_num_tokens",
+        provider="mlx",
+        model="default",
+        model_type="text-embedding",
+        credentials=form,
+        texts=[FOX, "x", TOKYO * 3],
+    )
+    assert answer["num_tokens"] == expected, (
+        "the default is the first embedding model, not the one that chats"
+    )
 
 
 def test_tokens_are_estimated_without_a_server(plugin: PluginProcess) -> None:

@@ -1,4 +1,4 @@
-"""The requests and answers of /v1/tokenize and /v1/detokenize, in vLLM's shapes.
+"""The requests and answers of /v1/tokenize and /v1/detokenize, in vLLM's shapes; of several texts, in SGLang's.
 
 A conversation is parsed as /v1/chat/completions parses it, with everything that shapes its prompt, so the count
 equals `usage.prompt_tokens` of the same request. Nothing here waits for the engine.
@@ -17,8 +17,8 @@ from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
 from mlx_backend.api.openai.chat_body import ChatBody
-from mlx_backend.conversation.json_values import json_type
-from mlx_backend.embedding.service import Embedder
+from mlx_backend.conversation.json_values import excerpt, json_type
+from mlx_backend.embedding.service import MAX_TEXTS, Embedder
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
@@ -30,15 +30,23 @@ if TYPE_CHECKING:
 
 
 class TokenizedText(Body):
-    """A text, tokenised as /v1/completions does: markers in it are control tokens."""
+    """A text or a list of texts, tokenised as /v1/completions does: markers in it are control tokens."""
 
-    prompt: str
+    prompt: str | list[str]
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def tokens(self, service: Service) -> Sequence[int]:
-        """Tokenise it."""
-        return service.text_tokens(self.prompt, bos=self.add_special_tokens is not False)
+    @property
+    def texts(self) -> Sequence[str]:
+        """The texts, be it only one."""
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    def tokens(self, service: Service | Embedder, text: str) -> Sequence[int]:
+        """Tokenise one of the texts."""
+        special = self.add_special_tokens is not False
+        if isinstance(service, Embedder):
+            return service.tokenize(text, add_special_tokens=special)
+        return service.text_tokens(text, bos=special)
 
 
 class TokenizedChat(ChatBody):
@@ -123,6 +131,7 @@ def parse(body: Any) -> TokenizedText | TokenizedChat:
         text = "prompt and messages: send one of them." if sent else "prompt or messages is missing."
         raise refuse(text, "messages" if sent else "prompt")
     if sent == ["prompt"]:
+        _check_prompt(body["prompt"])
         return TokenizedText.parse(body)
     chat = TokenizedChat.parse(body)
     if chat.add_special_tokens:
@@ -134,20 +143,37 @@ def parse(body: Any) -> TokenizedText | TokenizedChat:
     return chat
 
 
+def _check_prompt(prompt: Any) -> None:
+    """Refuse what is neither a text nor a list of them, in a sentence that says where."""
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list):
+        raise refuse(f"prompt: must be a text or a list of texts, not {json_type(prompt)}.", "prompt")
+    if not 0 < len(prompt) <= MAX_TEXTS:
+        raise refuse(f"prompt: {len(prompt)} texts; send 1 to {MAX_TEXTS} in a request.", "prompt")
+    for at, text in enumerate(prompt):
+        if not isinstance(text, str):
+            raise refuse(f"prompt[{at}]: must be a text, not {excerpt(text)}.", f"prompt[{at}]")
+
+
 def answer(
     service: Service | Embedder, body: TokenizedText | TokenizedChat, written: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Answer either form. An embedding model takes texts, not conversations."""
     if isinstance(service, Embedder):
-        return _answer_for_embedder(service, body)
+        _check_for_embedder(service, body)
     if isinstance(body, TokenizedText):
-        tokens = body.tokens(service)
+        parts = [_tokenized(service, body.tokens(service, text), body) for text in body.texts]
     else:
-        tokens = body.prompt_tokens(service, written)
-    return _response(service, tokens, texts=body.return_token_strs is True)
+        assert not isinstance(service, Embedder)  # refused above
+        parts = [_tokenized(service, body.prompt_tokens(service, written), body)]
+    found = parts[0]
+    if isinstance(body, TokenizedText) and isinstance(body.prompt, list):
+        found = {key: [part[key] for part in parts] for key in found}
+    return {"count": found["count"], "max_model_len": service.engine.context_length, **found}
 
 
-def _answer_for_embedder(embedder: Embedder, body: TokenizedText | TokenizedChat) -> dict[str, Any]:
+def _check_for_embedder(embedder: Embedder, body: TokenizedText | TokenizedChat) -> None:
     model = embedder.engine.model_id
     if not isinstance(body, TokenizedText):
         raise refuse(f"messages: {model!r} reads texts, not conversations; send prompt.", "messages")
@@ -157,18 +183,14 @@ def _answer_for_embedder(embedder: Embedder, body: TokenizedText | TokenizedChat
             "return_token_strs",
             "unsupported_value",
         )
-    tokens = embedder.tokenize(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    return {"count": len(tokens), "max_model_len": embedder.engine.context_length, "tokens": tokens}
 
 
-def _response(service: Service, tokens: Sequence[int], *, texts: bool) -> dict[str, Any]:
-    """Return the tokens, their number and, if `texts`, the text of each."""
-    response: dict[str, Any] = {
-        "count": len(tokens),
-        "max_model_len": service.engine.context_length,
-        "tokens": list(tokens),
-    }
-    if texts:
+def _tokenized(
+    service: Service | Embedder, tokens: Sequence[int], body: TokenizedText | TokenizedChat
+) -> dict[str, Any]:
+    """Return one text's number of tokens, the tokens and, if asked for, the text of each."""
+    found: dict[str, Any] = {"count": len(tokens), "tokens": list(tokens)}
+    if body.return_token_strs and not isinstance(service, Embedder):
         bytes_of = service.engine.tokenizer.bytes_of
-        response["token_strs"] = [bytes_of(token).decode("utf-8", "replace") for token in tokens]
-    return response
+        found["token_strs"] = [bytes_of(token).decode("utf-8", "replace") for token in tokens]
+    return found

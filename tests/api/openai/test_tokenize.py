@@ -143,6 +143,19 @@ def test_a_text_is_tokenised_as_a_completion_is_and_detokenised_again(demo: Runn
     assert demo.call("/detokenize", {"tokens": []}) == (200, {"prompt": ""})
 
 
+def test_several_texts_are_tokenised_in_one_request_each_as_it_would_be_alone(demo: RunningServer) -> None:
+    texts = ["What is the capital of France?", "", "é 日本 🙂", "<|end|>", "What is the capital of France?"]
+    for options in ({}, {"return_token_strs": True}, {"add_special_tokens": False}):
+        alone = [demo.call("/v1/tokenize", {"prompt": text, **options})[1] for text in texts]
+        status, together = demo.call("/v1/tokenize", {"prompt": texts, **options})
+        assert status == 200, together
+        assert {together.pop("max_model_len")} == {one.pop("max_model_len") for one in alone}
+        assert together.keys() == alone[0].keys()
+        assert together == {name: [one[name] for one in alone] for name in together}
+    one = demo.call("/v1/tokenize", {"prompt": texts[:1]})[1]
+    assert one["count"] == [len(one["tokens"][0])], "a list of one is answered with a list of one"
+
+
 def test_the_bos_token_can_be_left_out(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     write_tokenizer(model, byte_level(bos=True), bos_token="<|start|>")
@@ -172,7 +185,16 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "nothing": ("/v1/tokenize", {}, "prompt", "prompt or messages is missing."),
     "both": ("/v1/tokenize", {"prompt": "a", "messages": [USER]}, "messages", "send one of them"),
     "a list": ("/v1/tokenize", [], None, "must be a JSON object"),
-    "tokens as a prompt": ("/v1/tokenize", {"prompt": [1, 2]}, "prompt", "prompt: "),
+    "tokens as a prompt": ("/v1/tokenize", {"prompt": [1, 2]}, "prompt[0]", "must be a text, not 1."),
+    "a number as a prompt": ("/v1/tokenize", {"prompt": 7}, "prompt", "a text or a list of texts, not"),
+    "no texts": ("/v1/tokenize", {"prompt": []}, "prompt", "0 texts; send 1 to 2048"),
+    "too many texts": ("/v1/tokenize", {"prompt": ["a"] * 2049}, "prompt", "2049 texts; send 1 to 2048"),
+    "a text that is none": (
+        "/v1/tokenize",
+        {"prompt": ["a", None]},
+        "prompt[1]",
+        "prompt[1]: must be a text",
+    ),
     "no messages": ("/v1/tokenize", {"messages": []}, "messages", "messages"),
     "an effort": (
         "/v1/tokenize",
