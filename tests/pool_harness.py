@@ -15,7 +15,7 @@ from mlx_backend.registry.lease import ModelLease
 from mlx_backend.registry.model_pool import ModelPool
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
-GB = 1_000_000_000
+GB = 1 << 30
 
 
 class ManualClock:
@@ -58,6 +58,23 @@ class FakeService:
         self.engine = ScriptedEngine(lambda _prompt: "yes", model_id=name)
 
 
+class FixedMemory:
+    """Implements the pool's `ModelMemory` with sizes by name, which a test may change."""
+
+    def __init__(self, sizes: dict[str, int], limit: int) -> None:
+        self._sizes = sizes
+        self._limit = limit
+
+    def limit(self) -> int:
+        return self._limit
+
+    def measure(self, spec: ModelSpec) -> int:
+        return self._sizes.get(spec.name, 0)
+
+    def too_large(self, spec: ModelSpec, size: int) -> str:
+        return f"{spec.name} of {size >> 30} GB is too large."
+
+
 class PoolHarness:
     """A pool over a catalogue, and a loader whose every step a test can pause or let fail."""
 
@@ -79,8 +96,7 @@ class PoolHarness:
         self.pool = ModelPool(
             Catalogue(specs),
             self.load,
-            memory_limit=memory_limit,
-            measure=lambda spec: self.sizes.get(spec.name, 0),
+            memory=FixedMemory(self.sizes, memory_limit) if memory_limit is not None else None,
             default_name=default_name,
             clock=self.clock,
         )

@@ -11,6 +11,9 @@ import pytest
 import yaml
 
 import mlx_backend
+from mlx_backend.device.memory import WORKING_SET_SHARE, room_for_weights
+from mlx_backend.device.too_large import MIN_FOR_CACHES
+from mlx_backend.models.recommended import RECOMMENDED_MODELS
 
 ROOT = Path(mlx_backend.__file__).parents[1]
 
@@ -86,3 +89,15 @@ def test_the_wheel_marks_its_packages_as_typed(package: str) -> None:
 
     included = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     assert f"{package}/py.typed" in included
+
+
+def test_the_models_that_a_refusal_names_are_those_of_the_readme_and_fit_the_macs_it_says() -> None:
+    rows = re.findall(
+        r"^\| (\d+) GB \| `([^`]+)`[^|]*\| ([\d.]+) GB \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    for (mac, repository, gigabytes), model in zip(rows, RECOMMENDED_MODELS, strict=True):
+        assert repository == model.repository
+        assert float(gigabytes) == pytest.approx(model.weights / 1e9, rel=0.05)
+        share = 2 / 3 if int(mac) <= 36 else 3 / 4  # what macOS recommends for the GPU
+        limit = int(int(mac) * share * WORKING_SET_SHARE * (1 << 30))
+        assert model.weights + MIN_FOR_CACHES <= room_for_weights(limit), repository

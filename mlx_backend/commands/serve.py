@@ -205,17 +205,25 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegi
         raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
     engine_options = engine_options_of(arguments)
     device = this_device(engine_options.memory_bytes, engine_options.wired)
-    is_limited = len(catalogue.models()) > 1 or engine_options.memory_bytes is not None
     language_models = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
     return MultiModelRegistry(
         catalogue,
         partial(_load, device),
         engine_options,
         settings,
-        memory_limit=device.memory.limit if is_limited else None,
+        memory=device.memory,
+        ranks=_ranks(),
         default_name=(language_models or listed)[0].name,
         load_worker=partial(_load_worker, device),
     )
+
+
+def _ranks() -> int:
+    if distributed_backend() is None:
+        return 1
+    from mlx_backend.engine.mlx import rank_count
+
+    return rank_count()
 
 
 def _load(

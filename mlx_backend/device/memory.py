@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+WORKING_SET_SHARE = 0.9  # of what the device recommends, for models and caches together
+RAM_SHARE = 0.7  # of the machine's memory, where the device recommends nothing
 STEP_MARGIN = 0.05  # of the limit, for the intermediate results of a step
+_UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"))
+
+
+def room_for_weights(limit: int) -> int:
+    """Return how much of a limit weights may take: more would not leave room for a single step."""
+    return int(limit * (1 - STEP_MARGIN))
 
 
 class MemoryBudget:
@@ -92,12 +100,11 @@ class MemoryReservation:
         self._budget.release(self)
 
     def _left_by(self, others: Iterable[int]) -> int:
-        return int(self.limit * (1 - STEP_MARGIN)) - self.weights - sum(others)
+        return room_for_weights(self.limit) - self.weights - sum(others)
 
 
 def format_bytes(count: int) -> str:
     """Write a number of bytes for people."""
-    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count / 1024:.3g} KB"
+    unit, name = next((each for each in _UNITS if count >= each[0]), _UNITS[-1])
+    value = count / unit
+    return f"{value:.0f} {name}" if value >= 100 else f"{value:.3g} {name}"

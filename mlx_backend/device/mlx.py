@@ -7,19 +7,19 @@ caches.
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+
+from mlx_backend.device.machine import this_machine
+from mlx_backend.device.memory import RAM_SHARE, WORKING_SET_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-WORKING_SET_SHARE = 0.9  # of what the device recommends, for models and caches together
-RAM_SHARE = 0.7  # of the machine's memory, where the device recommends nothing
 _CHUNK_BYTES = 1 << 30  # of weights that are read between two reports
 _ADAPTER_PARTS = ("lora_a", "lora_b", "m")
 
@@ -46,7 +46,7 @@ def recommended_memory() -> int:
     recommended = info.get("max_recommended_working_set_size") or info.get("total_memory")
     if recommended:
         return int(int(recommended) * WORKING_SET_SHARE)
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * RAM_SHARE)
+    return int(this_machine().memory * RAM_SHARE)
 
 
 def weight_bytes(network: Any, *, adapter_only: bool = False) -> int:

@@ -17,8 +17,8 @@ from mlx_backend.models.model_type import ENCODERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_WEIGHTS = "model*.safetensors"  # what mlx-lm loads
-_PICKLED = "pytorch_model*.bin"  # what encoders may have instead
+WEIGHTS = "model*.safetensors"  # what mlx-lm loads
+PICKLED_WEIGHTS = "pytorch_model*.bin"  # what encoders may have instead
 _UNSPLIT = {"model.safetensors", "pytorch_model.bin"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MTIME_MARGIN = 2_000_000_000  # nanoseconds; a younger modification time may stand for several changes
@@ -110,9 +110,9 @@ def weight_sizes(folder: Path) -> list[int]:
 
 def _weight_files(folder: Path) -> list[Path]:
     # A link into the cache whose target has not been downloaded yet is not a file.
-    found = [file for file in folder.glob(_WEIGHTS) if file.is_file()]
+    found = [file for file in folder.glob(WEIGHTS) if file.is_file()]
     if not found and read_json_or_empty(folder / "config.json").get("model_type") in ENCODERS:
-        found = [file for file in folder.glob(_PICKLED) if file.is_file()]
+        found = [file for file in folder.glob(PICKLED_WEIGHTS) if file.is_file()]
     return found
 
 

@@ -27,10 +27,10 @@ from mlx_backend.models.folders import (
     holds_model,
     models_below,
     models_in_hugging_face_cache,
-    weight_sizes,
 )
 from mlx_backend.models.model_type import detect_model_type
 from mlx_backend.models.spec import ModelSpec, is_repository
+from mlx_backend.models.weight_sizes import adapter_bytes, folder_bytes, repository_bytes
 from mlx_backend.registry.errors import ConfigurationError, ModelNotAllowed, UnknownModel
 
 if TYPE_CHECKING:
@@ -161,10 +161,19 @@ class Catalogue:
         return cached[1]
 
     def weight_bytes(self, spec: ModelSpec) -> int:
-        """Return the size of its weights on disk, including its draft model's; 0 if they are not on this machine."""
-        sources = (spec.source, spec.engine.get("draft_model"))
-        folders = [folder for source in sources if source and (folder := _local_folder(source))]
-        return sum(size for folder in folders for size in weight_sizes(folder))
+        """Return the size of its weights, with those of its draft model and its adapters; 0 if not known.
+
+        What loading it would have to download is measured by the repository's listing.
+        """
+        sources = [source for source in (spec.source, spec.engine.get("draft_model")) if source]
+        sizes = [self._source_bytes(source, spec) for source in sources]
+        sizes += [adapter_bytes(folder) for folder in spec.engine.get("adapters", {}).values()]
+        return sum(size or 0 for size in sizes)
+
+    def _source_bytes(self, source: str, spec: ModelSpec) -> int | None:
+        if (folder := _local_folder(source)) is not None:
+            return folder_bytes(folder)
+        return repository_bytes(source) if is_repository(source) and self.may_download(spec) else None
 
     # -- the listing -----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlx_backend.device.memory import format_bytes
 from mlx_backend.registry.errors import InsufficientMemory
 
 if TYPE_CHECKING:
@@ -11,13 +12,11 @@ if TYPE_CHECKING:
 
     from mlx_backend.registry.model_entry import ModelEntry
 
-_GIGABYTE = 1e9
-
 
 def choose_evictions[S](
     name: str, size: int, limit: int, entries: Iterable[ModelEntry[S]]
 ) -> list[ModelEntry[S]]:
-    """Choose which models to unload so that model `name` of `size` bytes fits within `limit`.
+    """Choose which models to unload so that model `name` of `size` bytes, no more than `limit`, fits within it.
 
     Only idle, unpinned models are chosen, the least recently used first. Raises InsufficientMemory if that is
     not enough; nothing is evicted in vain.
@@ -41,11 +40,11 @@ def choose_evictions[S](
 
 
 def _insufficient[S](name: str, size: int, limit: int, staying: list[ModelEntry[S]]) -> InsufficientMemory:
-    needs = f"The model {name!r} needs {_bytes(size)}, and {_bytes(limit)} is the limit for all models"
-    if not staying or size > limit:
-        return InsufficientMemory(f"{needs} (--memory-gb).")
+    needs = f"The model {name!r} needs {format_bytes(size)}, and {format_bytes(limit)} is the limit for all models"
     pinned_size = sum(entry.size for entry in staying if entry.spec.pinned)
-    listed = ", ".join(f"{entry.spec.name!r} ({_bytes(entry.size)}, {_reason(entry)})" for entry in staying)
+    listed = ", ".join(
+        f"{entry.spec.name!r} ({format_bytes(entry.size)}, {_reason(entry)})" for entry in staying
+    )
     return InsufficientMemory(
         f"{needs}. These models must stay in memory: {listed}.",
         retry_after=5 if size + pinned_size <= limit else None,
@@ -54,7 +53,3 @@ def _insufficient[S](name: str, size: int, limit: int, staying: list[ModelEntry[
 
 def _reason[S](entry: ModelEntry[S]) -> str:
     return "pinned" if entry.spec.pinned else f"in use by {max(1, entry.leases)}"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / _GIGABYTE:.1f} GB" if size >= _GIGABYTE / 10 else f"{size / 1e6:.3g} MB"

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.registry.errors import InsufficientMemory, ModelError, copy_error
@@ -31,6 +31,22 @@ log = logging.getLogger(__name__)
 MAX_QUEUED = 16  # models waiting to be loaded; further requests are told to retry
 
 
+class ModelMemory(Protocol):
+    """How much memory there is for models, and how much each needs."""
+
+    def limit(self) -> int:
+        """Return how many bytes all models together may take."""
+        ...
+
+    def measure(self, spec: ModelSpec) -> int:
+        """Return how many bytes a model takes, whether or not it is on this machine; 0 if that is not known."""
+        ...
+
+    def too_large(self, spec: ModelSpec, size: int) -> str:
+        """Return what to tell people of a model that never fits."""
+        ...
+
+
 class Loader[S: LoadedService]:
     """Loads models in the order in which they were queued. The thread starts with the first."""
 
@@ -39,14 +55,12 @@ class Loader[S: LoadedService]:
         state: PoolState[S],
         unloader: Unloader[S],
         load: Callable[[ModelSpec, Callable[[float], None]], S],
-        measure: Callable[[ModelSpec], int],
-        memory_limit: int | None,
+        memory: ModelMemory | None,
     ) -> None:
         self._state = state
         self._unloader = unloader
         self._load_service = load
-        self._measure = measure
-        self._memory_limit = memory_limit
+        self._memory = memory
         self._queue: deque[ModelEntry[S]] = deque()
         self._thread: threading.Thread | None = None
 
@@ -102,14 +116,12 @@ class Loader[S: LoadedService]:
         error: Exception | None = None
         size = 0
         try:
-            size = self._measure(spec)
-            self._make_room(spec, size)
+            size = self._make_room(spec)
             log.info("Loading %s.", spec.name)
             service = self._load_service(spec, partial(self._on_progress, attempt))
-            if not size:  # it had to be downloaded first
-                size = self._measure(spec)
+            if not size:  # it was not known before the download
                 with suppress(InsufficientMemory):
-                    self._make_room(spec, size)
+                    size = self._make_room(spec)
         except BaseException as raised:  # whatever it is, no request may be left waiting
             error = _public_error(raised, spec.name)
         if error is None and service is not None and self._publish(entry, service, size):
@@ -160,17 +172,22 @@ class Loader[S: LoadedService]:
         if math.isfinite(fraction):
             attempt.percent = int(100 * min(1.0, max(0.0, fraction)))
 
-    def _make_room(self, spec: ModelSpec, size: int) -> None:
-        if self._memory_limit is None:
-            return
+    def _make_room(self, spec: ModelSpec) -> int:
+        """Evict what is in the way of a model; return its size, 0 if unknown. Raises InsufficientMemory."""
+        if self._memory is None:
+            return 0
+        size, limit = self._memory.measure(spec), self._memory.limit()
+        if size > limit:
+            raise InsufficientMemory(self._memory.too_large(spec, size))
         state = self._state
         with state.changed:
             state.changed.wait_for(state.none_unloading)
-            evicted = choose_evictions(spec.name, size, self._memory_limit, state.entries.values())
+            evicted = choose_evictions(spec.name, size, limit, state.entries.values())
             for entry in evicted:
                 entry.state = "unloading"
         for entry in evicted:
             state.stop_engine(entry, f"to make room for {spec.name}")
+        return size
 
 
 def _public_error(error: BaseException, name: str) -> Exception:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mlx_backend.models.spec import ModelSpec
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.clock import Clock
+    from mlx_backend.registry.loader import ModelMemory
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
     `load(spec, on_progress)` runs on the loader's thread, takes as long as it likes and reports progress from 0 to 1.
-    With a `memory_limit` in bytes, `measure(spec)` says how many bytes a model needs. `default_name` is for
-    requests that name no model.
+    Without `memory`, any number of models of any size may be loaded. `default_name` is for requests that name no
+    model.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class ModelPool[S: LoadedService]:
         catalogue: Catalogue,
         load: Callable[[ModelSpec, Callable[[float], None]], S],
         *,
-        memory_limit: int | None = None,
-        measure: Callable[[ModelSpec], int] = lambda _spec: 0,
+        memory: ModelMemory | None = None,
         default_name: str | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class ModelPool[S: LoadedService]:
         self._clock: Clock = clock or SystemClock()
         self._state: PoolState[S] = PoolState(self._clock)
         self._unloader = Unloader(self._state)
-        self._loader = Loader(self._state, self._unloader, load, measure, memory_limit)
+        self._loader = Loader(self._state, self._unloader, load, memory)
 
     # -- using models ----------------------------------------------------------------------------------------
 

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, cast
 
 from mlx_backend.chat.capabilities import FolderDescriber
 from mlx_backend.chat.service import Service
+from mlx_backend.device.memory import room_for_weights
+from mlx_backend.device.too_large import too_large
 from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_context_length
 from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.models.description import ModelDescription
+from mlx_backend.models.recommended import RECOMMENDED_MODELS
 from mlx_backend.registry.base import ModelStatus, loaded_status
 from mlx_backend.registry.errors import ModelPinned, UnknownModel, WrongType
 from mlx_backend.registry.model_pool import ModelPool, UnloadResult
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.conversation.effort import Effort
+    from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
     from mlx_backend.models.engine_options import EngineOptions
@@ -56,7 +60,11 @@ _STOP_TIMEOUT = 30  # seconds for a load that reports no progress
 
 
 class MultiModelRegistry:
-    """Implements `ModelRegistry` for a catalogue. `load_engine` turns a model into an engine."""
+    """Implements `ModelRegistry` for a catalogue. `load_engine` turns a model into an engine.
+
+    With `memory`, a model that is too large for it is refused before anything is downloaded or loaded; `ranks` is how
+    many processes share each model.
+    """
 
     def __init__(
         self,
@@ -65,7 +73,8 @@ class MultiModelRegistry:
         options: EngineOptions,
         settings: Settings,
         *,
-        memory_limit: int | None = None,
+        memory: MemoryBudget | None = None,
+        ranks: int = 1,
         default_name: str | None = None,
         load_worker: LoadWorker | None = None,
     ) -> None:
@@ -79,8 +88,7 @@ class MultiModelRegistry:
         self._pool: ModelPool[Service | Embedder] = ModelPool(
             catalogue,
             self._load,
-            memory_limit=memory_limit,
-            measure=catalogue.weight_bytes,
+            memory=_Memory(catalogue, memory, options, ranks) if memory is not None else None,
             default_name=default_name,
         )
 
@@ -233,6 +241,28 @@ class MultiModelRegistry:
     def _defaults(self, spec: ModelSpec) -> ModelDefaults:
         """Return the model's defaults, filled up with the server's for sampling."""
         return replace(spec.defaults, **{**self._settings.sampling, **spec.defaults.sampling})
+
+
+class _Memory:
+    """Implements the pool's `ModelMemory`: what the catalogue measures, within the device's limit."""
+
+    def __init__(
+        self, catalogue: Catalogue, budget: MemoryBudget, options: EngineOptions, ranks: int
+    ) -> None:
+        self._catalogue = catalogue
+        self._budget = budget
+        self._is_given = options.memory_bytes is not None
+        self._ranks = ranks
+
+    def limit(self) -> int:
+        return room_for_weights(self._budget.limit)
+
+    def measure(self, spec: ModelSpec) -> int:
+        return self._catalogue.weight_bytes(spec) // self._ranks
+
+    def too_large(self, spec: ModelSpec, size: int) -> str:
+        smaller = RECOMMENDED_MODELS[::-1] if self._catalogue.model_type(spec) == "llm" else ()
+        return too_large(spec.name, size, self._budget.limit, is_given=self._is_given, smaller=smaller)
 
 
 def _with_service(

@@ -54,4 +54,9 @@ def test_the_limit_is_asked_for_once_and_only_when_it_is_needed() -> None:
 
 
 def test_sizes_are_written_in_the_unit_that_fits() -> None:
-    assert [format_bytes(count) for count in (512, 3 << 20, 5 << 30)] == ["0.5 KB", "3 MB", "5 GB"]
+    assert [format_bytes(count) for count in (512, 3 << 20, 1020 << 20, 5 << 30)] == [
+        "0.5 KB",
+        "3 MB",
+        "1020 MB",
+        "5 GB",
+    ]

@@ -366,3 +366,10 @@ def test_a_causal_model_needs_memory_for_a_chunk_and_for_its_cache(tmp_path: Pat
     whole = network._working_bytes(1, 1000, 1000)
     assert chunked < whole
     assert network._working_bytes(2, 1000, 64) - chunked == 1000 * network._model.cache_bytes_per_token
+
+
+def test_a_model_that_is_too_large_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    folder = write_bert(tmp_path)
+    size = (folder / "model.safetensors").stat().st_size
+    with pytest.raises(EngineError, match=r"needs .* of memory for its weights alone"):
+        LoadedNetwork(folder, device=Device(size // 2))

@@ -41,8 +41,8 @@ def test_used_and_pinned_models_stay_and_the_error_lists_them(harness: PoolHarne
     with pytest.raises(InsufficientMemory) as caught:
         pool.acquire("big", SOON)
     assert str(caught.value) == (
-        "The model 'big' needs 5.0 GB, and 10.0 GB is the limit for all models. "
-        "These models must stay in memory: 'a' (4.0 GB, pinned), 'b' (2.0 GB, in use by 1)."
+        "The model 'big' needs 5 GB, and 10 GB is the limit for all models. "
+        "These models must stay in memory: 'a' (4 GB, pinned), 'b' (2 GB, in use by 1)."
     )
     assert caught.value.retry_after == 5
     assert set(pool.services()) == {"a", "b", "c"}, "nothing is evicted in vain"
@@ -111,5 +111,5 @@ def test_a_model_that_a_request_waits_for_is_not_evicted() -> None:
     one.attempt = LoadAttempt(waiters=1, finished=True)
     assert choose_evictions("new", 5, 10, [one, other]) == [other]
     assert choose_evictions("new", 0, 10, [one, other]) == []
-    with pytest.raises(InsufficientMemory, match=r"'one' \(5e-06 MB, in use by 1\)"):
+    with pytest.raises(InsufficientMemory, match=r"'one' \(0.00488 KB, in use by 1\)"):
         choose_evictions("new", 6, 10, [one, other])

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from mlx_backend.device.mlx import load_weights, set_precision
+from mlx_backend.device.mlx import load_weights, set_precision, weight_bytes
 from mlx_backend.embedding.embedding_config import context_length, embedding_config, max_positions
 from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
 from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
@@ -58,9 +58,18 @@ class EmbeddingModel:
 
 
 def load_embedding_model(
-    source: str, options: EmbeddingOptions, on_progress: Callable[[float], None], *, rerank: bool
+    source: str,
+    options: EmbeddingOptions,
+    on_progress: Callable[[float], None],
+    *,
+    rerank: bool,
+    check_size: Callable[[str, int], None],
 ) -> EmbeddingModel:
-    """Load a folder or a Hugging Face repository. Must run on the thread that will use the model."""
+    """Load a folder or a Hugging Face repository. Must run on the thread that will use the model.
+
+    `check_size` gets the model's name and the bytes of its weights before they are read, and raises if they are too
+    large.
+    """
     folder, name = find_folder(source, allow_download=options.allow_download, extra_files=_EXTRA_FILES)
     config = read_config(folder, name)
     is_encoder = config["model_type"] in _NETWORKS
@@ -79,6 +88,8 @@ def load_embedding_model(
             network = Causal(weights) if is_causal else Bidirectional(weights, config)
         weights.eval()
         set_precision(weights, name)
+    check_size(name, weight_bytes(weights))
+    with explain_load_errors(name):
         dense = tuple(_dense_layers(folder, embedding, config))
         load_weights(weights, on_progress)
     dtypes = [value.dtype for _, value in tree_flatten(weights.parameters())]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.device.memory import format_bytes
+from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import weight_bytes
+from mlx_backend.device.too_large import too_large
 from mlx_backend.embedding.base import NetworkInfo
 from mlx_backend.embedding.mlx.causal import Causal
 from mlx_backend.embedding.mlx.loading import load_embedding_model
@@ -63,7 +64,9 @@ class MLXNetwork:
     def load(self, on_progress: Callable[[float], None]) -> NetworkInfo:
         """Load the model on this thread and run it once."""
         rerank = self._model_type == "rerank"
-        model = self._model = load_embedding_model(self._source, self._options, on_progress, rerank=rerank)
+        model = self._model = load_embedding_model(
+            self._source, self._options, on_progress, rerank=rerank, check_size=self._check_size
+        )
         causal = isinstance(model.network, Causal)
         encoder = TextEncoder(
             model.folder,
@@ -74,7 +77,7 @@ class MLXNetwork:
         )
         if causal and rerank:
             self._yes_no_tokens = encoder.yes_no_tokens()
-        self._reservation = self._reserve(model)
+        self._reservation = self._device.memory.reserve(weight_bytes(model.weights), limit=self._limit)
         try:
             text = encoder.encode("a b c", WARM_UP_TOKENS)
             [vector] = _run_to_end(self.run([text], None, WARM_UP_TOKENS))
@@ -130,13 +133,14 @@ class MLXNetwork:
         mx.synchronize()
         mx.clear_streams()
 
-    def _reserve(self, model: EmbeddingModel) -> MemoryReservation:
-        weights, limit = weight_bytes(model.weights), self._options.memory_bytes or self._device.memory.limit
-        if weights > limit:
-            raise EngineError(
-                f"{model.name!r} takes {format_bytes(weights)} of memory, and {format_bytes(limit)} is the limit."
-            )
-        return self._device.memory.reserve(weights, limit=limit)
+    @property
+    def _limit(self) -> int:
+        return self._options.memory_bytes or self._device.memory.limit
+
+    def _check_size(self, name: str, weights: int) -> None:
+        if weights > room_for_weights(self._limit):
+            is_given = self._options.memory_bytes is not None
+            raise EngineError(too_large(name, weights, self._limit, is_given=is_given))
 
     def _working_bytes(self, batch: int, length: int, stage_tokens: int) -> int:
         """Return what a run takes: an encoder computes all tokens at once, a causal model a chunk of them."""

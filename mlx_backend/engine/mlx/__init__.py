@@ -83,6 +83,16 @@ def rank() -> int:
     return found.rank() if found is not None else 0
 
 
+def rank_count() -> int:
+    """Return how many processes share the model. Connects to the others first, as `rank` does."""
+    if distributed_backend() is None:
+        return 1
+    from mlx_backend.engine.mlx.collectives import group
+
+    found = group()
+    return found.size() if found is not None else 1
+
+
 def follow_engine(model: str | Path, options: EngineOptions | None = None, **changes: Any) -> int:
     """Run this rank's part of the engine that rank 0 loads, until rank 0 ends; return the exit status.
 

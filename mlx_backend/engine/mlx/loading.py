@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_lm
 
-from mlx_backend.device.mlx import load_weights, set_precision
+from mlx_backend.device.mlx import load_weights, set_precision, weight_bytes
 from mlx_backend.engine.mlx.kv_cache import can_rewind
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.speculative import draft_layers
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 log = logging.getLogger(__name__)
+
+type CheckSize = Callable[
+    [str, int], None
+]  # a network's name and the bytes of its weights; raises EngineError
 
 ASSUMED_CONTEXT = 4096  # tokens, for a model that does not state its context length
 
@@ -59,8 +63,12 @@ def load_model(
     options: EngineOptions = EngineOptions(),  # noqa: B008 - frozen
     on_progress: Callable[[float], None] = lambda _share: None,
     group: mx.distributed.Group | None = None,
+    check_size: CheckSize = lambda _name, _nbytes: None,
 ) -> LoadedNetwork:
-    """Load a folder or a Hugging Face repository; with a group, this process's part of it. Raises EngineError."""
+    """Load a folder or a Hugging Face repository; with a group, this process's part of it. Raises EngineError.
+
+    `check_size` is called before the weights are read, and raises for those that are too large.
+    """
     folder, name = find_folder(str(model), allow_download=options.allow_download)
     config = read_config(folder, name)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -78,6 +86,8 @@ def load_model(
         shard(network, config, group, name)
     with explain_load_errors(name):
         set_precision(network, name)
+    check_size(name, weight_bytes(network))
+    with explain_load_errors(name):
         load_weights(network, on_progress)
     tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper))
     if options.chat_template is not None:
@@ -96,7 +106,7 @@ def load_model(
     )
 
 
-def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> Any:
+def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, check_size: CheckSize) -> Any:
     """Return a second network that shares the model's weights and has a LoRA adapter on top.
 
     The first network stays as it is, so no adapter ever has to be removed: mlx-lm's own removal leaves the experts
@@ -113,7 +123,10 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> 
         network = mlx_lm.utils.load_adapters(network, str(folder))
         network.eval()
         set_precision(network, adapter)
+        check_size(adapter, weight_bytes(network, adapter_only=True))
         mx.eval(network.parameters())
+    except EngineError:
+        raise
     except Exception as error:
         raise EngineError(
             f"The adapter {adapter!r} does not fit {model.name!r}: {first_line(error)}."
@@ -121,7 +134,9 @@ def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str) -> 
     return network
 
 
-def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> DraftNetwork:
+def load_draft(
+    draft: str, options: EngineOptions, model: LoadedNetwork, check_size: CheckSize
+) -> DraftNetwork:
     """Load a smaller model that drafts for `model`: one with the same vocabulary, whose caches can be rewound."""
     folder, name = find_folder(draft, allow_download=options.allow_download)
     read_config(folder, name)
@@ -133,6 +148,8 @@ def load_draft(draft: str, options: EngineOptions, model: LoadedNetwork) -> Draf
             trust_remote_code=options.trust_remote_code,
         )
         set_precision(network, name)
+    check_size(name, weight_bytes(network))
+    with explain_load_errors(name):
         mx.eval(network.parameters())
     sample = " the quick brown fox 12345 { } \n 日本語"
     encoded = wrapper.encode(sample, add_special_tokens=False)

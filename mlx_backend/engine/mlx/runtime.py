@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from mlx_backend.device.memory import room_for_weights
 from mlx_backend.device.mlx import weight_bytes
+from mlx_backend.device.too_large import too_large
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
@@ -62,17 +64,19 @@ class Runtime:
         if ranks is not None:
             ranks.refuse_unsupported(options)
         self.options = options
-        model = self.model = load_model(source, options, on_progress, ranks.group if ranks else None)
+        sizes = _SizeCheck(options, memory)
+        group = ranks.group if ranks else None
+        model = self.model = load_model(source, options, on_progress, group, sizes.add)
         _check_context_length(options, model)
         with ExitStack() as cleanup:  # if a step fails, undoes those before it
-            self.networks = _load_networks(model, options)
+            self.networks = _load_networks(model, options, sizes)
             tokenizer = model.tokenizer
             self.text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
             self.max_spare_logits = MAX_SPARE_LOGITS_BYTES // (4 * tokenizer.vocabulary_size)
             layers = self.fresh_layers("")
             self.can_batch = _can_batch(layers)
             self.can_rewind = all(can_rewind(layer) for layer in layers)
-            self.draft = _load_draft(model, options, layers)
+            self.draft = _load_draft(model, options, layers, sizes)
             if ranks is not None:
                 ranks.check_alike(model.folder, options)
             try:
@@ -172,10 +176,25 @@ def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
         )
 
 
-def _load_networks(model: LoadedNetwork, options: EngineOptions) -> dict[str, Any]:
+class _SizeCheck:
+    """Refuses a model whose weights are too large, before they are read."""
+
+    def __init__(self, options: EngineOptions, memory: MemoryBudget) -> None:
+        self._limit = options.memory_bytes or memory.limit
+        self._is_given = options.memory_bytes is not None
+        self._total = 0
+
+    def add(self, name: str, nbytes: int) -> None:
+        """Count a network's weights. Raises EngineError if all of them together do not fit."""
+        self._total += nbytes
+        if self._total > room_for_weights(self._limit):
+            raise EngineError(too_large(name, self._total, self._limit, is_given=self._is_given))
+
+
+def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeCheck) -> dict[str, Any]:
     networks = {"": model.network}
     for adapter in options.adapters:
-        networks[adapter] = load_adapter(model, options, adapter)
+        networks[adapter] = load_adapter(model, options, adapter, sizes.add)
     if options.adapter is not None and options.adapter not in options.adapters:
         raise EngineError(f"There is no adapter {options.adapter!r}.")
     return networks
@@ -190,7 +209,9 @@ def _can_batch(layers: LayerCaches) -> bool:
     return not other
 
 
-def _load_draft(model: LoadedNetwork, options: EngineOptions, layers: LayerCaches) -> DraftNetwork | None:
+def _load_draft(
+    model: LoadedNetwork, options: EngineOptions, layers: LayerCaches, sizes: _SizeCheck
+) -> DraftNetwork | None:
     """Load the draft model if there is one. Raises EngineError if drafts, from wherever, are not possible."""
     if options.draft_model is None and not options.draft_from_text:
         return None
@@ -201,7 +222,9 @@ def _load_draft(model: LoadedNetwork, options: EngineOptions, layers: LayerCache
         raise EngineError(
             f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be rewound."
         )
-    draft = load_draft(options.draft_model, options, model) if options.draft_model is not None else None
+    draft = None
+    if options.draft_model is not None:
+        draft = load_draft(options.draft_model, options, model, sizes.add)
     log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")
     return draft
 

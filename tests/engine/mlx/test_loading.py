@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_models import write_model
+from engine_models import write_adapter, write_model
 
+from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.loading import load_model
@@ -126,3 +128,23 @@ def test_half_precision_runs_on_a_cpu_in_float32_and_the_log_says_so(
         items = list(engine.generate(GenerationRequest(prompt=[9, 10], max_tokens=3)))
     assert sum(isinstance(item, TokenDelta) for item in items) == 3
     assert "half is in half precision; on this CPU it runs in float32." in caplog.text
+
+
+def test_a_model_that_is_too_large_is_refused_before_its_weights_are_read(folder: Path) -> None:
+    size = (folder / "model.safetensors").stat().st_size
+    read: list[float] = []
+    with pytest.raises(EngineError, match=r"'small-oss' needs .* of memory for its weights alone"):
+        load_engine(folder, device=Device(size), on_progress=read.append)
+    assert read == []
+
+
+@pytest.mark.parametrize("kind", ["draft", "adapter"])
+def test_what_comes_with_a_model_counts_towards_its_size(folder: Path, tmp_path: Path, kind: str) -> None:
+    size = (folder / "model.safetensors").stat().st_size
+    options: dict[str, Any] = {"draft_model": str(write_model(tmp_path / "draft"))}
+    limit = 3 * size // 2
+    if kind == "adapter":
+        options = {"adapters": {"mine": write_adapter(tmp_path / "lora", folder)}}
+        limit = int(size / 0.95) + 1000
+    with pytest.raises(EngineError, match=r"for its weights alone, and --memory-gb .* leaves"):
+        load_engine(folder, memory_bytes=limit, **options)

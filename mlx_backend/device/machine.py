@@ -1,0 +1,76 @@
+"""What this machine is, as far as advice and refusals depend on it: its system, its processor and its memory.
+
+Standard library only, and nothing of this package: `make setup` runs this file with the Python that it found, before
+anything is installed. Tests make a `Machine` of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+
+MIN_MACOS = 14  # the oldest that MLX is built for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine. `macos` is the version's first number, 0 elsewhere; `memory` is in bytes."""
+
+    system: str = "Linux"
+    processor: str = "x86_64"
+    macos: int = 0
+    is_translated: bool = False  # an Intel program on Apple silicon, by Rosetta
+    memory: int = 0
+
+    @property
+    def is_mac(self) -> bool:
+        """Whether it runs macOS."""
+        return self.system == "Darwin"
+
+    def refusal(self) -> str | None:
+        """Return why MLX cannot run here, as a sentence with advice; None where it can."""
+        if not self.is_mac:
+            return None
+        if self.is_translated:
+            return (
+                "This Python is built for Intel and runs under Rosetta, for which there is no MLX. Install one for "
+                "Apple silicon (brew install python@3.12, with the Homebrew in /opt/homebrew), and use that."
+            )
+        if self.processor != "arm64":
+            return "MLX needs a Mac with Apple silicon; this one has an Intel processor."
+        if 0 < self.macos < MIN_MACOS:
+            return f"MLX needs macOS {MIN_MACOS} or newer; this is macOS {self.macos}."
+        return None
+
+
+def this_machine() -> Machine:
+    """Return the machine that this process runs on."""
+    system, processor = platform.system(), platform.machine()
+    return Machine(
+        system=system,
+        processor=processor,
+        macos=int(platform.mac_ver()[0].partition(".")[0] or 0) if system == "Darwin" else 0,
+        is_translated=system == "Darwin" and processor == "x86_64" and _is_translated(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def _is_translated() -> bool:
+    try:
+        done = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "sysctl.proc_translated"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == "1"
+
+
+if __name__ == "__main__":
+    sys.exit(this_machine().refusal())
