@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -85,6 +86,23 @@ def plugin_root(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     with zipfile.ZipFile(package) as archive:
         archive.extractall(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def container_python(plugin_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python that has what the package's requirements.txt names, in the versions of our lock, and no more."""
+    folder = tmp_path_factory.mktemp("container")
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    constraints = folder / "constraints.txt"
+    constraints.write_text("\n".join(re.findall(r"^([\w.-]+==[^\s;\\]+)", lock, re.MULTILINE)))
+    # With pip, as `make setup` does it: where that found the packages, this does.
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    python = str(folder / "venv" / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install += ["-r", str(plugin_root / "requirements.txt"), "-c", str(constraints)]
+    done = subprocess.run(install, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"pip could not install what the plugin needs:\n{done.stderr}"
+    return python
 
 
 @pytest.fixture(scope="session")

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
-import pytest
-from conftest import ROOT, Stub
 from daemon import PluginProcess
 from dify_view import text_of, user
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@pytest.fixture(scope="session")
-def container_python(plugin_root: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python that has what the package's requirements.txt names, in the versions of our lock, and no more."""
-    folder = tmp_path_factory.mktemp("container")
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(re.findall(r"^([\w.-]+==[^\s;\\]+)", lock, re.MULTILINE)))
-    # With pip, as `make setup` does it: where that found the packages, this does.
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    python = str(folder / "venv" / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install += ["-r", str(plugin_root / "requirements.txt"), "-c", str(constraints)]
-    done = subprocess.run(install, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, f"pip could not install what the plugin needs:\n{done.stderr}"
-    return python
+    from conftest import Stub
 
 
 def test_the_package_runs_with_its_own_requirements_and_without_mlx(
