@@ -164,6 +164,16 @@ class ReplySettings(SamplingSettings):
             default="none",
         ),
     ] = None
+    background_detection: Annotated[
+        bool | None,
+        Setting(
+            kind=switch(),
+            help="recognise the titles, tags and follow-ups that chat pages request by themselves, and answer them "
+            "at the lowest effort, after users' own messages",
+            option="--no-background-detection",
+            default="on",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +213,7 @@ class Settings(ReplySettings):
     ] = ()
 
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
+    background_detection: bool = True
     reasoning_field: Annotated[
         ReasoningField,
         Setting(

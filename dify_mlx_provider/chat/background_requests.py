@@ -4,7 +4,8 @@ They are not streamed, often have room for a few hundred tokens and none of the 
 whole text for the answer. A model that reasons at its usual effort spends that room thinking, and a thinking block
 becomes part of the answer; meanwhile the user's next question waits. So two things are decided about a request:
 
-`is_read_by_program`     known by the words of Dify's own prompts (a response format says so too): then the reasoning
+`is_read_by_program`     known by the words of Dify's own prompts (mlx_backend/conversation/background_requests.py has
+                         those that the server recognises too; a response format says so as well): then the reasoning
                          is hidden, and not a character of the answer is changed.
 `is_background_request`  it is not streamed, nobody chose an effort, and it is one of Dify's prompts or its max_tokens
                          leave no room to reason. Then it runs at the model's lowest effort, and the server is asked to
@@ -18,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream.effort_levels import lowest
+from mlx_backend.conversation.background_requests import DIFY, answer_reserve, find_background_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,18 +27,6 @@ if TYPE_CHECKING:
 MIN_REASONING_ROOM = 1024
 """Tokens. With fewer, a model that reasons at its usual effort often has none left for the answer."""
 
-# Not streamed, with nothing of a user's conversation but the text to work on.
-_BACKGROUND_PROMPTS = (
-    "You are asked to generate a concise chat title",
-    "predict the three most likely questions that human would ask",
-    "Generate code based on the following instructions",
-    "create a high-quality prompt template for",
-    "I need to extract the following information from the input text",
-    "Identify the purpose of the chatbot from the variable",
-    "Generate a Question and Answer pairs only using the knowledge",
-    "convert simple user descriptions into properly formatted JSON Schema definitions",
-    "Both your input and output should be in JSON format",
-)
 # In a workflow's nodes, streamed or not, at the node's effort; Dify parses JSON out of the text.
 _PARSED_PROMPTS = (
     "You could answer questions and output in JSON format",
@@ -51,11 +41,10 @@ _EFFORT_SETTINGS = ("reasoning_effort", "enable_thinking", "thinking_budget")
 
 def is_background_prompt(texts: Sequence[str], *, stream: bool) -> bool:
     """Whether these messages are one of Dify's own prompts."""
-    return (
-        not stream
-        and len(texts) <= 2
-        and any(words in text for text in texts for words in _BACKGROUND_PROMPTS)
-    )
+    if stream or len(texts) > 2:
+        return False
+    prompt = find_background_prompt([{"role": "user", "content": text} for text in texts], stream=stream)
+    return prompt is not None and prompt.client == DIFY
 
 
 def is_read_by_program(texts: Sequence[str], *, stream: bool) -> bool:
@@ -86,5 +75,5 @@ def background_parameters(parameters: Mapping[str, Any], efforts: Collection[str
         settings["enable_thinking"] = False
     limit = settings.get("max_tokens")
     if isinstance(limit, int) and limit > 1:
-        settings["answer_reserve"] = max(1, limit * 3 // 5)
+        settings["answer_reserve"] = answer_reserve(limit)
     return settings

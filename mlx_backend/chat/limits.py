@@ -26,16 +26,29 @@ class ReplyLimits:
     def max_tokens_of(self, request: ReplyRequest, prompt: Prompt) -> int:
         """Return how many tokens the reply may have. Raises RequestError if the prompt leaves no room for one."""
         length = len(prompt.tokens)
-        if length >= self.context_length:
-            raise RequestError(
-                f"The prompt has {length} tokens; the context holds {self.context_length}, "
-                "and the reply needs room too.",
-                "prompt" if isinstance(request, CompletionRequest) else "messages",
-                "context_length_exceeded",
-                numbers={"prompt_tokens": length, "max_model_len": self.context_length},
-            )
+        if not self.has_room_after(length):
+            raise self.too_long("prompt" if isinstance(request, CompletionRequest) else "messages", length)
         limit = request.max_tokens or self.max_tokens or self.context_length
         return min(limit, self.context_length - length)
+
+    def has_room_after(self, prompt_tokens: int) -> bool:
+        """Whether a reply fits behind a prompt of this length."""
+        return prompt_tokens < self.context_length
+
+    def too_long(
+        self, field: str, prompt_tokens: int, *, tools: int = 0, tool_tokens: int = 0
+    ) -> RequestError:
+        """Make the error for a prompt that leaves no room; `tool_tokens` of it describe so many tools."""
+        text = (
+            f"The prompt has {prompt_tokens} tokens; the context holds {self.context_length}, "
+            "and the reply needs room too."
+        )
+        numbers = {"prompt_tokens": prompt_tokens, "max_model_len": self.context_length}
+        if tool_tokens > 0:
+            described = "the one tool" if tools == 1 else f"the {tools} tools"
+            text += f" {tool_tokens} of these tokens describe {described}: offer fewer, or turn them off."
+            numbers["tool_tokens"] = tool_tokens
+        return RequestError(text, field, "context_length_exceeded", numbers=numbers)
 
     def thinking_budget_of(self, request: ChatRequest, effort: Effort) -> int | None:
         """Return how many tokens may be reasoning: 0 at effort none, whether or not the template knows that effort."""

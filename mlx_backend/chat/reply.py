@@ -97,6 +97,7 @@ class ReplyPlan:
     prompt_tokens: int
     special_tokens: Mapping[int, str]
     effort: Resolution | None = None
+    priority: int = 0
     stop: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
     on_finished: Callable[[FinishedReply], None] | None = None
@@ -110,6 +111,7 @@ class Reply:
 
     def __init__(self, generation: Generation, plan: ReplyPlan) -> None:
         self.effort = plan.effort
+        self.priority = plan.priority
         self.finish: FinishReason | None = None
         self._generation = generation
         self._plan = plan

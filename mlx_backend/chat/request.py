@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mlx_backend.conversation.background_requests import BackgroundPrompt
+
 UNLIMITED = -1
 """A thinking budget that limits nothing, whatever the model's or the server's is."""
 
@@ -44,14 +46,17 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyRequest:
-    """What any reply may be asked for. A lower `priority` goes first; `sampling` has the names of `Sampling`."""
+    """What any reply may be asked for. `sampling` has the names of `Sampling`.
+
+    A lower `priority` goes first; None is 0, or what a background request gets.
+    """
 
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     adapter: str | None = None
-    priority: int = 0
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,8 @@ class ChatRequest(ReplyRequest):
     raw: bool = False
     thinking_budget: int | None = None  # max tokens of reasoning, or UNLIMITED
     answer_reserve: int | None = None  # tokens of the reply kept for the answer
+    background_detection: bool | None = None  # whether to look for a client's own prompt; None: as configured
+    background: BackgroundPrompt | None = None  # the one this was recognised as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.chat.background import recognised
 from mlx_backend.chat.capabilities import describe
 from mlx_backend.chat.chat_prompt import ChatPrompts
 from mlx_backend.chat.limits import ReplyLimits
@@ -31,6 +33,7 @@ from mlx_backend.models.spec import ModelDefaults
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mlx_backend.chat.chat_prompt import Conversation
     from mlx_backend.chat.reply import FinishedReply, Parser
     from mlx_backend.chat.request import ChatRequest, CompletionRequest, ReplyRequest
     from mlx_backend.conversation.effort import Effort
@@ -59,6 +62,7 @@ class Service:
         thinking_budget: int | None = None,
         answer_reserve: int | None = None,
         queue_seconds: float | None = None,
+        background_detection: bool = True,
         prewarm: bool = True,
         one_process: bool = True,
     ) -> None:
@@ -66,6 +70,9 @@ class Service:
         self.defaults = defaults = defaults or ModelDefaults()
         self._effort = effort
         self._queue_seconds = queue_seconds
+        self._detects_background = (
+            background_detection if defaults.background_detection is None else defaults.background_detection
+        )
         self._prewarm = prewarm
         self._one_process = one_process
         self._reasoning_store = ReasoningStore()
@@ -122,10 +129,12 @@ class Service:
 
     def chat(self, request: ChatRequest) -> Reply:
         """Start a reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
+        request = self._recognised(request)
         conversation = self._prompts.conversation(request)
         # Before rendering: what cannot be met is refused at once.
         grammar = self._constraints.grammar(request)
         prompt = self._prompts.prompt(request, conversation)
+        self._check_length(request, conversation, prompt)
         constraint = self._constraints.start(request, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
         plan = ReplyPlan(
@@ -133,6 +142,7 @@ class Service:
             prompt_tokens=len(prompt.tokens),
             special_tokens=self.engine.tokenizer.special_tokens,
             effort=conversation.resolution,
+            priority=request.priority or 0,
             stop=request.stop,
             parallel_tool_calls=request.parallel_tool_calls,
             on_finished=lambda finished: self._on_finished(request, open_call_ids, finished),
@@ -151,12 +161,14 @@ class Service:
             parser=RawText(special_tokens),
             prompt_tokens=len(tokens),
             special_tokens=special_tokens,
+            priority=request.priority or 0,
             stop=request.stop,
         )
         return Reply(self._generate(Prompt(tokens=tokens), request), plan)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
+        request = self._recognised(request)
         return self._prompts.prompt(request, self._prompts.conversation(request))
 
     def text_tokens(self, text: str, *, bos: bool = True) -> tuple[int, ...]:
@@ -165,6 +177,23 @@ class Service:
         tokens = tuple(tokenizer.encode(text, control_tokens=True))
         first = tuple(tokenizer.bos_tokens) if bos else ()
         return tokens if tokens[: len(first)] == first else first + tokens
+
+    def _recognised(self, request: ChatRequest) -> ChatRequest:
+        wanted = request.background_detection
+        if not (self._detects_background if wanted is None else wanted):
+            return request
+        return recognised(request, self._limits.max_tokens)
+
+    def _check_length(self, request: ChatRequest, conversation: Conversation, prompt: Prompt) -> None:
+        """Raise the RequestError for a prompt that is too long; it says how many of the tokens are tools."""
+        length = len(prompt.tokens)
+        if self._limits.has_room_after(length):
+            return
+        tool_tokens = 0
+        if request.tools:
+            without_tools = self._prompts.prompt(replace(request, tools=()), conversation)
+            tool_tokens = length - len(without_tools.tokens)
+        raise self._limits.too_long("messages", length, tools=len(request.tools), tool_tokens=tool_tokens)
 
     def _parser(self, request: ChatRequest, prompt: Prompt) -> Parser:
         if request.raw:
@@ -194,7 +223,7 @@ class Service:
                 constraint=constraint,
                 adapter=request.adapter,
                 queue_timeout=self._queue_seconds,
-                priority=request.priority,
+                priority=request.priority or 0,
             )
         )
 
@@ -234,6 +263,6 @@ class Service:
         last = request.messages[-1]
         is_continued = isinstance(last, dict) and last.get("role") == "assistant"
         # A background request (a title) has no next turn, and must not displace the user's own.
-        is_background = request.priority > 0
+        is_background = request.background is not None or (request.priority or 0) > 0
         if self._prewarm and not (request.raw or is_continued or is_background):
             self.engine.prewarm(lambda: self._prompts.next_turn(request, answer), request.adapter)

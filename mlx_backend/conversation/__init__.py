@@ -3,16 +3,17 @@
 Shared by the server and the Dify plugin, so it needs nothing but the standard library. Importing the package
 loads nothing; the modules are:
 
-    events            the closed set of events, and the message they fold to
-    parser            ChannelParser, fold, parse_text
-    dialects          DIALECTS, detect; one object per family of models
-    tools             a request's tools, to match the calls a model writes
-    scanner           cut text at markers
-    quoting           whether markup in a text is used or only talked about
-    history           sanitise: repair what clients send back
-    echo              parse an assistant's text as clients echo it
-    reasoning_fields  the names under which reasoning is sent
-    template          what a chat template can render
-    effort            how much the model should reason, in any spelling
-    json_values       how error messages name and quote JSON values
+    events               the closed set of events, and the message they fold to
+    parser               ChannelParser, fold, parse_text
+    dialects             DIALECTS, detect; one object per family of models
+    tools                a request's tools, to match the calls a model writes
+    scanner              cut text at markers
+    quoting              whether markup in a text is used or only talked about
+    history              sanitise: repair what clients send back
+    echo                 parse an assistant's text as clients echo it
+    reasoning_fields     the names under which reasoning is sent
+    template             what a chat template can render
+    effort               how much the model should reason, in any spelling
+    background_requests  titles, tags and the like, known by the words of clients' own prompts
+    json_values          how error messages name and quote JSON values
 """

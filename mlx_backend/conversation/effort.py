@@ -182,10 +182,14 @@ def resolve(
     request: Mapping[str, Any],
     messages: Sequence[Mapping[str, Any]],
     *,
+    background: tuple[str, Effort] | None = None,
     model_default: Effort | None = None,
     server_default: Effort | None = None,
 ) -> Resolution:
-    """Decide one request's effort. Null and empty fields are absent; a bad field raises EffortError."""
+    """Decide one request's effort. Null and empty fields are absent; a bad field raises EffortError.
+
+    `background` is the source and the effort of a background request: they hold where the request states nothing.
+    """
     rewritten, lines = take_lines(messages)
     sources: list[tuple[str, Effort]] = [("system prompt", effort) for effort in reversed(lines)]
     stated, switched_on = _fields(request)
@@ -195,6 +199,8 @@ def resolve(
         if effort is not None
     ]
     sources += stated
+    if background is not None and not switched_on:
+        sources.append(background)
     if defaults and defaults[0][1] is not Effort.NONE:
         sources += defaults + switched_on  # "on" does not say how much; the defaults do
     else:
@@ -297,6 +303,11 @@ def available_efforts(traits: TemplateTraits) -> tuple[Effort, ...]:
             return (Effort.MEDIUM,) if traits.is_reasoning_model else ()
         case _:
             return (Effort.NONE, Effort.MEDIUM)
+
+
+def lowest(traits: TemplateTraits) -> Effort:
+    """Return the least of the available efforts; low if the model has none, which makes no difference to it."""
+    return next(iter(available_efforts(traits)), Effort.LOW)
 
 
 def nearest(effort: Effort, traits: TemplateTraits) -> Effort | None:

@@ -221,6 +221,7 @@ class MultiModelRegistry:
             thinking_budget=settings.thinking_budget,
             answer_reserve=settings.answer_reserve,
             queue_seconds=settings.queue_seconds,
+            background_detection=settings.background_detection,
             prewarm=settings.prewarm,
             one_process=distributed_backend() is None,
         )

@@ -38,6 +38,23 @@ def test_a_prompt_that_fills_the_context_is_refused_by_its_field(
     assert raised.value.numbers == {"prompt_tokens": 100, "max_model_len": 100}
 
 
+@pytest.mark.parametrize(
+    ("tools", "tokens", "sentence"),
+    [
+        (36, 60, "60 of these tokens describe the 36 tools: offer fewer, or turn them off."),
+        (1, 60, "60 of these tokens describe the one tool: offer fewer, or turn them off."),
+        (1, 0, "the reply needs room too."),  # a template that ignores tools
+    ],
+)
+def test_the_error_says_how_much_of_a_prompt_is_tools(tools: int, tokens: int, sentence: str) -> None:
+    error = ReplyLimits(context_length=100).too_long("messages", 110, tools=tools, tool_tokens=tokens)
+    assert str(error).startswith("The prompt has 110 tokens; the context holds 100, and the reply needs room")
+    assert str(error).endswith(sentence)
+    assert error.numbers == {"prompt_tokens": 110, "max_model_len": 100} | (
+        {"tool_tokens": tokens} if tokens else {}
+    )
+
+
 def test_the_thinking_budget_is_the_requests_then_the_models_and_none_at_effort_none() -> None:
     limits = ReplyLimits(context_length=100, thinking_budget=9)
     unlimited = ChatRequest(messages=[], thinking_budget=UNLIMITED)

@@ -193,7 +193,7 @@ def test_a_limit_is_the_same_in_an_option_a_file_and_a_request(
 
 
 def test_every_setting_of_a_reply_is_checked_above() -> None:
-    assert BEYOND.keys() | {"reasoning_effort"} == declared(ReplySettings).keys()
+    assert BEYOND.keys() | {"reasoning_effort", "background_detection"} == declared(ReplySettings).keys()
 
 
 def test_values_are_those_that_are_set_and_no_others() -> None:

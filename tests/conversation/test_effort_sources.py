@@ -58,7 +58,12 @@ def test_a_line_in_the_system_prompt_is_stronger_than_any_field() -> None:
 def test_where_nobody_speaks_the_defaults_do(
     defaults: dict[str, Effort], effort: Effort, source: str
 ) -> None:
-    found = resolve({}, [QUESTION], **defaults)
+    found = resolve(
+        {},
+        [QUESTION],
+        model_default=defaults.get("model_default"),
+        server_default=defaults.get("server_default"),
+    )
     assert (found.effort, found.source) == (effort, source)
 
 

@@ -50,7 +50,7 @@ class Tool(Lenient):
 
 @accepts(
     *("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"),
-    *("answer_reserve", "reasoning_format", "max_completion_tokens"),
+    *("answer_reserve", "reasoning_format", "max_completion_tokens", "background_detection"),
 )
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
@@ -134,7 +134,7 @@ class ChatBody(GenerationBody):
             template_kwargs=self.chat_template_kwargs,
             sampling=self.sampling(),
             adapter=self.adapters,
-            priority=self.priority or 0,
+            priority=self.priority,
             max_tokens=self.setting("max_completion_tokens", "max_tokens"),
             stop=self.stop,
             logprobs=self._logprobs(),
@@ -147,6 +147,7 @@ class ChatBody(GenerationBody):
             raw=reasoning_format is ReasoningFormat.RAW,
             thinking_budget=self._thinking_budget(),
             answer_reserve=self.setting("answer_reserve"),
+            background_detection=self.setting("background_detection"),
         )
 
 

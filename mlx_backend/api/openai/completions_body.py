@@ -32,7 +32,7 @@ class CompletionBody(GenerationBody):
             prompt=_one_prompt(self.prompt),
             sampling=self.sampling(),
             adapter=self.adapters,
-            priority=self.priority or 0,
+            priority=self.priority,
             max_tokens=self.setting("max_tokens"),
             stop=self.stop,
             logprobs=self.logprobs,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.openai.base import OpenAIProtocol
+from mlx_backend.api.openai.open_webui import page_info
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
 
@@ -85,6 +86,8 @@ def model_object(
         described["sampling_defaults"] = dict(description.sampling)
     if description.adapters:
         described["adapters"] = list(description.adapters)
+    if (info := page_info(description)) is not None:
+        described["info"] = info
     return described
 
 

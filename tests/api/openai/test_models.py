@@ -150,6 +150,7 @@ def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_pa
             "capabilities": ["completion", "thinking", "tools"],
             "reasoning": {"efforts": ["low", "medium", "high"], "default": "high"},
             "sampling_defaults": {"temperature": 0.3},
+            "info": {"meta": {"capabilities": {"builtin_tools": False, "vision": False}}},
         }
         assert factory.loads == ["small"], "nothing was loaded for it"
 
