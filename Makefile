@@ -60,8 +60,8 @@ format: setup ## format and fix with ruff
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-plugin: setup ## write dist/*.difypkg
-	@$(RUN) -m dify_mlx_provider.packaging.package
+plugin: setup ## write dist/*.difypkg (REPO=https://…: with the address of its source, to publish it)
+	@$(RUN) -m dify_mlx_provider.packaging.package $(if $(REPO),--repo "$(REPO)")
 
 debug: setup ## run the plugin from this clone in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
 	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug icon at the top)"; exit 1; }

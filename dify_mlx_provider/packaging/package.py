@@ -5,6 +5,9 @@ container: its own Python, the shared conversation core, the declarations, the i
 only), the texts, and the plugin's dependencies as both `pyproject.toml` and `requirements.txt`, because some daemons
 read one and some the other. The server, MLX and the tests stay out.
 
+Who publishes it says where its source is (`--repo`): the manifest then names that address, and the readmes link to it.
+Without one they name none.
+
 A package that Dify would refuse is not written (declaration.py), and the same sources always give the same bytes,
 whatever the folder, clock, language or umask. Needs the standard library and PyYAML; does not import Dify's SDK.
 """
@@ -45,8 +48,15 @@ GLOBS = ("dify_mlx_provider/**/*.py", "mlx_backend/conversation/**/*.py", "provi
 ICONS = "provider_assets/icons"
 EXCLUDED = "dify_mlx_provider/packaging/"  # build time only
 # Dify looks for translations under these names, and falls back to English.
+PROJECT = "`dify-mlx-provider`"  # in every readme, first of all where the project is introduced
+REPOSITORY = re.compile(
+    r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?(/[\w.~-]+){2,}/?", re.ASCII | re.IGNORECASE
+)
+PLACEHOLDER = "OWNER"  # in docs/publishing.md
 README = re.compile(r"readme/README_(zh_Hans|ja_JP|pt_BR)\.md")
 CHINESE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]")
+BOUNDED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(>=[\d.]+,<|==|~=)[\d.]+")
+TEMPLATE_ICON = b"DIFY_MARKETPLACE_TEMPLATE_ICON_DO_NOT_USE"
 PORTABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 
 
@@ -54,8 +64,8 @@ class PackageError(Exception):
     """The sources make no package that Dify accepts. The text has one line per fault, for people."""
 
 
-def collect(root: Path) -> dict[str, bytes]:
-    """Return the package's files, path to content, sorted by path."""
+def collect(root: Path, repository: str | None = None) -> dict[str, bytes]:
+    """Return the package's files, path to content, sorted by path. `repository`: the address of its source."""
     sources = {path: root / path for path in SOURCE_FILES}
     sources |= {packed: root / path for packed, path in RENAMED.items()}
     sources |= {
@@ -68,7 +78,27 @@ def collect(root: Path) -> dict[str, bytes]:
         raise PackageError("\n".join(f"{path.relative_to(root)} is missing" for path in missing))
     files = {path: source.read_bytes() for path, source in sources.items()}
     files |= _dependencies(_project(root))
+    if repository is not None:
+        files |= with_repository(files, repository)
     return dict(sorted(files.items()))
+
+
+def with_repository(files: Mapping[str, bytes], address: str) -> dict[str, bytes]:
+    """Return the manifest and the readmes with the address of the source. Raises PackageError if it is none."""
+    if not REPOSITORY.fullmatch(address) or PLACEHOLDER in address:
+        raise PackageError(
+            f"the repository is {address!r}; say where the source is, as https://github.com/someone/dify-mlx-provider"
+        )
+    linked = f"[{PROJECT}]({address})"
+    changed = {MANIFEST: files[MANIFEST] + f'repo: "{address}"\n'.encode()}
+    for path in ("README.md", *(path for path in files if README.fullmatch(path))):
+        text = files[path].decode()
+        if PROJECT not in text:
+            raise PackageError(
+                f"{path} does not introduce the project as {PROJECT}, where its address belongs"
+            )
+        changed[path] = text.replace(PROJECT, linked, 1).encode()
+    return changed
 
 
 def check(root: Path, files: Mapping[str, bytes]) -> None:
@@ -102,9 +132,9 @@ def write(files: Mapping[str, bytes], output: Path) -> None:
             package.writestr(entry, files[path])
 
 
-def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
+def build(root: Path = ROOT, output: Path | None = None, repository: str | None = None) -> tuple[Path, str]:
     """Collect, check and write the package; return its path and its identity."""
-    files = collect(root)
+    files = collect(root, repository)
     check(root, files)
     manifest = _manifest(files)
     output = output or root / "dist" / f"{manifest['name']}-{manifest['version']}.difypkg"
@@ -112,9 +142,9 @@ def build(root: Path = ROOT, output: Path | None = None) -> tuple[Path, str]:
     return output, identity(files)
 
 
-def write_folder(root: Path, folder: Path) -> None:
-    """Collect, check, and write the files as Dify would unpack them; for debugging."""
-    files = collect(root)
+def write_folder(root: Path, folder: Path, repository: str | None = None) -> None:
+    """Collect, check, and write the files as Dify would unpack them; for debugging, and for Dify's own tools."""
+    files = collect(root, repository)
     check(root, files)
     folder.mkdir(parents=True)
     for path, content in files.items():
@@ -134,12 +164,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, metavar="DIR", help="write the files into this new folder instead, not packed"
     )
+    parser.add_argument(
+        "--repo",
+        metavar="URL",
+        help="where the source is, for a package that is published (default: not named)",
+    )
     arguments = parser.parse_args(argv)
     try:
         if arguments.folder:
-            write_folder(ROOT, arguments.folder)
+            write_folder(ROOT, arguments.folder, arguments.repo)
             return 0
-        path, name = build(ROOT, arguments.output)
+        path, name = build(ROOT, arguments.output, arguments.repo)
     except (PackageError, OSError) as error:
         print(f"not packed: {error}", file=sys.stderr)
         return 1
@@ -192,8 +227,15 @@ def _package_faults(project: Mapping[str, Any], files: Mapping[str, bytes]) -> I
     for path in ("README.md", "PRIVACY.md"):
         if CHINESE.search(files[path].decode()):
             yield f"{path} holds Chinese characters; the marketplace wants it in English (readme/ is for others)"
-    if not any(line.startswith("dify-plugin") for line in files["requirements.txt"].decode().splitlines()):
+    requirements = files["requirements.txt"].decode().splitlines()
+    if not any(line.startswith("dify-plugin") for line in requirements):
         yield "requirements.txt: dify-plugin is missing, and without it Dify cannot start the plugin"
+    for line in requirements:
+        if not BOUNDED.fullmatch(line):
+            yield f"requirements.txt: {line!r} must be a package of the index with an upper bound, as name>=1.2,<2"
+    for path, content in files.items():
+        if path.startswith("_assets/") and TEMPLATE_ICON in content:
+            yield f"{path} is the icon of Dify's plugin template"
     size = sum(map(len, files.values()))
     if size >= MAX_BYTES:
         yield f"{size} bytes unpacked are more than a plugin should hold ({MAX_BYTES})"

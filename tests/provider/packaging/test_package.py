@@ -209,6 +209,14 @@ def test_the_readme_and_its_translations_have_the_same_parts(files: dict[str, by
             "_assets/no.svg is missing",
         ),
         ("provider_assets/mlx.yaml", "models/llm.py", "models/mll.py", "models/mll.py is missing"),
+        ("pyproject.toml", "requests>=2.32,<3", "requests>=2.32", "'requests>=2.32' must be a package of"),
+        ("pyproject.toml", "requests>=2.32,<3", "requests @ git+https://x/y", "with an upper bound"),
+        (
+            "provider_assets/icons/icon.svg",
+            "<svg",
+            "<!-- DIFY_MARKETPLACE_TEMPLATE_ICON_DO_NOT_USE --><svg",
+            "_assets/icon.svg is the icon of Dify's plugin template",
+        ),
     ],
 )
 def test_a_package_dify_would_refuse_is_not_written(
