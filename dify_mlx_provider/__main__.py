@@ -1,10 +1,20 @@
 """The entry point: Dify's daemon runs `python -m dify_mlx_provider` in the folder of the unpacked plugin."""
 
 # The SDK patches sockets and threads when it is imported, so it comes first.
-from dify_plugin import DifyPluginEnv, Plugin
+from dify_plugin import DifyPluginEnv, Plugin  # isort: split
+
+from pathlib import Path
+
+from dify_mlx_provider.upstream.discovery import keep_descriptions
 
 MAX_REQUEST_SECONDS = 3600
 """A long prompt takes long on a small machine; Dify's daemon has a limit of its own."""
 
+CACHE = Path.cwd() / ".cache"
+"""In the plugin's own folder, which Dify's daemon keeps in a volume: it outlives the process and the container, and is
+the plugin's alone. The daemon takes the checksum of the package and not of this folder; an updated plugin has another
+folder, and begins anew. What runs without a disk (serverless) remembers only in memory."""
+
 if __name__ == "__main__":
+    keep_descriptions(CACHE)
     Plugin(DifyPluginEnv(MAX_REQUEST_TIMEOUT=MAX_REQUEST_SECONDS)).run()

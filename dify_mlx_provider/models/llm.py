@@ -9,19 +9,17 @@ from dify_plugin import LargeLanguageModel
 from dify_mlx_provider.chat.invocation import count_prompt_tokens, fold, invoke
 from dify_mlx_provider.dify_errors import DifyErrorMapping
 from dify_mlx_provider.settings.coercion import coerce
-from dify_mlx_provider.settings.model_schema import chat_model_schema
+from dify_mlx_provider.settings.model_schema import ServerSchemas
 from dify_mlx_provider.settings.validation import validate
-from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from dify_plugin.entities.model import AIModelEntity
     from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk
     from dify_plugin.entities.model.message import PromptMessage, PromptMessageTool
 
 
-class MLXLargeLanguageModel(DifyErrorMapping, LargeLanguageModel):
+class MLXLargeLanguageModel(ServerSchemas, DifyErrorMapping, LargeLanguageModel):
     """Chat models behind an MLX server, or another OpenAI-compatible one."""
 
     _chosen: frozenset[str] = frozenset()
@@ -85,7 +83,3 @@ class MLXLargeLanguageModel(DifyErrorMapping, LargeLanguageModel):
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Check that the server answers and serves the model."""
         validate(credentials, model)
-
-    def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
-        """Return a model's schema, from its form and what its server says."""
-        return chat_model_schema(model, Credentials.from_form_leniently(credentials))

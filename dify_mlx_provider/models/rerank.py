@@ -9,17 +9,15 @@ from dify_plugin.entities.model.rerank import RerankDocument, RerankResult
 
 from dify_mlx_provider.dify_errors import DifyErrorMapping
 from dify_mlx_provider.knowledge.rerank import rank
-from dify_mlx_provider.settings.model_schema import rerank_model_schema
+from dify_mlx_provider.settings.model_schema import ServerSchemas
 from dify_mlx_provider.settings.validation import validate_by_trial
 from dify_mlx_provider.upstream.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dify_plugin.entities.model import AIModelEntity
 
-
-class MLXRerankModel(DifyErrorMapping, RerankModel):
+class MLXRerankModel(ServerSchemas, DifyErrorMapping, RerankModel):
     """Rerank models behind an MLX server, or another one with Jina's or Cohere's protocol."""
 
     def _invoke(
@@ -42,11 +40,8 @@ class MLXRerankModel(DifyErrorMapping, RerankModel):
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Rank two documents."""
-        documents = ["Paris is the capital of France.", "Rice is a grain."]
-        validate_by_trial(
-            credentials, lambda parsed: rank(model, parsed, "What is the capital of France?", documents)
+        query, documents = (
+            "What is the capital of France?",
+            ["Paris is the capital of France.", "Rice is a grain."],
         )
-
-    def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
-        """Return a model's schema, from its form and what its server says."""
-        return rerank_model_schema(model, Credentials.from_form_leniently(credentials))
+        validate_by_trial(credentials, model, "rerank", lambda parsed: rank(model, parsed, query, documents))

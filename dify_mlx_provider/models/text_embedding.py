@@ -11,7 +11,7 @@ from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbedd
 
 from dify_mlx_provider.dify_errors import DifyErrorMapping
 from dify_mlx_provider.knowledge.embeddings import embed
-from dify_mlx_provider.settings.model_schema import embedding_model_schema
+from dify_mlx_provider.settings.model_schema import ServerSchemas
 from dify_mlx_provider.settings.validation import validate_by_trial
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.token_count import count_tokens_each
@@ -19,10 +19,8 @@ from dify_mlx_provider.upstream.token_count import count_tokens_each
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dify_plugin.entities.model import AIModelEntity
 
-
-class MLXTextEmbeddingModel(DifyErrorMapping, TextEmbeddingModel):
+class MLXTextEmbeddingModel(ServerSchemas, DifyErrorMapping, TextEmbeddingModel):
     """Embedding models behind an MLX server, or another OpenAI-compatible one."""
 
     def _invoke(
@@ -60,8 +58,6 @@ class MLXTextEmbeddingModel(DifyErrorMapping, TextEmbeddingModel):
 
     def validate_credentials(self, model: str, credentials: Mapping[str, Any]) -> None:
         """Embed one word."""
-        validate_by_trial(credentials, lambda parsed: embed(model, parsed, ["hello"], query=True))
-
-    def get_customizable_model_schema(self, model: str, credentials: Mapping[str, Any]) -> AIModelEntity:
-        """Return a model's schema, from its form and what its server says."""
-        return embedding_model_schema(model, Credentials.from_form_leniently(credentials))
+        validate_by_trial(
+            credentials, model, "embedding", lambda parsed: embed(model, parsed, ["hello"], query=True)
+        )

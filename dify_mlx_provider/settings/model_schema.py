@@ -1,13 +1,16 @@
-"""The schema of a customizable model: its features, its size and the settings in its panel.
+"""A model's schema: its label, its features, its size and the settings in its panel.
 
-What the form says counts; what it leaves open is asked of the server; where neither says anything, a cautious default
-is taken. Never raises for a server that is down: Dify asks several times a call, and must be given a schema.
+Four sources, the strongest first: what the form says · what the server says, or said last · for a predefined model what
+its file in provider_assets/ declares · a cautious default. Dify sends the same question for a predefined model and for
+one that a user added under the same name; only the form differs, so both are answered in the same way, and a form with
+no more than an address is enough. Never raises for a server that is down: Dify asks several times a call, and must be
+given a schema.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dify_plugin.entities import I18nObject
 from dify_plugin.entities.model import (
@@ -21,14 +24,15 @@ from dify_plugin.entities.model import (
 
 from dify_mlx_provider.settings.parameters import ParameterOptions, parameter_rules
 from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH, in_order, nearest
+from dify_mlx_provider.upstream.server_info import ModelInfo
 from dify_mlx_provider.upstream.server_kinds import PROFILES, ServerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping
 
-    from dify_mlx_provider.upstream.credentials import Credentials
-    from dify_mlx_provider.upstream.server_info import ModelInfo, ServerInfo
+    from dify_mlx_provider.upstream.server_info import ServerInfo
 
 DEFAULT_CONTEXT_SIZE = 32_768
 """Tokens, where neither form nor server says: what nearly every model has. More might promise Dify too much."""
@@ -39,7 +43,7 @@ DEFAULT_EMBEDDING_CONTEXT = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAbilities:
-    """What a model can do, by its form, its server and the defaults together. Sizes are tokens."""
+    """What a model can do, all sources together. Sizes are tokens; `default_effort` is "" without a choice."""
 
     context_size: int
     max_output: int
@@ -51,12 +55,38 @@ class ModelAbilities:
     structured_output: bool
 
 
-def chat_model_schema(name: str, credentials: Credentials) -> AIModelEntity:
-    """Return the schema of a chat model that a user added."""
+def model_schema(
+    model_type: ModelType, name: str, credentials: Credentials, declared: AIModelEntity | None = None
+) -> AIModelEntity:
+    """Return a model's schema; `declared` is a predefined model's declaration."""
+    label = I18nObject(en_US=credentials.display_name or name)
+    if declared is not None and not credentials.display_name:
+        label = declared.label
+    match model_type:
+        case ModelType.TEXT_EMBEDDING:
+            details = _embedding_details(name, credentials)
+        case ModelType.RERANK:
+            details = _rerank_details(name, credentials)
+        case _:
+            details = _chat_details(name, credentials, declared)
+    return AIModelEntity(
+        model=name,
+        label=label,
+        model_type=model_type,
+        fetch_from=FetchFrom.CUSTOMIZABLE_MODEL if declared is None else FetchFrom.PREDEFINED_MODEL,
+        pricing=None if declared is None else declared.pricing,
+        **details,
+    )
+
+
+def _chat_details(name: str, credentials: Credentials, declared: AIModelEntity | None) -> dict[str, Any]:
     server = discovery.find_server(credentials)
-    model = discovery.find_model(name, credentials)
-    abilities = resolve_abilities(credentials, server, model)
-    profile = PROFILES[server.kind]
+    said = discovery.find_model(name, credentials)
+    kind = likely_kind(server, credentials)
+    abilities = resolve_abilities(
+        credentials, kind, said, None if declared is None else _declared_info(declared)
+    )
+    profile = PROFILES[kind]
     options = ParameterOptions(
         efforts=abilities.efforts,
         default_effort=abilities.default_effort,
@@ -64,38 +94,31 @@ def chat_model_schema(name: str, credentials: Credentials) -> AIModelEntity:
         thinking_budget=bool(profile.thinking_budget_field),
         structured_output=abilities.structured_output,
         max_output=abilities.max_output,
-        sampling=model.sampling if model is not None else {},
+        sampling=said.sampling if said is not None else {},
         ignored=profile.ignored_fields,
     )
-    return AIModelEntity(
-        model=name,
-        label=I18nObject(en_US=credentials.display_name or name),
-        model_type=ModelType.LLM,
-        features=_features(abilities),
-        fetch_from=FetchFrom.CUSTOMIZABLE_MODEL,
-        model_properties={
+    return {
+        "features": _features(abilities),
+        "model_properties": {
             ModelPropertyKey.MODE: "chat",
             ModelPropertyKey.CONTEXT_SIZE: abilities.context_size,
         },
-        parameter_rules=[ParameterRule(**rule) for rule in parameter_rules(options)],
-    )
+        "parameter_rules": [ParameterRule(**rule) for rule in parameter_rules(options)],
+    }
 
 
-def embedding_model_schema(name: str, credentials: Credentials) -> AIModelEntity:
-    """Return the schema of an embedding model."""
+def _embedding_details(name: str, credentials: Credentials) -> dict[str, Any]:
+    size = _context_size(name, credentials, "embedding") or DEFAULT_EMBEDDING_CONTEXT
     properties = {
-        ModelPropertyKey.CONTEXT_SIZE: _context_size(name, credentials, "embedding")
-        or DEFAULT_EMBEDDING_CONTEXT,
+        ModelPropertyKey.CONTEXT_SIZE: size,
         ModelPropertyKey.MAX_CHUNKS: credentials.max_chunks,
     }
-    return _schema_without_panel(name, credentials, ModelType.TEXT_EMBEDDING, properties)
+    return {"model_properties": properties}
 
 
-def rerank_model_schema(name: str, credentials: Credentials) -> AIModelEntity:
-    """Return the schema of a rerank model."""
-    context_size = _context_size(name, credentials, "rerank")
-    properties = {} if context_size is None else {ModelPropertyKey.CONTEXT_SIZE: context_size}
-    return _schema_without_panel(name, credentials, ModelType.RERANK, properties)
+def _rerank_details(name: str, credentials: Credentials) -> dict[str, Any]:
+    size = _context_size(name, credentials, "rerank")
+    return {"model_properties": {} if size is None else {ModelPropertyKey.CONTEXT_SIZE: size}}
 
 
 def _context_size(name: str, credentials: Credentials, kind: str) -> int | None:
@@ -103,53 +126,71 @@ def _context_size(name: str, credentials: Credentials, kind: str) -> int | None:
     return credentials.context_size or (model.context_size if model else None)
 
 
-def _schema_without_panel(
-    name: str, credentials: Credentials, model_type: ModelType, properties: dict[ModelPropertyKey, int]
-) -> AIModelEntity:
-    return AIModelEntity(
-        model=name,
-        label=I18nObject(en_US=credentials.display_name or name),
-        model_type=model_type,
-        fetch_from=FetchFrom.CUSTOMIZABLE_MODEL,
-        model_properties=properties,
-        parameter_rules=[],
+def likely_kind(server: ServerInfo, credentials: Credentials) -> ServerKind:
+    """Return the kind of server to describe a model for, also where nobody has ever answered.
+
+    Then it is taken for mlx-backend, which the plugin comes with. If it turns out to be another one, what was promised
+    is still kept: an answer that fits a schema is asked for in the prompt where a server cannot enforce it.
+    """
+    return server.kind if server.reached or credentials.server_kind is not None else ServerKind.MLX_BACKEND
+
+
+def _declared_info(declared: AIModelEntity) -> ModelInfo:
+    """Return what a predefined model's file says, in the words of what a server says."""
+    rules = {rule.name: rule for rule in declared.parameter_rules}
+    features = declared.features or []
+    capabilities = {
+        capability
+        for capability, feature in (("tools", ModelFeature.TOOL_CALL), ("vision", ModelFeature.VISION))
+        if feature in features
+    }
+    effort = rules.get("reasoning_effort")
+    always = ("medium",) if ModelFeature.AGENT_THOUGHT in features else ()
+    return ModelInfo(
+        name=declared.model,
+        context_size=declared.model_properties.get(ModelPropertyKey.CONTEXT_SIZE),
+        capabilities=frozenset(capabilities),
+        efforts=always if effort is None else tuple(effort.options),
+        default_effort=None if effort is None else str(effort.default),
     )
 
 
 def resolve_abilities(
-    credentials: Credentials, server: ServerInfo, model: ModelInfo | None
+    credentials: Credentials, kind: ServerKind, said: ModelInfo | None, declared: ModelInfo | None = None
 ) -> ModelAbilities:
-    """Decide what a model can do; `model` is what the server says of it."""
-    context_size = credentials.context_size or (model.context_size if model else None) or DEFAULT_CONTEXT_SIZE
-    max_output = credentials.max_output_tokens or (model.max_output_tokens if model else None) or context_size
-    capabilities = model.capabilities if model is not None else None
-    efforts, reasons = _efforts(credentials, model)
-
-    def has(in_form: bool | None, capability: str, default: bool) -> bool:
-        if in_form is not None:
-            return in_form
-        return default if capabilities is None else capability in capabilities
-
-    server_constrains = (
-        server.answered
-        and PROFILES[server.kind].structured_output != "prompt"
-        and server.kind is not ServerKind.OTHER
-    )
+    """Decide what a model can do; `said` is what its server says of it, `declared` what its declaration says."""
+    sources = [source for source in (said, declared) if source is not None]
+    context_size = _first(credentials.context_size, *(source.context_size for source in sources))
+    context_size = context_size or DEFAULT_CONTEXT_SIZE
+    max_output = _first(credentials.max_output_tokens, *(source.max_output_tokens for source in sources))
+    known_efforts = _first(*(source.efforts for source in sources))
+    if said is not None and said.type in ("embedding", "rerank"):
+        known_efforts = known_efforts or ()
+    efforts, reasons = _efforts(credentials, known_efforts)
+    default_effort = _first(credentials.effort, *(source.default_effort for source in sources))
+    tools = _first(credentials.tool_calling, *(source.has("tools") for source in sources))
+    vision = _first(credentials.vision, *(source.has("vision") for source in sources))
+    constrains = PROFILES[kind].structured_output != "prompt" and kind is not ServerKind.OTHER
+    structured_output = _first(credentials.structured_output, said.has("structured_output") if said else None)
     return ModelAbilities(
         context_size=context_size,
-        max_output=min(max_output, context_size),
+        max_output=min(max_output or context_size, context_size),
         efforts=efforts,
-        default_effort=_default_effort(credentials.effort, model.default_effort if model else None, efforts),
+        default_effort=nearest(default_effort or "medium", efforts) if in_order(efforts) else "",
         reasons=reasons,
-        tools=has(credentials.tool_calling, "tools", default=True),
-        vision=has(credentials.vision, "vision", default=False),
-        structured_output=has(credentials.structured_output, "structured_output", default=server_constrains),
+        tools=True if tools is None else tools,
+        vision=bool(vision),
+        structured_output=constrains if structured_output is None else structured_output,
     )
 
 
-def _efforts(credentials: Credentials, model: ModelInfo | None) -> tuple[tuple[str, ...], bool]:
+def _first[T](*values: T | None) -> T | None:
+    """The first value that says something."""
+    return next((value for value in values if value is not None), None)
+
+
+def _efforts(credentials: Credentials, known: tuple[str, ...] | None) -> tuple[tuple[str, ...], bool]:
     """The efforts to choose from, and whether the model reasons at all: one that always does has no choice."""
-    known = model.efforts if model is not None else None
     match credentials.reasoning:
         case "none":
             return (), False
@@ -157,16 +198,7 @@ def _efforts(credentials: Credentials, model: ModelInfo | None) -> tuple[tuple[s
             return (known if known and len(known) > 1 else SWITCH), True
         case "effort":
             return (known if known and len(known) > 2 else LEVELS), True
-    if known is not None:
-        return in_order(known), bool(known)
-    if model is not None and model.type in ("embedding", "rerank"):
-        return (), False
-    return LEVELS, True
-
-
-def _default_effort(in_form: str | None, of_server: str | None, efforts: Sequence[str]) -> str:
-    """The effort the select starts with; "" where there is none to select."""
-    return nearest(in_form or of_server or "medium", efforts) if in_order(efforts) else ""
+    return (LEVELS, True) if known is None else (in_order(known), bool(known))
 
 
 def _features(abilities: ModelAbilities) -> list[ModelFeature]:
@@ -182,3 +214,29 @@ def _features(abilities: ModelAbilities) -> list[ModelFeature]:
     if abilities.structured_output:
         features.append(ModelFeature.STRUCTURED_OUTPUT)
     return features
+
+
+class ServerSchemas:
+    """A model class's schemas; listed before the SDK's own class.
+
+    The SDK looks a name up among the predefined models first, and takes what it finds there for the whole truth. This
+    replaces the look-up from which everything else follows: parameter rules, features, the model's mode, prices.
+    """
+
+    model_type: ModelType
+    predefined_models: Callable[[], list[AIModelEntity]]
+
+    def get_model_schema(
+        self, model: str, credentials: Mapping[str, Any] | None = None
+    ) -> AIModelEntity | None:
+        """Return the schema of a predefined or added model; None for an unknown one without a form."""
+        declared = next((each for each in self.predefined_models() if each.model == model), None)
+        if not credentials:
+            return declared
+        return model_schema(self.model_type, model, Credentials.from_form_leniently(credentials), declared)
+
+    def get_customizable_model_schema(
+        self, model: str, credentials: Mapping[str, Any]
+    ) -> AIModelEntity | None:
+        """Return the schema of an added model."""
+        return self.get_model_schema(model, credentials)

@@ -24,6 +24,7 @@ from dify_mlx_provider.upstream.errors import (
     Unavailable,
     Unreachable,
     join_names,
+    shortened_name,
 )
 from dify_mlx_provider.upstream.listings import ListedModel, parse_entries
 from dify_mlx_provider.upstream.probe import Probe
@@ -49,7 +50,8 @@ _TITLE = re.compile(rb"<title[^>]*>\s*([^<]{1,80})", re.IGNORECASE)
 def validate(form: Mapping[str, Any], model: str | None = None) -> None:
     """Check that the server lists its models; with `model`, that this one is among them and chats.
 
-    Raises CredentialsValidateFailedError; Dify shows its text as it is. A server that is still loading passes.
+    Raises CredentialsValidateFailedError; Dify shows its text as it is. A server that is still loading passes. The
+    model `?` never does: it is how people ask for the list of names.
     """
     discovery.forget_servers()
     try:
@@ -62,19 +64,28 @@ def validate(form: Mapping[str, Any], model: str | None = None) -> None:
         incompatibility := versions.incompatibility(server.version)
     ):
         raise _failed(incompatibility)
-    if model is not None and model.strip() != "default":
-        _check_model(model.strip(), served, server)
+    if model is None or model.strip() == "default":
+        return
+    if _is_question(model):
+        raise _listed(credentials, server.names() if server.models else served, "llm")
+    _check_model(model.strip(), served, server, credentials)
 
 
-def validate_by_trial(form: Mapping[str, Any], trial: Callable[[Credentials], object]) -> None:
-    """Use the credentials once for what they are meant for; if that fails, explain it as `validate` does.
+def validate_by_trial(
+    form: Mapping[str, Any], model: str, kind: str, trial: Callable[[Credentials], object]
+) -> None:
+    """Use a model once for what it is meant for; if that fails, explain it as `validate` does.
 
-    For models that answer at once: only a vector proves that a model embeds. Raises
-    CredentialsValidateFailedError.
+    For models that answer at once: only a vector proves that a model embeds. `kind` is "embedding" or "rerank".
+    Raises CredentialsValidateFailedError.
     """
     discovery.forget_servers()
     try:
         credentials = Credentials.from_form(form)
+        if _is_question(model):
+            served = _served_models(credentials)
+            server = discovery.find_server(credentials)
+            raise _listed(credentials, server.names(kind) if server.models else served, kind)
         trial(credentials.model_copy(update={"timeout": min(credentials.timeout, TRIAL_TIMEOUT)}))
     except CredentialsError as error:
         raise _failed(str(error)) from error
@@ -96,12 +107,27 @@ def _served_models(credentials: Credentials) -> list[str]:
             return []
         raise
     except Refused as error:
-        if discovery.find_server(credentials).kind is ServerKind.MLX_LM:
+        server = discovery.find_server(credentials)
+        if server.answered and server.kind is ServerKind.MLX_LM:
             return []  # without a folder of downloads mlx_lm.server has no list
         raise Refused(_address_hint(credentials) or str(error)) from error
 
 
-def _check_model(model: str, served: list[str], server: ServerInfo) -> None:
+def _is_question(model: str) -> bool:
+    return model.strip() in ("?", "？")
+
+
+def _listed(credentials: Credentials, names: list[str], kind: str) -> CredentialsValidateFailedError:
+    """The answer to `?`: which names a model can be saved under."""
+    models = {"llm": "models", "embedding": "embedding models", "rerank": "rerank models"}[kind]
+    if not names:
+        return _failed(f"The server at {credentials.base_url} lists no {models}.")
+    return _failed(
+        f"The server at {credentials.base_url} has these {models}: {join_names(names)}. Enter one of these names."
+    )
+
+
+def _check_model(model: str, served: list[str], server: ServerInfo, credentials: Credentials) -> None:
     found = server.model(model)
     if found is not None and found.type not in (None, "llm"):
         model_type = {"embedding": "Text Embedding", "rerank": "Rerank"}.get(found.type, found.type)
@@ -110,11 +136,12 @@ def _check_model(model: str, served: list[str], server: ServerInfo) -> None:
         return
     if server.kind is ServerKind.MLX_LM:
         return  # it lists only part of what it has, and downloads what it is asked for
-    close = get_close_matches(model, served, n=1)
+    chat_models = server.names() or served
+    close = get_close_matches(model, chat_models, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise _failed(
-        f"The server does not serve {model!r}.{hint} It serves: {join_names(served)}. Enter one of these names, "
-        "or `default`."
+        f"The server at {credentials.base_url} does not have the model {shortened_name(model)!r}.{hint} It has: "
+        f"{join_names(chat_models)}. Enter one of these names."
     )
 
 

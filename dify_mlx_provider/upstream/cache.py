@@ -16,20 +16,27 @@ if TYPE_CHECKING:
 DEFAULT_TTL = 30.0
 """Seconds a value, or a failure to get one, is kept."""
 
+type Ttl[T] = Callable[[T | None], float]
+"""Seconds to keep what a fetch returned; None is a failure."""
+
 DEFAULT_MAX_ENTRIES = 64
 
 
 class TtlCache[T]:
-    """Values by key, each fetched again `ttl` seconds after it came. `clock` returns seconds."""
+    """Values by key, each fetched again `ttl` seconds after it came. `clock` returns seconds.
+
+    `ttl` may depend on the value: what a failure brought can be fetched again sooner.
+    """
 
     def __init__(
         self,
-        ttl: float = DEFAULT_TTL,
+        ttl: float | Ttl[T] = DEFAULT_TTL,
         *,
         max_entries: int = DEFAULT_MAX_ENTRIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ttl, self._max_entries, self._clock = ttl, max_entries, clock
+        self._ttl: Ttl[T] = ttl if callable(ttl) else lambda _: ttl
+        self._max_entries, self._clock = max_entries, clock
         self._lock = threading.Lock()
         self._fetch_locks: dict[str, threading.Lock] = {}
         self._entries: dict[str, tuple[float, T | None]] = {}
@@ -46,12 +53,13 @@ class TtlCache[T]:
             if is_fresh:
                 return value
             fetched = fetch()
+            ttl = self._ttl(fetched)
             value = value if fetched is None else fetched
             with self._lock:
                 if self._fetch_locks.get(key) is not fetch_lock:
                     return value  # cleared meanwhile: later callers must get something newer
                 self._entries.pop(key, None)
-                self._entries[key] = (self._clock() + self._ttl, value)
+                self._entries[key] = (self._clock() + ttl, value)
                 while len(self._entries) > self._max_entries:
                     self._fetch_locks.pop(next(iter(self._entries)), None)
                     del self._entries[next(iter(self._entries))]

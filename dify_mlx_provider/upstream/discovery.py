@@ -1,7 +1,9 @@
 """Which kind of server answers at an address, and what its models can do. Never raises.
 
 Dify asks for a model's schema several times a call and makes a new object each time; so what was found is cached here
-for a while, by address and key, whether good or bad. A server that falls silent is described by its last answer.
+for a while, by address and key, whether good or bad. And it keeps the schema for an hour: so that a server that is off
+for a moment does not lose its abilities in Dify for that long, a server that does not answer is described by what it
+said last, even to an earlier process (`keep_descriptions`).
 
     mlx-backend      owned_by, the header Server; /v1/models says everything
     vLLM, llama.cpp  owned_by; max_model_len, meta.n_ctx
@@ -16,7 +18,8 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dify_mlx_provider.upstream.cache import TtlCache
+from dify_mlx_provider.upstream.cache import DEFAULT_TTL, TtlCache
+from dify_mlx_provider.upstream.last_values import LastValues
 from dify_mlx_provider.upstream.listings import (
     Health,
     ListedModel,
@@ -29,15 +32,32 @@ from dify_mlx_provider.upstream.server_info import ModelInfo, ServerInfo
 from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from dify_mlx_provider.upstream.credentials import Credentials
 
-_servers: TtlCache[ServerInfo] = TtlCache()
+FAILURE_TTL = 5.0
+"""Seconds until a server that did not answer is asked again: it may be starting, and Dify keeps what it is told."""
+
+_servers: TtlCache[ServerInfo] = TtlCache(
+    lambda found: DEFAULT_TTL if found is not None and found.answered else FAILURE_TTL
+)
 _ollama_models: TtlCache[ModelInfo] = TtlCache(max_entries=256)
+_last_servers = LastValues(ServerInfo)
+_last_ollama_models = LastValues(ModelInfo, max_files=256, max_file_bytes=16 * 1024)
+
+
+def keep_descriptions(folder: Path) -> None:
+    """Keep what servers say of themselves in a folder, for processes to come."""
+    _last_servers.keep_in(folder / "servers")
+    _last_ollama_models.keep_in(folder / "ollama")
 
 
 def find_server(credentials: Credentials) -> ServerInfo:
     """Return what is known of the server at an address. A kind set in the form is believed."""
-    found = _servers.get(_cache_key(credentials), lambda: _identify(credentials)) or ServerInfo()
+    key = _cache_key(credentials)
+    found = _servers.get(key, lambda: _describe(key, credentials)) or ServerInfo()
     kind = credentials.server_kind
     return found if kind is None else replace(found, kind=kind)
 
@@ -49,51 +69,68 @@ def find_model(name: str, credentials: Credentials, kind: str = "llm") -> ModelI
     if listed is None or server.kind is not ServerKind.OLLAMA:
         return listed
     key = f"{_cache_key(credentials)} {listed.name}"
-    return _ollama_models.get(key, lambda: _show_ollama_model(credentials, listed))
+    if not server.answered:
+        return _last_ollama_models.get(key)
+    return _ollama_models.get(key, lambda: _describe_ollama_model(key, credentials, listed))
 
 
 def forget_servers() -> None:
-    """Clear the cache, as when a user saves a form: the server may just have been started."""
+    """Ask every server again, as when a user saves a form: it may just have been started."""
     _servers.clear()
     _ollama_models.clear()
 
 
 def _cache_key(credentials: Credentials) -> str:
     key_digest = hashlib.sha256(credentials.api_key.encode()).hexdigest()[:16]
-    return f"{credentials.base_url} {key_digest} {credentials.server_kind}"
+    return f"{credentials.base_url} {key_digest}"
+
+
+def _describe(key: str, credentials: Credentials) -> ServerInfo | None:
+    """What the server says now, or what it said last; None if nobody ever answered."""
+    found = _identify(credentials) if credentials.base_url else None
+    if found is not None and found.answered:
+        _last_servers.set(key, found)
+        return found
+    last = _last_servers.get(key)
+    return found if last is None else replace(last, answered=False)
 
 
 def _identify(credentials: Credentials) -> ServerInfo | None:
+    """Ask the server; None if nothing answers. What answers but does not say what it is has no models."""
     probe = Probe(credentials)
     response = probe.get_models()
     if response is None:
         # mlx_lm.server drops the connection when it has no folder of downloads to list.
-        return ServerInfo(kind=ServerKind.MLX_LM, answered=True) if _is_mlx_lm(probe) else None
+        return _server(ServerKind.MLX_LM) if _is_mlx_lm(probe) else None
     is_mlx_backend = response.server_header.startswith("mlx-backend")
-    if response.status >= 400 and not is_mlx_backend:
-        return None
+    if response.status >= 400:
+        return _server(ServerKind.MLX_BACKEND if is_mlx_backend else ServerKind.OTHER, answered=False)
     listed = parse_entries(response.json, ListedModel)
     owners = {entry.owned_by for entry in listed}
     if is_mlx_backend or "mlx-backend" in owners:
-        return ServerInfo(
-            kind=ServerKind.MLX_BACKEND,
-            version=_mlx_backend_version(response.server_header, probe),
-            models=tuple(entry.mlx_backend_info() for entry in listed),
-            answered=response.status < 400,
+        version = _mlx_backend_version(response.server_header, probe)
+        return _server(
+            ServerKind.MLX_BACKEND, (entry.mlx_backend_info() for entry in listed), version=version
         )
     models = tuple(entry.info() for entry in listed)
     if "vllm" in owners:
-        return ServerInfo(kind=ServerKind.VLLM, models=models, answered=True)
+        return _server(ServerKind.VLLM, models)
     if "llamacpp" in owners or response.server_header.startswith("llama.cpp"):
-        return ServerInfo(kind=ServerKind.LLAMA_CPP, models=models, answered=True)
+        return _server(ServerKind.LLAMA_CPP, models)
     # Others borrow LM Studio's word for the owner, but not its own list.
     if ("organization_owner" in owners or not listed) and (own_list := _lm_studio_models(probe)):
-        return ServerInfo(kind=ServerKind.LM_STUDIO, models=own_list, answered=True)
+        return _server(ServerKind.LM_STUDIO, own_list)
     if owners <= {None} and _is_mlx_lm(probe):
-        return ServerInfo(kind=ServerKind.MLX_LM, models=models, answered=True)
+        return _server(ServerKind.MLX_LM, models)
     if _is_ollama(probe):
-        return ServerInfo(kind=ServerKind.OLLAMA, models=models, answered=True)
-    return ServerInfo(models=models, answered=isinstance(response.json, dict))
+        return _server(ServerKind.OLLAMA, models)
+    return _server(ServerKind.OTHER, models, answered=isinstance(response.json, dict))
+
+
+def _server(
+    kind: ServerKind, models: Iterable[ModelInfo] = (), *, version: str = "", answered: bool = True
+) -> ServerInfo:
+    return ServerInfo(kind=kind, version=version, models=tuple(models), answered=answered, reached=True)
 
 
 def _mlx_backend_version(server_header: str, probe: Probe) -> str:
@@ -126,7 +163,11 @@ def _is_ollama(probe: Probe) -> bool:
     return version is not None and isinstance(version.json, dict) and "version" in version.json
 
 
-def _show_ollama_model(credentials: Credentials, listed: ModelInfo) -> ModelInfo | None:
+def _describe_ollama_model(key: str, credentials: Credentials, listed: ModelInfo) -> ModelInfo | None:
     response = Probe(credentials).post("/api/show", {"model": listed.name})
     model = response.parse_as(OllamaModel) if response is not None else None
-    return model.info(listed) if model is not None else None
+    if model is None:
+        return _last_ollama_models.get(key)
+    described = model.info(listed)
+    _last_ollama_models.set(key, described)
+    return described

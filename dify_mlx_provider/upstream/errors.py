@@ -7,7 +7,6 @@
     ├── KeyRefused       it does not accept our key (401, 403)
     └── Refused          it does not accept the request (other 4xx), or does not speak OpenAI's protocol
         ├── ModelNotFound
-        ├── PromptTooLong    the conversation does not fit into the context
         └── NoSuchEndpoint   something answers, but has nothing at the path
 
 Servers state errors in many shapes; each becomes one of these, with a sentence for people. No sentence repeats
@@ -21,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from dify_mlx_provider.upstream.context_overflow import ContextOverflow, parse_context_overflow
 from dify_mlx_provider.upstream.surrogates import join_surrogates
 
 MAX_QUOTE_LENGTH = 500
@@ -29,6 +27,9 @@ MAX_QUOTE_LENGTH = 500
 
 MAX_LISTED_MODELS = 12
 """Models that are named in a sentence."""
+
+MAX_NAME_LENGTH = 100
+"""Characters of a model's name that are shown."""
 
 MIN_TRUNCATED_LENGTH = 16
 """Characters. A text that was refused as too long is cut down to this; if it still is, its length is not the reason."""
@@ -86,31 +87,35 @@ class Refused(ServerError):
 class ModelNotFound(Refused):
     """The server does not serve the model."""
 
-    def with_list(self, served: Sequence[str]) -> ModelNotFound:
-        """Return the error with the models there are, unless the server named them itself."""
-        message = str(self)
-        if not served or any(_mentions(message, name) for name in served[:MAX_LISTED_MODELS]):
+    def explained(
+        self, name: str, address: str, served: Sequence[str], *, has_default: bool = False
+    ) -> ModelNotFound:
+        """Return the error as a sentence that says where the model is missing, what there is, and what to choose.
+
+        `served` are the models there are, and `has_default` is whether the model Default works there. What the server
+        says of a model that it lists is left as it is: that it has yet to be downloaded, or which of two is meant.
+        """
+        if any(_last_part(name) == _last_part(other) for other in served):
             return self
+        own_words = "" if has_default else _quote(str(self)).removesuffix(".")
+        choices = [
+            *(["one of these"] if served else []),
+            *(["Default, which always works"] if has_default else []),
+        ]
+        start = "start the server with the model you want."
         return ModelNotFound(
-            f"{message.rstrip('.')}. The server at this address serves: {join_names(served)}."
+            f"the server at {address} does not have the model {shortened_name(name)!r}{own_words}. "
+            + (f"It has: {join_names(served)}. " if served else "")
+            + (f"Choose {', or '.join(choices)}, or {start}" if choices else start.capitalize())
         )
-
-
-class PromptTooLong(Refused):
-    """The conversation does not fit into the context. `overflow` holds the numbers, as far as the server gave them."""
-
-    def __init__(self, message: str, overflow: ContextOverflow | None = None) -> None:
-        super().__init__(message)
-        self.overflow = overflow or ContextOverflow()
 
 
 class NoSuchEndpoint(Refused):
     """Something answers, but has nothing at the path."""
 
 
-def _mentions(message: str, name: str) -> bool:
-    """Whether a message holds a name as a word: a model called `m` is not in every word with an m."""
-    return re.search(rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])", message) is not None
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def from_status(status: int, body: Any, *, address: str, location: str | None = None) -> ServerError | None:
@@ -131,8 +136,6 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
         return KeyRefused(
             f"the server at {address} refused the API key{_quote(message)} Enter the key the server was started with."
         )
-    if (overflow := parse_context_overflow(message, _error_object(body))) is not None:
-        return PromptTooLong(message or "the prompt is longer than the context.", overflow)
     if status == 429 or (status == 503 and code.startswith(_BUSY_CODES)):
         return Overloaded(message or "the server is busy; try again in a moment.")
     if status in (502, 504) and not message:
@@ -148,8 +151,16 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join models' names for a sentence; a long list is cut."""
-    return ", ".join(names[:MAX_LISTED_MODELS]) + (" …" if len(names) > MAX_LISTED_MODELS else "")
+    """Join models' names for a sentence; a long list is cut, and says by how many."""
+    shown = ", ".join(map(shortened_name, names[:MAX_LISTED_MODELS]))
+    more = len(names) - MAX_LISTED_MODELS
+    return f"{shown}, and {more} more" if more > 0 else shown
+
+
+def shortened_name(name: str) -> str:
+    """Return a model's name, on one line and of a length that fits into a sentence."""
+    line = " ".join(join_surrogates(name).split())
+    return line if len(line) <= MAX_NAME_LENGTH else line[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def _without_secrets(location: str) -> str:
@@ -184,9 +195,7 @@ def from_error_object(error: Any) -> ServerError:
     kind = f"{error.get('type', '')} {code}" if isinstance(error, Mapping) else ""
     if "model_not_found" in kind:
         return ModelNotFound(message)
-    if (overflow := parse_context_overflow(message, error)) is not None:
-        return PromptTooLong(message, overflow)
-    if "invalid_request" in kind:
+    if "invalid_request" in kind or "context_length" in kind:
         return Refused(message)
     if "rate_limit" in kind or "429" in kind or any(busy in kind for busy in _BUSY_CODES):
         return Overloaded(message)
@@ -207,11 +216,6 @@ def _message_and_code(body: Any) -> tuple[str, str]:
         messages = [entry.get("msg") for entry in error if isinstance(entry, Mapping)]
         return _shortened("; ".join(str(message) for message in messages if message)), ""
     return _shortened(error), str(body.get("code") or "")
-
-
-def _error_object(body: Any) -> Any:
-    """What a body says of an error beside its message: in `error`, or, as older servers have it, the body itself."""
-    return body.get("error") or body if isinstance(body, Mapping) else None
 
 
 def _shortened(message: Any) -> str:

@@ -27,6 +27,10 @@ def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         return None
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e9 < value < 1e9
+
+
 def _only_strings(value: Any) -> Any:
     return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else value
 
@@ -87,8 +91,11 @@ class ListedModel(_Answer):
 
     def mlx_backend_info(self) -> ModelInfo:
         """Return what mlx-backend says of the model."""
+        capabilities = (
+            frozenset(self.capabilities or ()) or None
+        )  # none at all: not known before it is downloaded
         efforts = self.reasoning.efforts if self.reasoning else None
-        if efforts is None and self.capabilities is not None:
+        if efforts is None and capabilities is not None:
             efforts = ()  # a server that says what a model can do says it of reasoning too
         return ModelInfo(
             name=self.id,
@@ -96,10 +103,12 @@ class ListedModel(_Answer):
             state=self.state,
             context_size=self.context_length or self.max_model_len,
             max_output_tokens=self.max_output_tokens,
-            capabilities=None if self.capabilities is None else frozenset(self.capabilities),
+            capabilities=capabilities,
             efforts=efforts,
             default_effort=self.reasoning.default if self.reasoning else None,
-            sampling=self.sampling_defaults or {},
+            sampling={
+                name: value for name, value in (self.sampling_defaults or {}).items() if _is_number(value)
+            },
         )
 
     def info(self) -> ModelInfo:

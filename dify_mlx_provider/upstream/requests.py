@@ -57,10 +57,10 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
         try:
             chunks = client.chat(request)
         except ModelNotFound as error:
-            served = _served_models(client)
+            served = server.names("llm") if server.models else _served_models(client)
             candidates = [name for name in served if name != "default"]
             if body["model"] != "default" or not candidates:
-                raise error.with_list(served) from error
+                raise _not_found(error, body["model"], credentials, server, served) from error
             # A server that discovery learnt nothing of, and that has no model named `default`.
             body["model"] = candidates[0]
             continue
@@ -85,7 +85,7 @@ def post_json(
     except NoSuchEndpoint as error:
         raise _unsupported(server, credentials, kind, path) or error from error
     except ModelNotFound as error:
-        raise error.with_list([each.name for each in server.models_of_kind(kind)]) from error
+        raise _not_found(error, model, credentials, server, server.names(kind), kind) from error
     if isinstance(answer, dict) and (error_object := answer.get("error")):
         # LM Studio sends its errors with status 200.
         is_missing = "endpoint" in str(error_object).lower()
@@ -102,6 +102,23 @@ def _model_id(name: str, server: ServerInfo, kind: str) -> str:
         return name
     first = server.model(name, kind)
     return name if first is None else first.name
+
+
+def _not_found(
+    error: ModelNotFound,
+    name: str,
+    credentials: Credentials,
+    server: ServerInfo,
+    served: list[str],
+    kind: str = "llm",
+) -> ModelNotFound:
+    # Dify's model Default is a chat model. Of the servers that know the name, only mlx-backend is sure to have one.
+    has_default = kind == "llm" and server.kind is ServerKind.MLX_BACKEND and bool(served)
+    return (
+        error
+        if name == "default"
+        else error.explained(name, credentials.base_url, served, has_default=has_default)
+    )
 
 
 def _served_models(client: Client) -> list[str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  # pydantic reads the annotations when a description is kept
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dify_mlx_provider.upstream.server_kinds import ServerKind
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,25 +22,35 @@ class ModelInfo:
     default_effort: str | None = None
     sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
 
+    def has(self, capability: str) -> bool | None:
+        """Whether the model can do something; None if nothing is said of what it can do."""
+        return None if self.capabilities is None else capability in self.capabilities
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What answers at an address. `version` is mlx-backend's."""
+    """What answers at an address, or answered there last. `version` is mlx-backend's.
+
+    `answered` is whether it describes itself now. `reached` is false only where nobody ever answered: the kind is
+    unknown then, while OTHER is a server that answers and is none of those that can be told apart.
+    """
 
     kind: ServerKind = ServerKind.OTHER
     version: str = ""
     models: tuple[ModelInfo, ...] = ()
     answered: bool = False
+    reached: bool = False
 
     def model(self, name: str, kind: str = "llm") -> ModelInfo | None:
         """Return the model of a name; the last part of its name will do, as it does for servers.
 
-        `default` is the first model of a kind, or the first that states no kind. One that is in memory goes first.
+        `default` is the first model of a kind, or the first that states no kind. mlx-backend lists its default
+        first; of other servers' models, one that is in memory goes before the rest.
         """
         if name == "default":
             fit = self.models_of_kind(kind)
             ready = [model for model in fit if model.state in (None, "ready", "loaded")]
-            return next(iter(ready or fit), None)
+            return next(iter(fit if self.kind is ServerKind.MLX_BACKEND else ready or fit), None)
         for normalise in (str, _last_part, _without_tag):
             for model in self.models:
                 if normalise(model.name) == normalise(name):
@@ -55,6 +62,10 @@ class ServerInfo:
         return [model for model in self.models if model.type == kind] or [
             model for model in self.models if model.type is None
         ]
+
+    def names(self, kind: str = "llm") -> list[str]:
+        """Return the names of the models of a kind, as `models_of_kind` does."""
+        return [model.name for model in self.models_of_kind(kind)]
 
 
 def _last_part(name: str) -> str:

@@ -49,7 +49,6 @@ class ServerProfile:
 
     `effort_fields` are sent together; `efforts` are the words they may hold. `thinking_budget_field` is "" where there
     is none. `ignored_fields` have no effect there. `max_tokens` replaces a server's own default that is too small.
-    A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
     """
 
     effort_fields: tuple[str, ...] = ("reasoning_effort",)
@@ -60,7 +59,6 @@ class ServerProfile:
     renamed_fields: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: frozenset[str] = frozenset()
     takes_mlx_backend_fields: bool = False
-    refuses_long_prompts: bool = True
     default_model: str = "default"
     max_tokens: int | None = None
 
@@ -76,7 +74,6 @@ PROFILES: Mapping[ServerKind, ServerProfile] = {
         efforts=LEVELS,
         structured_output="prompt",
         reasoning_fields=("reasoning_content", "thinking"),
-        refuses_long_prompts=False,
         default_model="default_model",
         max_tokens=8192,
     ),
@@ -94,9 +91,7 @@ PROFILES: Mapping[ServerKind, ServerProfile] = {
     ),
     # Its own API has more settings than its OpenAI one, which ignores these.
     ServerKind.OLLAMA: ServerProfile(
-        reasoning_fields=("reasoning",),
-        ignored_fields=frozenset({"top_k", "min_p", "repetition_penalty"}),
-        refuses_long_prompts=False,
+        reasoning_fields=("reasoning",), ignored_fields=frozenset({"top_k", "min_p", "repetition_penalty"})
     ),
     # `reasoning_effort` is for gpt-oss, the template's switch for the others.
     ServerKind.VLLM: ServerProfile(

@@ -139,6 +139,7 @@ class MultiModelRegistry:
         folder = self._catalogue.folder(spec)
         if folder is None:
             return ModelDescription(
+                capabilities=(),  # nothing is known before it is downloaded, and "completion" would read as all of it
                 context_length=options.context_length,
                 sampling=defaults.sampling,
                 adapters=tuple(options.adapters),

@@ -154,9 +154,7 @@ def test_a_customizable_model_sends_the_same_effort_as_a_predefined_one(
 def test_a_wrong_option_is_refused_with_the_options(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    with pytest.raises(
-        PluginError, match=r"reasoning_effort should be one of \['none', 'low', 'medium', 'high'\]"
-    ):
+    with pytest.raises(PluginError, match=r"reasoning_effort should be one of \['low', 'medium', 'high'\]"):
         ask(plugin, credentials, user("hi"), parameters={"reasoning_effort": "banana"})
 
 
@@ -169,9 +167,14 @@ def test_a_wrong_key_is_an_authorization_error(plugin: PluginProcess, credential
 def test_a_model_that_is_not_served_is_reported_with_the_one_that_is(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    with pytest.raises(PluginError, match="mlx-demo") as caught:
-        ask(plugin, credentials, user("hi"), model="mlx-community/gpt-oss-20b-MXFP4-Q8")
+    model = "mlx-community/gpt-oss-20b-MXFP4-Q8"
+    with pytest.raises(PluginError) as caught:
+        ask(plugin, credentials, user("hi"), model=model)
     assert caught.value.kind == "InvokeBadRequestError"
+    assert caught.value.message == (
+        f"[MLX] the server at {credentials['endpoint_url']}/v1 does not have the model {model!r}. It has: mlx-demo. "
+        "Choose one of these, or Default, which always works, or start the server with the model you want."
+    )
 
 
 def test_a_prompt_that_is_too_long_is_reported_with_both_numbers(
@@ -238,7 +241,7 @@ def test_bad_credentials_are_refused_with_advice(
 
 
 def test_a_customizable_model_must_be_served(plugin: PluginProcess, credentials: dict[str, str]) -> None:
-    with pytest.raises(PluginError, match="It serves: mlx-demo"):
+    with pytest.raises(PluginError, match="It has: mlx-demo"):
         list(
             plugin.request(
                 "validate_model_credentials",
@@ -251,6 +254,19 @@ def test_a_customizable_model_must_be_served(plugin: PluginProcess, credentials:
 
 
 # -- schemas and tokens ------------------------------------------------------------------------------
+
+
+def test_default_has_the_context_and_the_efforts_of_the_model_behind_it(
+    plugin: PluginProcess, credentials: dict[str, str]
+) -> None:
+    about = {"provider": "mlx", "model_type": "llm", "credentials": credentials}
+    (default,), (named,) = (
+        plugin.request("get_ai_model_schemas", model=model, **about) for model in ("default", "mlx-demo")
+    )
+    assert default["model_schema"]["label"]["en_US"] == "Default"
+    assert default["model_schema"]["model_properties"]["context_size"] < 131_072
+    for key in ("features", "model_properties", "parameter_rules"):
+        assert default["model_schema"][key] == named["model_schema"][key]
 
 
 def schema(plugin: PluginProcess, **form: str) -> dict[str, Any]:

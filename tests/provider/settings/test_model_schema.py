@@ -172,13 +172,33 @@ def test_without_a_server_the_form_counts_and_nothing_fails(plugin: PluginProces
     described = schema(plugin, NOBODY, "m")
     assert described["model_properties"]["context_size"] == 32_768
     assert rules(described)["reasoning_effort"]["options"] == ["low", "medium", "high"]
-    assert "tool-call" in described["features"]
-    assert not {"vision", "structured-output"} & set(described["features"])
+    # mlx-backend is assumed, which enforces schemas; images are not.
+    assert {"tool-call", "structured-output"} <= set(described["features"])
+    assert "thinking_budget" in rules(described)
+    assert "vision" not in described["features"]
     described = schema(
-        plugin, NOBODY, "m", context_size="65536", structured_output="supported", vision="supported"
+        plugin, NOBODY, "m", context_size="65536", structured_output="unsupported", vision="supported"
     )
     assert described["model_properties"]["context_size"] == 65_536
-    assert {"vision", "structured-output"} <= set(described["features"])
+    assert "vision" in described["features"]
+    assert "structured-output" not in described["features"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "structured", "budget"),
+    [
+        ("mlx-backend", True, True),
+        ("vllm", True, True),
+        ("mlx_lm.server", False, False),
+        ("other", False, False),
+    ],
+)
+def test_without_a_server_the_kind_in_the_form_says_what_it_can_do(
+    plugin: PluginProcess, kind: str, structured: bool, budget: bool
+) -> None:
+    described = schema(plugin, NOBODY, "m", server_kind=kind)
+    assert ("structured-output" in described["features"]) is structured
+    assert ("thinking_budget" in rules(described)) is budget
 
 
 @pytest.mark.parametrize(
@@ -249,3 +269,98 @@ def test_every_text_of_a_setting_is_there_in_three_languages(plugin: PluginProce
                 assert text["en_US"]
                 assert text["ja_JP"]
                 assert text["zh_Hans"]
+
+
+# -- predefined models -------------------------------------------------------------------------------
+
+PREDEFINED = "mlx-community/gpt-oss-20b-MXFP4-Q8"
+
+
+def test_a_model_added_under_a_predefined_name_is_what_its_form_says(plugin: PluginProcess) -> None:
+    form = {"context_size": "1500", "max_output_tokens": "500", "effort": "low", "vision": "supported"}
+    with mlx_backend({**GPT_OSS, "id": PREDEFINED}) as server:
+        described = schema(plugin, server, PREDEFINED, **form)
+        named = schema(plugin, server, PREDEFINED, **form, display_name="Ours")
+    assert described["model_properties"]["context_size"] == 1_500
+    assert rules(described)["max_tokens"]["max"] == 500
+    assert rules(described)["reasoning_effort"]["default"] == "low"
+    assert "vision" in described["features"]
+    assert described["label"]["en_US"] == "gpt-oss 20b (MXFP4, Q8)"
+    assert named["label"]["en_US"] == "Ours"
+
+
+@pytest.mark.parametrize("model", ["default", PREDEFINED])
+def test_a_predefined_model_is_what_the_server_says(plugin: PluginProcess, model: str) -> None:
+    served = {
+        "id": PREDEFINED,
+        "type": "llm",
+        "context_length": 4_096,
+        "capabilities": ["completion", "thinking", "vision"],
+        "reasoning": {"efforts": ["none", "medium"], "default": "none"},
+        "sampling_defaults": {"temperature": 0.3},
+    }
+    with mlx_backend(served) as server:
+        described = schema(plugin, server, model)
+    assert described["model_properties"] == {"mode": "chat", "context_size": 4_096}
+    assert described["features"] == ["agent-thought", "vision"]
+    offered = rules(described)
+    assert (offered["reasoning_effort"]["options"], offered["reasoning_effort"]["default"]) == (
+        ["none", "medium"],
+        "none",
+    )
+    assert offered["max_tokens"]["max"] == 4_096
+    assert offered["temperature"]["default"] == 0.3
+    assert "response_format" not in offered
+
+
+def test_a_call_of_a_predefined_model_is_checked_by_what_the_server_says(plugin: PluginProcess) -> None:
+    served = {
+        **GPT_OSS,
+        "reasoning": {"efforts": ["none", "medium"], "default": "none"},
+        "context_length": 900,
+    }
+    with mlx_backend(served) as server:
+        form = {"endpoint_url": server.address}
+        question = {"role": "user", "content": "hi"}
+        list(plugin.invoke([question], credentials=form, model="default"))
+        chosen = {"reasoning_effort": "high", "max_tokens": 5_000}
+        list(plugin.invoke([question], credentials=form, model="default", parameters=chosen))
+        first, second = server.bodies
+    assert first["reasoning_effort"] == "none"
+    assert (second["reasoning_effort"], second["max_tokens"]) == ("medium", 900)
+
+
+def test_what_the_server_leaves_open_is_as_declared(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": PREDEFINED}) as server:
+        silent = schema(plugin, server, PREDEFINED)
+    nobody = schema(plugin, NOBODY, PREDEFINED)
+    for described in (silent, nobody):
+        assert described["model_properties"]["context_size"] == 131_072
+        assert rules(described)["reasoning_effort"]["options"] == ["low", "medium", "high"]
+        assert {"tool-call", "structured-output"} <= set(described["features"])
+
+
+def test_a_model_that_is_still_being_downloaded_is_as_declared(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": PREDEFINED, "type": "llm", "state": "loading", "capabilities": []}) as server:
+        described = schema(plugin, server, "default")
+    assert "tool-call" in described["features"]
+    assert "reasoning_effort" in rules(described)
+
+
+def test_default_is_the_model_mlx_backend_lists_first_even_if_another_is_in_memory(
+    plugin: PluginProcess,
+) -> None:
+    first = {**GPT_OSS, "id": "first", "state": "unloaded", "context_length": 1_111}
+    with mlx_backend(first, {**GPT_OSS, "id": "second"}) as server:
+        assert schema(plugin, server, "default")["model_properties"]["context_size"] == 1_111
+
+
+@pytest.mark.parametrize("form", [{}, {"endpoint_url": ""}, {"endpoint_url": "my server"}])
+def test_a_predefined_model_without_a_usable_form_is_as_declared(
+    plugin: PluginProcess, form: dict[str, str]
+) -> None:
+    (answer,) = plugin.request(
+        "get_ai_model_schemas", provider="mlx", model_type="llm", model="default", credentials=form
+    )
+    assert answer["model_schema"]["model_properties"]["context_size"] == 131_072
+    assert answer["model_schema"]["label"]["zh_Hans"] == "默认"

@@ -173,7 +173,7 @@ def test_a_server_that_fails_for_another_reason_is_refused(plugin: PluginProcess
 
 def test_saving_a_form_clears_what_was_cached(plugin: PluginProcess) -> None:
     with mlx_backend({"id": "old"}) as server:
-        assert "It serves: old" in refusal(plugin, server.address, "new")
+        assert "It has: old." in refusal(plugin, server.address, "new")
         server.answers["/v1/models"] = listed({"id": "new", "owned_by": "mlx-backend"})
         save(plugin, server.address, "new")
 
@@ -184,16 +184,61 @@ def test_saving_a_form_clears_what_was_cached(plugin: PluginProcess) -> None:
 def test_a_missing_model_is_reported_with_those_served(plugin: PluginProcess) -> None:
     with mlx_backend({"id": "mlx-community/gpt-oss-20b-MXFP4-Q8"}, {"id": "b"}) as server:
         words = refusal(plugin, server.address, "mlx-community/gpt-oss-20b-MXFP4-Q4")
-    assert "does not serve 'mlx-community/gpt-oss-20b-MXFP4-Q4'" in words
-    assert "Did you mean 'mlx-community/gpt-oss-20b-MXFP4-Q8'?" in words
-    assert "It serves: mlx-community/gpt-oss-20b-MXFP4-Q8, b." in words
+    assert words == (
+        f"The server at {server.address}/v1 does not have the model 'mlx-community/gpt-oss-20b-MXFP4-Q4'. Did you mean "
+        "'mlx-community/gpt-oss-20b-MXFP4-Q8'? It has: mlx-community/gpt-oss-20b-MXFP4-Q8, b. Enter one of these names."
+    )
 
 
 def test_a_long_list_of_models_is_cut(plugin: PluginProcess) -> None:
     with mlx_backend(*({"id": f"model-{number}"} for number in range(40))) as server:
         words = refusal(plugin, server.address, "gpt-4o")
-    assert "model-11 …" in words
+    assert "model-11, and 28 more." in words
     assert "model-12" not in words
+
+
+def test_a_long_name_is_shortened_and_stays_on_its_line(plugin: PluginProcess) -> None:
+    with mlx_backend({"id": "a" * 5_000}, {"id": "two\nlines"}) as server:
+        words = refusal(plugin, server.address, "x" * 5_000)
+    assert len(words) < 600
+    assert "\n" not in words
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("llm", "has these models: mlx-community/gpt-oss-20b-MXFP4-Q8, qwen."),
+        ("text-embedding", "has these embedding models: bge-m3."),
+        ("rerank", "lists no rerank models."),
+    ],
+)
+@pytest.mark.parametrize("mark", ["?", "？", " ? "])
+def test_a_question_mark_for_a_name_is_answered_with_the_list(
+    plugin: PluginProcess, kind: str, words: str, mark: str
+) -> None:
+    models: list[dict[str, str]] = [
+        {"id": "mlx-community/gpt-oss-20b-MXFP4-Q8", "type": "llm"},
+        {"id": "bge-m3", "type": "embedding"},
+        {"id": "qwen", "type": "llm"},
+    ]
+    with mlx_backend(*models) as server, pytest.raises(PluginError) as caught:
+        list(
+            plugin.request(
+                "validate_model_credentials",
+                provider="mlx",
+                model_type=kind,
+                model=mark,
+                credentials={"endpoint_url": server.address},
+            )
+        )
+    assert caught.value.kind == "CredentialsValidateFailedError"
+    ending = "" if kind == "rerank" else " Enter one of these names."
+    assert caught.value.message == f"The server at {server.address}/v1 {words}{ending}"
+
+
+def test_a_server_without_a_list_of_its_own_kinds_answers_a_question_mark_too(plugin: PluginProcess) -> None:
+    with mlx_lm() as server:
+        assert "has these models: mlx-community/some-model." in refusal(plugin, server.address, "?")
 
 
 @pytest.mark.parametrize(

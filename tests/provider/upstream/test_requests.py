@@ -117,11 +117,43 @@ def test_a_server_that_refuses_default_gets_its_first_models_name() -> None:
 @pytest.mark.parametrize("served", ["gemma", "m"])
 def test_an_unknown_model_is_reported_with_those_served(served: str) -> None:
     with other(served, chat=only(served)) as server:
-        with pytest.raises(
-            Refused, match=rf"model x does not exist\. The server at this address serves: {served}\."
-        ):
+        with pytest.raises(Refused) as caught:
             answer(server, model="x")
+        assert str(caught.value) == (
+            f"the server at {server.address}/v1 does not have the model 'x': The model x does not exist. "
+            f"It has: {served}. Choose one of these, or start the server with the model you want."
+        )
         assert len(server.bodies) == 1
+
+
+def refusing(message: str) -> Any:
+    """A chat that knows no model, and says so in these words."""
+    return lambda _: (404, {"error": {"message": message, "code": "model_not_found"}})
+
+
+def test_mlx_backend_without_the_model_is_reported_with_its_address_its_models_and_default() -> None:
+    words = refusing("The model 'x' is not on this machine.")
+    models = [{"id": "a", "type": "llm"}, {"id": "e", "type": "embedding"}]
+    with mlx_backend(*models, chat=words) as server, pytest.raises(Refused) as caught:
+        answer(server, model="x")
+    assert str(caught.value) == (
+        f"the server at {server.address}/v1 does not have the model 'x'. It has: a. Choose one of these, or Default, "
+        "which always works, or start the server with the model you want."
+    )
+
+
+def test_what_a_server_says_of_a_model_that_it_lists_is_left_as_it_is() -> None:
+    words = "The model 'x' could be 'a/x' or 'b/x': send the whole name."
+    listing = [{"id": "a/x"}, {"id": "b/x"}]
+    with mlx_backend(*listing, chat=refusing(words)) as server, pytest.raises(Refused) as caught:
+        answer(server, model="x")
+    assert str(caught.value) == words
+
+
+def test_a_server_without_models_is_reported_with_what_to_do() -> None:
+    with mlx_backend(chat=refusing("no")) as server, pytest.raises(Refused) as caught:
+        answer(server, model="x")
+    assert str(caught.value).endswith("the model 'x': no. Start the server with the model you want.")
 
 
 def test_a_server_that_lists_default_but_refuses_it_is_asked_once() -> None:
