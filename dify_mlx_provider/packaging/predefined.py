@@ -25,7 +25,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "provider_assets" / "llm"
 ORDER = "_position.yaml"
 WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/packaging/predefined.py: change it there.\n"
 ANY_EFFORT = ("none", *LEVELS)
-ALWAYS_ON = ("medium",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class Predefined:
     label: Mapping[str, str]
     context_size: int
     efforts: Sequence[str] = ()
-    tools: bool = True
+    tools: bool = False
     comment: str = ""
 
 
@@ -44,36 +43,40 @@ def _named(text: str) -> Mapping[str, str]:
     return {"en_US": text, "ja_JP": text, "zh_Hans": text}
 
 
-def _gpt_oss(model: str, build: str) -> Predefined:
-    size = re.search(r"\d+b", model)
-    assert size is not None
-    label = _named(f"gpt-oss {size[0]} ({build})")
-    return Predefined(model=model, label=label, context_size=131_072, efforts=LEVELS)
+def _gpt_oss(size: str) -> Predefined:
+    return Predefined(
+        model=f"mlx-community/gpt-oss-{size}-MXFP4-Q8",
+        label=_named(f"gpt-oss {size} (MXFP4, Q8)"),
+        context_size=131_072,
+        efforts=LEVELS,
+        tools=True,
+    )
 
 
-# Context sizes are the models' own, without rope scaling, which a server would have to be started with.
+# A short list of what people run today, one build of each; the server's own list is what counts, and any name in it can
+# be added in Dify. What is declared here is used while the server has never been reached. Context sizes are the
+# models' own, without rope scaling, which a server would have to be started with. `tools` only where
+# mlx_backend/conversation/dialects reads the family's calls: Harmony, and JSON in <tool_call>.
 MODELS: tuple[Predefined, ...] = (
     Predefined(
         model="default",
-        label={
-            "en_US": "Default (the model the server was started with)",
-            "ja_JP": "既定（サーバー起動時に指定したモデル）",
-            "zh_Hans": "默认（服务器启动时指定的模型）",
-        },
+        label={"en_US": "Default", "ja_JP": "既定", "zh_Hans": "默认"},
         context_size=131_072,
         efforts=ANY_EFFORT,
+        tools=True,
         comment=(
             "# The server serves the model it was started with under this name: nobody has to type a model's name.\n"
-            "# Dify cannot know which one that is, so the context size is gpt-oss's; for another model add a custom\n"
-            "# model, which asks the server.\n"
+            "# What that model is and can do, the server says; gpt-oss is assumed here.\n"
         ),
     ),
-    _gpt_oss("mlx-community/gpt-oss-20b-MXFP4-Q8", "MXFP4, Q8, mlx-community"),
-    _gpt_oss("mlx-community/gpt-oss-20b-MXFP4-Q4", "MXFP4, Q4, mlx-community"),
-    _gpt_oss("mlx-community/gpt-oss-120b-MXFP4-Q8", "MXFP4, Q8, mlx-community"),
-    _gpt_oss("mlx-community/gpt-oss-120b-MXFP4-Q4", "MXFP4, Q4, mlx-community"),
-    _gpt_oss("lmstudio-community/gpt-oss-20b-MLX-8bit", "8 bit, lmstudio-community"),
-    _gpt_oss("lmstudio-community/gpt-oss-120b-MLX-8bit", "8 bit, lmstudio-community"),
+    _gpt_oss("20b"),
+    _gpt_oss("120b"),
+    Predefined(
+        model="mlx-community/Qwen3.8-27B-4bit",
+        label=_named("Qwen3.8 27B (4 bit)"),
+        context_size=262_144,
+        efforts=("none", "low", "medium"),  # its template refuses `high`, unless it is a later one
+    ),
     Predefined(
         model="mlx-community/Qwen3.6-35B-A3B-4bit",
         label=_named("Qwen3.6 35B-A3B (4 bit)"),
@@ -81,48 +84,22 @@ MODELS: tuple[Predefined, ...] = (
         efforts=SWITCH,
     ),
     Predefined(
-        model="mlx-community/Qwen3-30B-A3B-4bit",
-        label=_named("Qwen3 30B-A3B (4 bit)"),
-        context_size=40_960,
+        model="mlx-community/Qwen3.5-9B-4bit",
+        label=_named("Qwen3.5 9B (4 bit)"),
+        context_size=262_144,
         efforts=SWITCH,
     ),
     Predefined(
         model="mlx-community/Qwen3-4B-Instruct-2507-4bit",
         label=_named("Qwen3 4B Instruct 2507 (4 bit)"),
         context_size=262_144,
+        tools=True,
     ),
     Predefined(
-        model="mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
-        label=_named("Qwen3-Coder 30B-A3B (4 bit)"),
-        context_size=262_144,
-    ),
-    Predefined(
-        model="mlx-community/GLM-4.5-Air-4bit",
-        label=_named("GLM-4.5-Air (4 bit)"),
-        context_size=131_072,
+        model="mlx-community/GLM-4.7-Flash-4bit",
+        label=_named("GLM-4.7-Flash (4 bit)"),
+        context_size=202_752,
         efforts=SWITCH,
-    ),
-    Predefined(
-        model="mlx-community/gemma-3-12b-it-4bit",
-        label=_named("Gemma 3 12B (4 bit)"),
-        context_size=131_072,
-    ),
-    Predefined(
-        model="mlx-community/Llama-3.3-70B-Instruct-4bit",
-        label=_named("Llama 3.3 70B Instruct (4 bit)"),
-        context_size=131_072,
-    ),
-    Predefined(
-        model="mlx-community/Mistral-Small-24B-Instruct-2501-4bit",
-        label=_named("Mistral Small 24B Instruct 2501 (4 bit)"),
-        context_size=32_768,
-    ),
-    Predefined(
-        model="mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit",
-        label=_named("DeepSeek R1 Distill Qwen 14B (4 bit)"),
-        context_size=131_072,
-        efforts=ALWAYS_ON,
-        tools=False,
     ),
 )
 

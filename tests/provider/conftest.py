@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,10 +24,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def listening(command: list[str], *, log: Path = Path(os.devnull)) -> Iterator[str]:
-    """Run a server; yield its address once it listens. Its log is complete when the server has ended."""
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
+def listening(command: list[str]) -> Iterator[str]:
+    """Run a server; yield its address once it listens."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         assert process.stdout is not None
         address = next((line.split()[2] for line in process.stdout if line.startswith("Listening on ")), None)

@@ -60,6 +60,17 @@ def test_the_forms_are_drawn_with_their_own_labels_and_defaults(language: str) -
     assert provider["model_credential_schema"]["model"]["label"][language] in drawn
 
 
+def test_the_japanese_page_names_every_label_as_dify_shows_it() -> None:
+    provider = yaml.safe_load((ROOT / "provider_assets/mlx.yaml").read_text(encoding="utf-8"))
+    model = yaml.safe_load((ROOT / "provider_assets/llm/default.yaml").read_text(encoding="utf-8"))
+    drawn = drawings("ja_JP")
+    fields = provider["model_credential_schema"]["credential_form_schemas"]
+    for each in [model, provider["model_credential_schema"]["model"], *fields, *model["parameter_rules"]]:
+        japanese, english = each["label"]["ja_JP"], each["label"]["en_US"]
+        beside = rf"{re.escape(japanese)}(?: \*)?(?: +|（){re.escape(english)}"
+        assert japanese == english or re.search(beside, drawn), english
+
+
 @pytest.mark.parametrize("language", PAGES)
 def test_the_panel_is_drawn_with_every_setting(language: str) -> None:
     model = yaml.safe_load((ROOT / "provider_assets/llm/default.yaml").read_text(encoding="utf-8"))
@@ -156,8 +167,10 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
         lambda cause: cause.save_beside("0.0.9"),
         lambda cause: cause.save_beside("7.0.0"),
     ],
-    "The server does not serve …": [lambda cause: cause.save("gpt-oss-20b")],
-    "is not served here": [lambda cause: cause.ask(model="gpt-oss-20b")],
+    "the server at … does not have the model": [
+        lambda cause: cause.save("gpt-oss-20b"),
+        lambda cause: cause.ask(model="gpt-oss-20b"),
+    ],
     "The model … is being loaded": [
         lambda cause: cause.ask_stub(json.dumps({"error": LOADING}), status=503, type="application/json"),
     ],

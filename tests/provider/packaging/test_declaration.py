@@ -4,6 +4,7 @@ The SDK patches threads and sockets when it is imported, so it reads the files i
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,7 +51,6 @@ RULES: dict[str, tuple[float, float] | None] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.5, 2),
-    "long_conversations": None,
     "response_format": None,
     "json_schema": None,
     "extra_body": None,
@@ -231,10 +231,27 @@ def test_a_choice_of_effort_is_a_select_that_always_has_a_value(model: predefine
 
 def test_gpt_oss_offers_low_medium_and_high(provider: dict[str, Any]) -> None:
     found = [model for model in provider["models"] if "gpt-oss" in model["model"]]
-    assert len(found) == 6
+    assert len(found) == 2
     for model in found:
         assert model["parameter_rules"][0]["options"] == ["low", "medium", "high"]
         assert model["model_properties"]["context_size"] == 131_072
+
+
+def test_the_list_is_short_and_begins_with_default(provider: dict[str, Any]) -> None:
+    order = load(ROOT / "provider_assets/llm/_position.yaml")
+    assert order[0] == "default"
+    assert len(order) <= 10
+    labels = {model["model"]: model["label"] for model in provider["models"]}
+    assert [labels["default"][language] for language in LANGUAGES] == ["Default", "既定", "默认"]
+    # What Dify's list shows of a label before it cuts it off.
+    assert all(len(label[language]) <= 32 for label in labels.values() for language in LANGUAGES)
+
+
+def test_the_form_for_a_model_suggests_no_name_that_is_predefined(declared: dict[str, Any]) -> None:
+    placeholder = declared["model_credential_schema"]["model"]["placeholder"]
+    words = re.findall(r"[\w./-]+", " ".join(placeholder.values()).lower())
+    for model in predefined.MODELS:
+        assert model.model.rpartition("/")[2].lower() not in words, model.model
 
 
 def test_the_settings_are_these_in_this_order_and_range(provider: dict[str, Any]) -> None:
@@ -247,9 +264,7 @@ def test_the_settings_are_these_in_this_order_and_range(provider: dict[str, Any]
             limits = RULES[rule["name"]]
             if limits is not None:
                 assert limits[0] <= rule["min"] <= rule["default"] <= rule["max"] <= limits[1], rule["name"]
-            assert rule["required"] == (
-                rule["name"] in ("reasoning_effort", "reasoning_format", "long_conversations")
-            )
+            assert rule["required"] == (rule["name"] in ("reasoning_effort", "reasoning_format"))
 
 
 def test_max_tokens_cannot_exceed_a_models_context(provider: dict[str, Any]) -> None:
@@ -269,5 +284,5 @@ def test_features_match_what_a_model_can_do(provider: dict[str, Any]) -> None:
     features = {model["model"]: set(model["features"]) for model in provider["models"]}
     tools = {"tool-call", "stream-tool-call"}
     assert features["default"] == {"agent-thought", "structured-output"} | tools
-    assert "agent-thought" not in features["mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit"]
-    assert not tools & features["mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit"]
+    assert features["mlx-community/Qwen3-4B-Instruct-2507-4bit"] == {"structured-output"} | tools
+    assert features["mlx-community/Qwen3.6-35B-A3B-4bit"] == {"agent-thought", "structured-output"}
