@@ -91,8 +91,11 @@ class PrefillQueue:
 
     def plan_step(self, *, is_decoding: bool) -> PrefillStep:
         """Choose what is prefilled now; `is_decoding` is whether replies wait for their next tokens meanwhile."""
-        # A warm-up is prefilled in small chunks, so that a request that arrives does not wait long for it.
-        others_wait = is_decoding or len(self.jobs) > 1 or not self.jobs[0].has_reply
+        # A warm-up, or a request that others should precede, is prefilled in small chunks: one that arrives does not
+        # wait long for it. Chat pages ask for a title just before the user's own message.
+        first = self.jobs[0]
+        is_urgent = first.has_reply and first.sequence.request.priority <= 0
+        others_wait = is_decoding or len(self.jobs) > 1 or not is_urgent
         shares = share_chunk(
             list(self.jobs),
             self.pacer.chunk_size(others_wait=others_wait),

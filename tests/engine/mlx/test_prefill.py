@@ -202,6 +202,18 @@ def test_a_first_token_does_not_wait_for_a_chunk_of_a_long_prompt(
     assert max(firsts) < [at for at, each in enumerate(order) if each == (2, Progress)][1]
 
 
+@pytest.mark.parametrize(("priority", "chunk"), [(1, 100), (0, 400), (-1, 400)])
+def test_a_prompt_that_others_should_precede_is_prefilled_in_small_chunks(
+    models: dict[str, Path], watched: Any, priority: int, chunk: int
+) -> None:
+    batch = watched(models["qwen"], cache_bytes=0)
+    batch.loaded.prefill_queue.pacer = PrefillPacer(None)
+    batch.loaded.prefill_queue.pacer.rate = 400.0  # tokens a second: a quarter of a second, or one
+    batch.insert(0, request_for(prompt(0, 900), priority=priority))
+    batch.take(1)
+    assert batch.tokens_prefilled == chunk
+
+
 @pytest.mark.parametrize("few_logits", [False, True], ids=["one run", "two runs"])
 @pytest.mark.parametrize("kind", ["windowed", "qwen"])
 def test_a_run_of_several_prompts_caches_each_ones_own_prefixes(
