@@ -1,6 +1,6 @@
 """`mlx-backend serve`: from the command line to a running server, and back down in order.
 
-Start: bind (a port in use is known before gigabytes are loaded), answer, load. Stop: refuse new requests, give
+Start: see that the port is free and bind (before gigabytes are loaded), answer, load. Stop: refuse new requests, give
 running replies some time to finish, then stop and join the engines' threads.
 """
 
@@ -26,8 +26,10 @@ from mlx_backend.commands.options import (
     serve_options_of,
     settings_of,
 )
+from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.declaration import variable_of
 from mlx_backend.device import this_device
+from mlx_backend.device.machine import this_machine
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
 from mlx_backend.models.spec import ModelSpec
@@ -47,13 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RECOMMENDED_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
-_QUESTION = "What is the capital of France?"
-_EXAMPLES: dict[ModelType, tuple[str, str]] = {
-    "llm": ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'),
-    "embedding": ("/v1/embeddings", f'{{"input": "{_QUESTION}"}}'),
-    "rerank": ("/v1/rerank", f'{{"query": "{_QUESTION}", "documents": ["Paris.", "Rome."]}}'),
-}
 _LOADED, _DRAINED = b"\0", b"\0"  # sent beside the numbers of signals, which begin at 1
 
 
@@ -80,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         _configure_logging(serve_options_of(arguments).log_level)
         for variable, nearest in misspelt_variables().items():
             log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
+        if (refusal := this_machine().refusal()) is not None:
+            return _failed(refusal)
         follow = _follower(arguments)
         return follow() if follow is not None else _serve(settings_of(arguments), arguments)
     except (ConfigurationError, EngineError, ModelError) as error:
@@ -98,11 +95,14 @@ def _configure_logging(level: str) -> None:
 
 def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     from mlx_backend.server.app import App
+    from mlx_backend.server.port_check import port_in_use
     from mlx_backend.server.wsgi_server import Server
 
     models = _models(settings, arguments)
     app = App(models, settings)
     requests = settings.max_concurrent + settings.max_queue
+    if in_use := port_in_use(settings.host, settings.port):
+        return _failed(in_use)
     server = Server(settings.host, settings.port, app, requests=requests, shutdown_seconds=2)
     try:
         server.prepare()
@@ -113,12 +113,17 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
         with _signals() as (events, sender):
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
+            print(f"Listening on {server.url}", flush=True)
             loading = _Loading(models, sender)
             loading.start()
             if events.recv(1) == _LOADED:
                 if loading.failure is not None:
                     return _failed(str(loading.failure))
-                _announce(server.url, models, settings, demo=_is_demo(arguments))
+                is_mac = this_machine().is_mac
+                demo = _is_demo(arguments)
+                print(
+                    *start_lines(server.url, models, settings, demo=demo, is_mac=is_mac), sep="\n", flush=True
+                )
                 events.recv(1)
             print("Stopping …", flush=True)
             app.in_flight.drain()
@@ -289,39 +294,6 @@ def _signals() -> Iterator[tuple[socket.socket, socket.socket]]:
             signal.signal(number, handler)
         events.close()
         sender.close()
-
-
-def _announce(url: str, models: MultiModelRegistry, settings: Settings, *, demo: bool) -> None:
-    first, *others = models.statuses()
-    port = url.rpartition(":")[2]
-    lines = [f"Model {first.name}"]
-    address, body = _EXAMPLES[models.model_type(first.name)]
-    if models.model_type(first.name) == "llm":
-        effort = models.configured_effort(first.name) or settings.reasoning_effort or "medium"
-        lines = [f"{lines[0]}, reasoning effort {effort} (default)"]
-    if others:
-        lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")
-    if demo:
-        lines += [
-            "  This is a demonstration model, not an assistant: it knows a few toy skills and nothing else.",
-            f"  Start a real one with: mlx-backend --model {_RECOMMENDED_MODEL}",
-        ]
-    if settings.host not in ("127.0.0.1", "localhost", "::1"):
-        if settings.api_key is None:
-            lines.append(
-                f"  Everyone who can reach {settings.host} can use it: set --api-key or "
-                f"${variable_of('--api-key')}."
-            )
-        hint = ""
-    else:
-        hint = " (start with --host 0.0.0.0 so that containers can reach it)"
-    key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
-    lines += [
-        f"Listening on {url}",
-        f"  Dify in Docker: http://host.docker.internal:{port}/v1{hint}",
-        f"  Try: curl {url}{address}{key} -H 'Content-Type: application/json' -d '{body}'",
-    ]
-    print("\n".join(lines), flush=True)
 
 
 def _bind_failure(settings: Settings, error: OSError) -> str:

@@ -17,6 +17,7 @@ import pytest
 from mlx_backend import __version__
 from mlx_backend.cli import main
 from mlx_backend.demo import MODEL_PATH
+from mlx_backend.device.machine import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +43,13 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
     )
     try:
         assert process.stdout is not None
-        printed = ""
+        printed = address = ""
         for line in process.stdout:
             printed += line
             if line.startswith("Listening on "):
-                printed += process.stdout.readline() + process.stdout.readline()
-                yield process, line.split()[-1], printed
+                address = line.split()[-1]
+            if line.startswith("  Try: "):
+                yield process, address, printed
                 return
         raise AssertionError(f"it exited before it listened: {printed}{process.communicate()[1]}")
     finally:
@@ -237,3 +239,19 @@ def test_a_misspelt_variable_is_named_in_the_log(
     monkeypatch.setenv("MLX_BACKEND_MAX_TOKEN", "100")
     assert main(["--config", "/no/such/file.toml"]) == 1
     assert "MLX_BACKEND_MAX_TOKEN has no effect; did you mean MLX_BACKEND_MAX_TOKENS?" in caplog.text
+
+
+def test_it_says_that_it_listens_before_its_model_is_loaded() -> None:
+    with started() as (_, url, printed):
+        lines = printed.splitlines()
+    assert lines[0] == f"Listening on {url}"
+    assert lines[1].startswith("Model mlx-demo")
+
+
+def test_a_machine_without_mlx_is_told_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    intel = Machine(system="Darwin", processor="x86_64", macos=15)
+    monkeypatch.setattr("mlx_backend.commands.serve.this_machine", lambda: intel)
+    assert main([]) == 1
+    assert "this one has an Intel processor" in capsys.readouterr().err

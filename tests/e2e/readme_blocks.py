@@ -4,6 +4,7 @@
 ```json       fields of a chat request
 ```python     a program; `# …` behind a print is what it prints
 ```toml       a models file
+```xml        a job for launchd
 ```sh         commands that need a network, several machines, or would change the clone: not run
 """
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import plistlib
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +21,11 @@ from embedding_models import write_qwen_embedding, write_ranking_roberta
 from readme_blocks import Command, blocks, commands, differences
 from tour import server
 
+from mlx_backend.commands.start_lines import HINT_ELSEWHERE, HINT_ON_A_MAC
 from mlx_backend.demo import MODEL_PATH
+from mlx_backend.device.machine import this_machine
 from mlx_backend.registry import config_file
+from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,12 +113,14 @@ def test_the_server_starts_and_says_what_the_page_says() -> None:
         process.communicate()
     port = re.search(r"Listening on http://127\.0\.0\.1:(\d+)", "\n".join(said))
     assert port is not None
+    if not this_machine().is_mac:  # the page is for Macs
+        expected = [line.replace(HINT_ON_A_MAC, HINT_ELSEWHERE) for line in expected]
     assert [line.replace(port[1], "8080") for line in said] == expected
 
 
 def test_naming_a_model_that_cannot_be_downloaded_ends_in_a_sentence() -> None:
-    (line,) = [c.line for c in commands(README) if c.line.startswith("mlx-backend --model")]
-    done = run(line.replace("0.0.0.0", "127.0.0.1"))
+    line = next(c.line for c in commands(README) if c.line.startswith("mlx-backend --model"))
+    done = run(f"{line} --port 0")
     assert done.returncode == 1
     assert "mlx-community/gpt-oss-20b-MXFP4-Q8" in done.stderr
     assert "Traceback" not in done.stderr
@@ -222,6 +229,19 @@ def test_the_readme_stays_short_and_leads_to_every_page_of_docs() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 200
     assert [page.name for page in RUN[1:] if f"(docs/{page.name})" not in text] == []
+
+
+def test_the_file_for_launchd_is_one_and_starts_a_command_there_is() -> None:
+    (text,) = blocks(ROOT / "docs/mac.md", "xml")
+    job = plistlib.loads(text.encode())
+    program, *arguments = job["ProgramArguments"]
+    assert program.endswith("/.venv/bin/mlx-backend")
+    assert run(f"mlx-backend {shlex.join(arguments)} --help").returncode == 0
+    assert job["KeepAlive"] is True
+    assert job["ExitTimeOut"] > Settings().drain_seconds
+    page = (ROOT / "docs/mac.md").read_text(encoding="utf-8")
+    assert f"~/Library/LaunchAgents/{job['Label']}.plist" in page
+    assert f"gui/$(id -u)/{job['Label']}" in page
 
 
 def test_the_steps_for_a_real_dify_play_every_flow_there_is() -> None:

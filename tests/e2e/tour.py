@@ -71,9 +71,12 @@ def server(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
+        address = ""
         for line in process.stdout:
             if line.startswith("Listening on "):
-                yield process, line.split()[2]
+                address = line.split()[2]
+            if line.startswith("  Try: "):  # the last line, when the models are loaded
+                yield process, address
                 return
         raise SystemExit("The server did not start; its own message is above.")
     finally:

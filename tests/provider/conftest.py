@@ -22,16 +22,23 @@ from daemon import PluginProcess  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LOADED = "  Try: "  # begins the line that mlx-backend prints last, when its models are loaded
+
 
 @contextmanager
-def listening(command: list[str]) -> Iterator[str]:
-    """Run a server; yield its address once it listens."""
+def listening(command: list[str], *, ready: str = "Listening on ") -> Iterator[str]:
+    """Run a server; yield its address once it listens and has printed a line that begins with `ready`."""
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert process.stdout is not None
-        address = next((line.split()[2] for line in process.stdout if line.startswith("Listening on ")), None)
+        address = None
+        for line in process.stdout:
+            if line.startswith("Listening on "):
+                address = line.split()[2]
+            if line.startswith(ready):
+                break
         assert address is not None, "the server did not start"
         yield address
     finally:
@@ -129,7 +136,8 @@ def stub(stub_address: str) -> Stub:
 @pytest.fixture(scope="session")
 def real_server() -> Iterator[str]:
     """`mlx-backend` on the model that ships."""
-    with listening([sys.executable, "-m", "mlx_backend", "--port", "0", "--api-key", "right"]) as address:
+    command = [sys.executable, "-m", "mlx_backend", "--port", "0", "--api-key", "right"]
+    with listening(command, ready=LOADED) as address:
         yield address
 
 

@@ -14,7 +14,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ROOT, listening
+from conftest import LOADED, ROOT, listening
 from daemon import PluginError, PluginProcess
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-c", WRITE, str(folder)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": paths}, capture_output=True)
     options = ["--models-dir", str(folder), "--model", "mlx_backend/demo/model", "--model-id", "demo"]
-    with listening([sys.executable, "-m", "mlx_backend", "--port", "0", *options]) as address:
+    command = [sys.executable, "-m", "mlx_backend", "--port", "0", *options]
+    with listening(command, ready=LOADED) as address:
         yield address
 
 

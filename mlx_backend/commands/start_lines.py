@@ -1,0 +1,58 @@
+"""What `mlx-backend serve` prints when its models are loaded: which there are, and how to reach them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.declaration import variable_of
+
+if TYPE_CHECKING:
+    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.registry.registry import MultiModelRegistry
+    from mlx_backend.settings import Settings
+
+RECOMMENDED_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
+# On a Mac, Docker's virtual machine connects from the Mac itself, so loopback can be reached. On Linux it cannot.
+HINT_ON_A_MAC = " (if the container cannot reach it, start with --host 0.0.0.0)"
+HINT_ELSEWHERE = " (start with --host 0.0.0.0 so that containers can reach it)"
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_QUESTION = "What is the capital of France?"
+_EXAMPLES: dict[ModelType, tuple[str, str]] = {
+    "llm": ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'),
+    "embedding": ("/v1/embeddings", f'{{"input": "{_QUESTION}"}}'),
+    "rerank": ("/v1/rerank", f'{{"query": "{_QUESTION}", "documents": ["Paris.", "Rome."]}}'),
+}
+
+
+def start_lines(
+    url: str, models: MultiModelRegistry, settings: Settings, *, demo: bool, is_mac: bool
+) -> list[str]:
+    """Return the lines for a server at `url`. `demo`: its model is the demonstration model, for want of another."""
+    first, *others = models.statuses()
+    port = url.rpartition(":")[2]
+    lines = [f"Model {first.name}"]
+    address, body = _EXAMPLES[models.model_type(first.name)]
+    if models.model_type(first.name) == "llm":
+        effort = models.configured_effort(first.name) or settings.reasoning_effort or "medium"
+        lines = [f"{lines[0]}, reasoning effort {effort} (default)"]
+    if others:
+        lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")
+    if demo:
+        lines += [
+            "  This is a demonstration model, not an assistant: it knows a few toy skills and nothing else.",
+            f"  Start a real one with: mlx-backend --model {RECOMMENDED_MODEL}",
+        ]
+    hint = ""
+    if settings.host in _LOOPBACK:
+        hint = HINT_ON_A_MAC if is_mac else HINT_ELSEWHERE
+    elif settings.api_key is None:
+        lines.append(
+            f"  Everyone who can reach {settings.host} can use it: set --api-key or ${variable_of('--api-key')}."
+        )
+    key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
+    return [
+        *lines,
+        f"  Dify in Docker: http://host.docker.internal:{port}/v1{hint}",
+        f"  Try: curl {url}{address}{key} -H 'Content-Type: application/json' -d '{body}'",
+    ]

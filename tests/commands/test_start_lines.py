@@ -1,0 +1,48 @@
+"""What a server says when it is ready: on a Mac, containers reach it as it is."""
+
+import pytest
+
+from mlx_backend.commands.start_lines import start_lines
+from mlx_backend.demo import MODEL_PATH
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.spec import ModelSpec
+from mlx_backend.registry.catalogue import Catalogue
+from mlx_backend.registry.registry import MultiModelRegistry
+from mlx_backend.settings import Settings
+
+
+def dify_line(*, is_mac: bool, host: str = "127.0.0.1", api_key: str | None = None) -> tuple[str, str]:
+    """The line for Dify, and all of them."""
+    models = MultiModelRegistry(
+        Catalogue([ModelSpec(name="demo", source=str(MODEL_PATH))]),
+        lambda *_: ScriptedEngine(lambda _prompt: "yes"),
+        EngineOptions(),
+        Settings(),
+        default_name="demo",
+    )
+    settings = Settings(host=host, api_key=api_key)
+    lines = start_lines(f"http://{host}:8080", models, settings, demo=True, is_mac=is_mac)
+    models.stop()
+    (line,) = [each for each in lines if "Dify in Docker" in each]
+    return line, "\n".join(lines)
+
+
+def test_on_a_mac_the_network_is_opened_only_if_it_must_be() -> None:
+    line, _ = dify_line(is_mac=True)
+    assert line == (
+        "  Dify in Docker: http://host.docker.internal:8080/v1 "
+        "(if the container cannot reach it, start with --host 0.0.0.0)"
+    )
+
+
+def test_docker_on_linux_cannot_reach_loopback() -> None:
+    assert "(start with --host 0.0.0.0 so that containers can reach it)" in dify_line(is_mac=False)[0]
+
+
+@pytest.mark.parametrize("is_mac", [True, False])
+def test_an_open_server_says_so_and_asks_for_a_key(is_mac: bool) -> None:
+    line, lines = dify_line(is_mac=is_mac, host="0.0.0.0")
+    assert line.endswith("/v1")
+    assert "Everyone who can reach 0.0.0.0 can use it: set --api-key" in lines
+    assert "Everyone" not in dify_line(is_mac=is_mac, host="0.0.0.0", api_key="secret")[1]
