@@ -60,7 +60,9 @@ def test_a_server_of_any_make_is_accepted(plugin: PluginProcess, start: Any) -> 
 
 def test_without_a_server_the_error_says_how_to_start_one(plugin: PluginProcess) -> None:
     words = refusal(plugin, NOBODY)
-    assert words.startswith("No server at http://127.0.0.1:9/v1: start it with `mlx-backend`, or, if it runs,")
+    assert words.startswith(
+        "No server at http://127.0.0.1:9/v1: start it with `mlx-backend`, or, if it runs,"
+    )
     assert "if the container still cannot connect, start the server with --host 0.0.0.0" in words
     assert "host.docker.internal" in words
     assert "127.0.0.1 is the container itself" in words
