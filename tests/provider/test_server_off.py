@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import listening
+from conftest import LOADED, listening
 from daemon import PluginError, PluginProcess
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def root(plugin_root: Path, tmp_path: Path) -> Path:
 def stopped(root: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """A server that was described to Dify once and is off now: its form, and what was said of Default."""
     with PluginProcess(root) as plugin:
-        with listening(SERVER) as address:
+        with listening(SERVER, ready=LOADED) as address:
             form = {"endpoint_url": address, "api_key": "right"}
             described = schema(plugin, form)
         assert described["model_properties"]["context_size"] == 3_000
@@ -110,7 +110,7 @@ def test_a_spoilt_description_is_as_good_as_none(
 def test_without_a_folder_to_write_to_the_plugin_works_and_remembers_until_it_ends(root: Path) -> None:
     (root / ".cache").write_text("in the way")
     with PluginProcess(root) as plugin:
-        with listening(SERVER) as address:
+        with listening(SERVER, ready=LOADED) as address:
             form = {"endpoint_url": address, "api_key": "right"}
             assert context_size(schema(plugin, form)) == 3_000
         with pytest.raises(PluginError, match="No server at"):  # saving a form asks the server again
@@ -121,7 +121,7 @@ def test_without_a_folder_to_write_to_the_plugin_works_and_remembers_until_it_en
 
 def test_two_plugin_processes_share_what_one_was_told(root: Path) -> None:
     with PluginProcess(root) as one, PluginProcess(root) as other:
-        with listening(SERVER) as address:
+        with listening(SERVER, ready=LOADED) as address:
             form = {"endpoint_url": address, "api_key": "right"}
             described = schema(one, form)
         assert schema(other, form) == described
