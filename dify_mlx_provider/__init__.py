@@ -6,11 +6,12 @@ What Dify's SDK loads, and where a call of Dify goes from there:
     settings/              what a person sets: validation (are the credentials good?), model_schema (what can a model
                            do?), parameters (the panel), coercion (values written for another model)
     chat/                  invocation (one call), messages, content_parts, background_requests (those Dify makes by
-                           itself); back: stream_reader (chunks to events), leaked_markup, tool_calls, think_block
+                           itself), history_trimming (leaves out old turns), with turns, cut_search, oversized_prompt;
+                           back: stream_reader (chunks to events), leaked_markup, tool_calls, think_block
     knowledge/             embeddings, rerank
     upstream/              the server: client (HTTP), sse, requests, server_kinds, probe, discovery, listings,
                            server_info, cache, last_values, credentials, token_count, versions, effort_levels,
-                           surrogates, errors
-    dify_errors.py         errors, as Dify's kinds
+                           surrogates, errors, context_overflow
+    dify_errors.py, log.py errors, as Dify's kinds; the log
     packaging/             makes the package, and is not in it: package, declaration, declaration_fields, predefined
 """

@@ -21,6 +21,8 @@ from dify_plugin.entities.model.message import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dify_plugin.entities.model.message import PromptMessage
 
 _PLAIN_TYPES = ("json", "xml", "yaml", "x-yaml", "csv", "markdown", "javascript", "x-sh", "toml", "sql")
@@ -48,6 +50,17 @@ def message_content(message: PromptMessage, *, accepts_images: bool = True) -> s
     return [_part(part, accepts_images=accepts_images) for part in message.content]
 
 
+def document_texts(messages: Sequence[PromptMessage]) -> list[tuple[str, str]]:
+    """Return the names of the plain-text documents, each with the text that `message_content` makes of it."""
+    return [
+        (_name(part), _document(part)["text"])
+        for message in messages
+        if isinstance(message.content, list)
+        for part in message.content
+        if isinstance(part, DocumentPromptMessageContent) and _is_plain(part)
+    ]
+
+
 def _part(part: Any, *, accepts_images: bool) -> dict[str, Any]:
     match part:
         case TextPromptMessageContent():
@@ -69,12 +82,16 @@ def _part(part: Any, *, accepts_images: bool) -> dict[str, Any]:
 
 
 def _document(part: DocumentPromptMessageContent) -> dict[str, Any]:
-    name = part.filename or f"document.{part.format or 'bin'}"
+    name = _name(part)
     encoded = _encoded(part)
     if not _is_plain(part):
         data = f"data:{part.mime_type};base64,{encoded}"
         return {"type": "file", "file": {"filename": name, "file_data": data}}
     return {"type": "text", "text": f"{name}:\n\n{_decoded(name, encoded)}"}
+
+
+def _name(part: DocumentPromptMessageContent) -> str:
+    return part.filename or f"document.{part.format or 'bin'}"
 
 
 def _is_plain(part: DocumentPromptMessageContent) -> bool:

@@ -21,6 +21,7 @@ from dify_mlx_provider.chat.background_requests import (
     is_background_request,
     is_read_by_program,
 )
+from dify_mlx_provider.chat.history_trimming import chat_within_context
 from dify_mlx_provider.chat.messages import chat_request, wants_structure
 from dify_mlx_provider.chat.stream_reader import StreamReader, StreamResult, iter_text
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter
@@ -29,7 +30,6 @@ from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.cache import BoundedMap
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Refused, Unavailable
-from dify_mlx_provider.upstream.requests import chat
 from dify_mlx_provider.upstream.server_kinds import ServerKind
 from dify_mlx_provider.upstream.token_count import TOKENS_PER_MESSAGE, count_tokens, estimate_tokens
 
@@ -97,7 +97,8 @@ def invoke(
     try:
         credentials = Credentials.from_form(form)
         body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
-        chunks = chat(credentials, body)
+        shorten = parameters.get("long_conversations") != "refuse"
+        chunks = chat_within_context(credentials, body, messages, shorten=shorten)
         answer_format = _AnswerFormat(
             address_and_model=(credentials.base_url, model),
             tools=[tool.name for tool in tools or ()],

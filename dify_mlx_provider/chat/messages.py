@@ -101,7 +101,8 @@ def _tool(tool: PromptMessageTool) -> dict[str, Any]:
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Dify's model parameters as request fields; a few change their shape."""
     fields = {name: value for name, value in parameters.items() if value is not None and value != ""}
-    fields.pop("reasoning_format", None)  # only for Dify: whether the block is shown
+    fields.pop("reasoning_format", None)  # for the plugin: whether the block is shown
+    fields.pop("long_conversations", None)  # for the plugin: whether old turns may be left out
     if (extra := fields.pop("extra_body", None)) is not None:
         fields["extra_body"] = parse_extra_body(extra)
     schema = fields.pop("json_schema", None)

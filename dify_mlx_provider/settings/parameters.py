@@ -58,6 +58,7 @@ def parameter_rules(options: ParameterOptions) -> list[Rule]:
             rules.append({**rule, "default": int(value) if rule["type"] == "int" else float(value)})
         else:
             rules.append(dict(rule))
+    rules.append(dict(_LONG_CONVERSATIONS))
     if options.structured_output:
         rules += [dict(_RESPONSE_FORMAT), dict(_JSON_SCHEMA)]
     return [*rules, dict(_EXTRA_BODY)]
@@ -250,6 +251,20 @@ _SAMPLING: tuple[Rule, ...] = (
         max=2.0,
         precision=2,
     ),
+)
+
+_LONG_CONVERSATIONS = _rule(
+    "long_conversations",
+    "string",
+    ("Long conversations", "長い会話", "长对话"),
+    (
+        "When a conversation outgrows the context: shorten leaves out the oldest turns, refuse gives an error.",
+        "会話がコンテキストに収まらなくなったとき、shorten では古いやり取りから省き、refuse ではエラーになります。",
+        "对话超出上下文长度时：shorten 从最早的轮次开始省略，refuse 则报错。",
+    ),
+    required=True,
+    default="shorten",
+    options=["shorten", "refuse"],
 )
 
 # Dify's workflows look for the option json_schema here when a node asks for structured output.

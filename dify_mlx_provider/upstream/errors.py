@@ -7,6 +7,7 @@
     ├── KeyRefused       it does not accept our key (401, 403)
     └── Refused          it does not accept the request (other 4xx), or does not speak OpenAI's protocol
         ├── ModelNotFound
+        ├── PromptTooLong    the conversation does not fit into the context
         └── NoSuchEndpoint   something answers, but has nothing at the path
 
 Servers state errors in many shapes; each becomes one of these, with a sentence for people. No sentence repeats
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
+from dify_mlx_provider.upstream.context_overflow import ContextOverflow, parse_context_overflow
 from dify_mlx_provider.upstream.surrogates import join_surrogates
 
 MAX_QUOTE_LENGTH = 500
@@ -110,6 +112,14 @@ class ModelNotFound(Refused):
         )
 
 
+class PromptTooLong(Refused):
+    """The conversation does not fit into the context. `overflow` holds the numbers, as far as the server gave them."""
+
+    def __init__(self, message: str, overflow: ContextOverflow | None = None) -> None:
+        super().__init__(message)
+        self.overflow = overflow or ContextOverflow()
+
+
 class NoSuchEndpoint(Refused):
     """Something answers, but has nothing at the path."""
 
@@ -136,6 +146,8 @@ def from_status(status: int, body: Any, *, address: str, location: str | None = 
         return KeyRefused(
             f"the server at {address} refused the API key{_quote(message)} Enter the key the server was started with."
         )
+    if (overflow := parse_context_overflow(message, _error_object(body))) is not None:
+        return PromptTooLong(message or "the prompt is longer than the context.", overflow)
     if status == 429 or (status == 503 and code.startswith(_BUSY_CODES)):
         return Overloaded(message or "the server is busy; try again in a moment.")
     if status in (502, 504) and not message:
@@ -195,7 +207,9 @@ def from_error_object(error: Any) -> ServerError:
     kind = f"{error.get('type', '')} {code}" if isinstance(error, Mapping) else ""
     if "model_not_found" in kind:
         return ModelNotFound(message)
-    if "invalid_request" in kind or "context_length" in kind:
+    if (overflow := parse_context_overflow(message, error)) is not None:
+        return PromptTooLong(message, overflow)
+    if "invalid_request" in kind:
         return Refused(message)
     if "rate_limit" in kind or "429" in kind or any(busy in kind for busy in _BUSY_CODES):
         return Overloaded(message)
@@ -216,6 +230,11 @@ def _message_and_code(body: Any) -> tuple[str, str]:
         messages = [entry.get("msg") for entry in error if isinstance(entry, Mapping)]
         return _shortened("; ".join(str(message) for message in messages if message)), ""
     return _shortened(error), str(body.get("code") or "")
+
+
+def _error_object(body: Any) -> Any:
+    """What a body says of an error beside its message: in `error`, or, as older servers have it, the body itself."""
+    return body.get("error") or body if isinstance(body, Mapping) else None
 
 
 def _shortened(message: Any) -> str:

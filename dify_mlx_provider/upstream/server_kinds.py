@@ -49,6 +49,7 @@ class ServerProfile:
 
     `effort_fields` are sent together; `efforts` are the words they may hold. `thinking_budget_field` is "" where there
     is none. `ignored_fields` have no effect there. `max_tokens` replaces a server's own default that is too small.
+    A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
     """
 
     effort_fields: tuple[str, ...] = ("reasoning_effort",)
@@ -59,6 +60,7 @@ class ServerProfile:
     renamed_fields: Mapping[str, str] = field(default_factory=dict)
     ignored_fields: frozenset[str] = frozenset()
     takes_mlx_backend_fields: bool = False
+    refuses_long_prompts: bool = True
     default_model: str = "default"
     max_tokens: int | None = None
 
@@ -74,6 +76,7 @@ PROFILES: Mapping[ServerKind, ServerProfile] = {
         efforts=LEVELS,
         structured_output="prompt",
         reasoning_fields=("reasoning_content", "thinking"),
+        refuses_long_prompts=False,
         default_model="default_model",
         max_tokens=8192,
     ),
@@ -91,7 +94,9 @@ PROFILES: Mapping[ServerKind, ServerProfile] = {
     ),
     # Its own API has more settings than its OpenAI one, which ignores these.
     ServerKind.OLLAMA: ServerProfile(
-        reasoning_fields=("reasoning",), ignored_fields=frozenset({"top_k", "min_p", "repetition_penalty"})
+        reasoning_fields=("reasoning",),
+        ignored_fields=frozenset({"top_k", "min_p", "repetition_penalty"}),
+        refuses_long_prompts=False,
     ),
     # `reasoning_effort` is for gpt-oss, the template's switch for the others.
     ServerKind.VLLM: ServerProfile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,11 +27,15 @@ LOADED = "  Try: "  # begins the line that mlx-backend prints last, when its mod
 
 
 @contextmanager
-def listening(command: list[str], *, ready: str = "Listening on ") -> Iterator[str]:
-    """Run a server; yield its address once it listens and has printed a line that begins with `ready`."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+def listening(
+    command: list[str], *, ready: str = "Listening on ", log: Path = Path(os.devnull)
+) -> Iterator[str]:
+    """Run a server; yield its address once it listens and has printed a line that begins with `ready`.
+
+    Its log is complete when the server has ended.
+    """
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
         address = None

@@ -51,6 +51,7 @@ RULES: dict[str, tuple[float, float] | None] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.5, 2),
+    "long_conversations": None,
     "response_format": None,
     "json_schema": None,
     "extra_body": None,
@@ -264,7 +265,9 @@ def test_the_settings_are_these_in_this_order_and_range(provider: dict[str, Any]
             limits = RULES[rule["name"]]
             if limits is not None:
                 assert limits[0] <= rule["min"] <= rule["default"] <= rule["max"] <= limits[1], rule["name"]
-            assert rule["required"] == (rule["name"] in ("reasoning_effort", "reasoning_format"))
+            assert rule["required"] == (
+                rule["name"] in ("reasoning_effort", "reasoning_format", "long_conversations")
+            )
 
 
 def test_max_tokens_cannot_exceed_a_models_context(provider: dict[str, Any]) -> None:
