@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from conftest import Stub
 
-START = Retry(connect=60, backoff_factor=0.05, backoff_max=1.0)
+START = Retry(total=None, connect=70, backoff_factor=0.05, backoff_max=1.0)
 """A minute for the first connection; the marketplace gives it five."""
 
 
@@ -85,7 +86,9 @@ def serverless(python: str, folder: Path, output: Path) -> Iterator[Serverless]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -123,20 +126,28 @@ def test_a_server_that_it_cannot_reach_is_an_error_for_people_and_not_the_end(
     assert started.ask(stub.credentials)[-1]["type"] == "end"
 
 
-def test_nothing_is_written_beside_the_code(
-    container_python: str, plugin_root: Path, stub: Stub, tmp_path: Path
+def describe(plugin: Serverless, credentials: dict[str, Any]) -> Any:
+    """Ask for a model's schema, which needs what its server says."""
+    model = {"action": "get_ai_model_schemas", "provider": "mlx", "model": "default", "model_type": "llm"}
+    answer, _ = plugin.invoke({**model, "credentials": credentials})
+    return answer["data"]["model_schema"]
+
+
+def test_the_code_stays_as_it_was_and_a_folder_that_cannot_be_written_does_no_harm(
+    container_python: str, package: Path, credentials: dict[str, str], tmp_path: Path
 ) -> None:
-    before = contents(plugin_root)
-    with serverless(container_python, plugin_root, tmp_path / "output") as plugin:
-        stub.will_stream({"content": "Hi"})
-        plugin.ask(stub.credentials)
-        plugin.invoke(
-            {
-                "action": "get_ai_model_schemas",
-                "provider": "mlx",
-                "model": "default",
-                "model_type": "llm",
-                "credentials": stub.credentials,
-            }
-        )
-    assert contents(plugin_root) == before
+    described = []
+    for name in ("writable", "read-only"):
+        folder = tmp_path / name
+        with zipfile.ZipFile(package) as archive:
+            archive.extractall(folder)
+        if name == "read-only":
+            (folder / ".cache").touch()  # permissions would not hold where the tests run as root
+        before = contents(folder)
+        with serverless(container_python, folder, tmp_path / "output") as plugin:
+            described.append(describe(plugin, credentials))
+            assert plugin.ask(credentials)[-1]["type"] == "end"
+        after = contents(folder)
+        assert {path: after[path] for path in before} == before
+        assert {path.partition("/")[0] for path in after.keys() - before.keys()} <= {".cache"}
+    assert described[0] == described[1]
