@@ -5,6 +5,7 @@ from dify_plugin import DifyPluginEnv, Plugin  # isort: split
 
 from pathlib import Path
 
+from dify_mlx_provider.log import send_log_to_daemon
 from dify_mlx_provider.upstream.discovery import keep_descriptions
 
 MAX_REQUEST_SECONDS = 3600
@@ -16,5 +17,6 @@ the plugin's alone. The daemon takes the checksum of the package and not of this
 folder, and begins anew. What runs without a disk (serverless) remembers only in memory."""
 
 if __name__ == "__main__":
+    send_log_to_daemon()
     keep_descriptions(CACHE)
     Plugin(DifyPluginEnv(MAX_REQUEST_TIMEOUT=MAX_REQUEST_SECONDS)).run()

@@ -14,15 +14,14 @@ name the part which is too long (`oversized_prompt`).
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.chat.content_parts import document_texts
 from dify_mlx_provider.chat.cut_search import CutSearch
 from dify_mlx_provider.chat.oversized_prompt import explain
-from dify_mlx_provider.chat.turns import Turns, count_app_messages, estimate_tools, step_for
-from dify_mlx_provider.log import logger
+from dify_mlx_provider.chat.turns import Turns, estimate_tools, step_for
 from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.errors import PromptTooLong
 from dify_mlx_provider.upstream.requests import chat
@@ -30,13 +29,14 @@ from dify_mlx_provider.upstream.server_kinds import PROFILES, ServerKind, adapt_
 from dify_mlx_provider.upstream.token_count import count_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from dify_plugin.entities.model.message import PromptMessage
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
     type ChunkStream = Generator[dict[str, Any], None, None]
+    type Documents = Callable[[], Sequence[tuple[str, str]]]
+
+logger = logging.getLogger(__name__)
 
 MAX_ANSWER_ROOM = 8192
 """Tokens kept free for an answer of a request without Max tokens, where the context is large enough."""
@@ -51,16 +51,18 @@ MAX_REFUSALS = 4
 def chat_within_context(
     credentials: Credentials,
     body: Mapping[str, Any],
-    messages: Sequence[PromptMessage],
     *,
     shorten: bool = True,
+    app_messages: int = 0,
+    documents: Documents = tuple,
 ) -> ChunkStream:
     """Send a request of `messages.chat_request`, if it is too long without its oldest turns; return the chunks.
 
-    `messages` are Dify's, of which the request was made. If not `shorten`, nothing is left out. Raises what
-    `requests.chat` raises; PromptTooLong says what to do.
+    If not `shorten`, nothing is left out. `app_messages` is how many of the first user messages are the app's own
+    prompt, `documents` gives the files whose texts stand in the messages, with their names. Raises what `requests.chat`
+    raises; PromptTooLong says what to do.
     """
-    return _LongChat(credentials, body, messages, shorten=shorten).answer()
+    return _LongChat(credentials, body, shorten, app_messages, documents).answer()
 
 
 class _LongChat:
@@ -70,15 +72,13 @@ class _LongChat:
         self,
         credentials: Credentials,
         body: Mapping[str, Any],
-        messages: Sequence[PromptMessage],
-        *,
         shorten: bool,
+        app_messages: int,
+        documents: Documents,
     ) -> None:
-        self._credentials, self._body, self._messages = credentials, body, messages
-        self._shorten = shorten
-        self._turns = Turns(
-            body["messages"], app_messages=count_app_messages(message.role.value for message in messages)
-        )
+        self._credentials, self._body = credentials, body
+        self._shorten, self._documents = shorten, documents
+        self._turns = Turns(body["messages"], app_messages=app_messages)
         self._tools_size = estimate_tools(body.get("tools") or ())
         limit = {**body, **(body.get("extra_body") or {})}.get("max_tokens")
         self._max_tokens = limit if type(limit) is int and limit > 0 else None
@@ -217,7 +217,7 @@ class _LongChat:
             PromptTooLong(str(error), overflow),
             self._shortened(self._left_out),
             last_turn=len(self._turns.last_turn),
-            documents=document_texts(self._messages),
+            documents=self._documents(),
             reserve=self._reserve(self._context or 0),
             earlier_turns=self._left_out,
             count=self._count,

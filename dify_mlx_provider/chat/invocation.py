@@ -21,10 +21,12 @@ from dify_mlx_provider.chat.background_requests import (
     is_background_request,
     is_read_by_program,
 )
+from dify_mlx_provider.chat.content_parts import document_texts
 from dify_mlx_provider.chat.history_trimming import chat_within_context
 from dify_mlx_provider.chat.messages import chat_request, wants_structure
 from dify_mlx_provider.chat.stream_reader import StreamReader, StreamResult, iter_text
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter
+from dify_mlx_provider.chat.turns import count_app_messages
 from dify_mlx_provider.dify_errors import to_dify_error
 from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.cache import BoundedMap
@@ -97,8 +99,13 @@ def invoke(
     try:
         credentials = Credentials.from_form(form)
         body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
-        shorten = parameters.get("long_conversations") != "refuse"
-        chunks = chat_within_context(credentials, body, messages, shorten=shorten)
+        chunks = chat_within_context(
+            credentials,
+            body,
+            shorten=parameters.get("long_conversations") != "refuse",
+            app_messages=count_app_messages(message.role.value for message in messages),
+            documents=lambda: document_texts(messages),
+        )
         answer_format = _AnswerFormat(
             address_and_model=(credentials.base_url, model),
             tools=[tool.name for tool in tools or ()],

@@ -44,11 +44,17 @@ class Turns:
             history += 1
         # What stands before the first question, such as the rest of a turn that the client cut, is a turn too.
         self._starts = sorted({min(history, last), *questions, last})
-        sizes = [0 if message["role"] in _INSTRUCTIONS else estimate_message(message) for message in messages]
-        before = [0, *accumulate(sizes)]
-        self._left_out = [before[start] - before[self._starts[0]] for start in self._starts]
-        self.size = sum(map(estimate_message, messages))
+        sizes = [estimate_message(message) for message in messages]
+        stays = [
+            index < self._starts[0] or message["role"] in _INSTRUCTIONS
+            for index, message in enumerate(messages)
+        ]
+        before = [0, *accumulate(0 if stay else size for stay, size in zip(stays, sizes, strict=True))]
+        self._left_out = [before[start] for start in self._starts]
+        self.size = sum(sizes)
         """Estimated tokens of all messages."""
+        self.instructions_size = self.size - before[-1]
+        """Estimated tokens of what stands before the history and is never left out."""
 
     @property
     def count(self) -> int:
@@ -59,15 +65,6 @@ class Turns:
     def last_turn(self) -> Sequence[Message]:
         """The last question, and the tool rounds since."""
         return self.messages[self._starts[-1] :]
-
-    @property
-    def instructions_size(self) -> int:
-        """Estimated tokens of what stands before the history and is never left out."""
-        return sum(
-            estimate_message(message)
-            for index, message in enumerate(self.messages)
-            if index < self._starts[0] or message["role"] in _INSTRUCTIONS
-        )
 
     def without_oldest(self, turns: int) -> list[Message]:
         """Return the messages without that many of the oldest turns."""
