@@ -74,7 +74,7 @@ def _coerce_number(value: float, rule: Rule) -> float:
     if rule.precision is not None:
         value = round(value, rule.precision)
     # A limit above what the model can write is no limit.
-    if rule.name == "max_tokens" and rule.max is not None and value > rule.max:
+    if rule.name in ("max_tokens", "thinking_budget") and rule.max is not None and value > rule.max:
         return int(rule.max)
     # A number that came through JSON as 20.0 is 20.
     return int(value) if rule.precision is None and value == int(value) else value

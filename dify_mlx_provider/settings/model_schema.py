@@ -135,15 +135,19 @@ def likely_kind(server: ServerInfo, credentials: Credentials) -> ServerKind:
     return server.kind if server.reached or credentials.server_kind is not None else ServerKind.MLX_BACKEND
 
 
+_DECLARED = {
+    "tools": ModelFeature.TOOL_CALL,
+    "vision": ModelFeature.VISION,
+    "structured_output": ModelFeature.STRUCTURED_OUTPUT,
+}
+"""Capabilities, in the servers' words and in Dify's."""
+
+
 def _declared_info(declared: AIModelEntity) -> ModelInfo:
     """Return what a predefined model's file says, in the words of what a server says."""
     rules = {rule.name: rule for rule in declared.parameter_rules}
     features = declared.features or []
-    capabilities = {
-        capability
-        for capability, feature in (("tools", ModelFeature.TOOL_CALL), ("vision", ModelFeature.VISION))
-        if feature in features
-    }
+    capabilities = {capability for capability, feature in _DECLARED.items() if feature in features}
     effort = rules.get("reasoning_effort")
     always = ("medium",) if ModelFeature.AGENT_THOUGHT in features else ()
     return ModelInfo(
@@ -170,8 +174,10 @@ def resolve_abilities(
     default_effort = _first(credentials.effort, *(source.default_effort for source in sources))
     tools = _first(credentials.tool_calling, *(source.has("tools") for source in sources))
     vision = _first(credentials.vision, *(source.has("vision") for source in sources))
+    structured = _first(
+        credentials.structured_output, *(source.has("structured_output") for source in sources)
+    )
     constrains = PROFILES[kind].structured_output != "prompt" and kind is not ServerKind.OTHER
-    structured_output = _first(credentials.structured_output, said.has("structured_output") if said else None)
     return ModelAbilities(
         context_size=context_size,
         max_output=min(max_output or context_size, context_size),
@@ -180,7 +186,7 @@ def resolve_abilities(
         reasons=reasons,
         tools=True if tools is None else tools,
         vision=bool(vision),
-        structured_output=constrains if structured_output is None else structured_output,
+        structured_output=constrains if structured is None else structured,
     )
 
 

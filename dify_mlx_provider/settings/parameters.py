@@ -41,18 +41,20 @@ class ParameterOptions:
 def parameter_rules(options: ParameterOptions) -> list[Rule]:
     """Return the rules in the order of the panel."""
     rules: list[Rule] = []
+    half = max(1, options.max_output // 2)  # where a limit may start at most
     if len(options.efforts) > 1:
         rules.append({**_EFFORT, "default": options.default_effort, "options": list(options.efforts)})
     if options.reasons:
         if options.thinking_budget:
-            rules.append({**_THINKING_BUDGET, "max": options.max_output})
+            default = min(_THINKING_BUDGET["default"], half)
+            rules.append({**_THINKING_BUDGET, "default": default, "max": options.max_output})
         rules.append(dict(_REASONING_FORMAT))
     for rule in _SAMPLING:
         name = rule["name"]
         if name in options.ignored:
             continue
         if name == "max_tokens":
-            default = min(DEFAULT_MAX_TOKENS, max(1, options.max_output // 2))
+            default = min(DEFAULT_MAX_TOKENS, half)
             rules.append({**rule, "default": default, "max": options.max_output})
         elif (value := options.sampling.get(name)) is not None and _fits(rule, value):
             rules.append({**rule, "default": int(value) if rule["type"] == "int" else float(value)})

@@ -52,6 +52,7 @@ def test_an_effort_becomes_the_nearest_option(given: Any, options: tuple[str, ..
     [
         (Rule("max_tokens", max=4096), 32_768, 4096),
         (Rule("max_tokens", max=4096), 100, 100),
+        (Rule("thinking_budget", max=4096), 32_768, 4096),
         (Rule("temperature", max=2.0, precision=2), 0.33333, 0.33),
         (Rule("temperature", max=2.0, precision=2), 3.0, 3.0),  # too hot is the SDK's to refuse
         (Rule("top_k", max=200), 20.0, 20),

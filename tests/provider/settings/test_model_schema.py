@@ -283,6 +283,8 @@ def test_a_model_added_under_a_predefined_name_is_what_its_form_says(plugin: Plu
         named = schema(plugin, server, PREDEFINED, **form, display_name="Ours")
     assert described["model_properties"]["context_size"] == 1_500
     assert rules(described)["max_tokens"]["max"] == 500
+    for limit in ("max_tokens", "thinking_budget"):
+        assert rules(described)[limit]["default"] == 250
     assert rules(described)["reasoning_effort"]["default"] == "low"
     assert "vision" in described["features"]
     assert described["label"]["en_US"] == "gpt-oss 20b (MXFP4, Q8)"
@@ -323,11 +325,15 @@ def test_a_call_of_a_predefined_model_is_checked_by_what_the_server_says(plugin:
         form = {"endpoint_url": server.address}
         question = {"role": "user", "content": "hi"}
         list(plugin.invoke([question], credentials=form, model="default"))
-        chosen = {"reasoning_effort": "high", "max_tokens": 5_000}
+        chosen = {"reasoning_effort": "high", "max_tokens": 5_000, "thinking_budget": 4_000}
         list(plugin.invoke([question], credentials=form, model="default", parameters=chosen))
         first, second = server.bodies
     assert first["reasoning_effort"] == "none"
-    assert (second["reasoning_effort"], second["max_tokens"]) == ("medium", 900)
+    assert (second["reasoning_effort"], second["max_tokens"], second["thinking_budget"]) == (
+        "medium",
+        900,
+        900,
+    )
 
 
 def test_what_the_server_leaves_open_is_as_declared(plugin: PluginProcess) -> None:
@@ -338,6 +344,14 @@ def test_what_the_server_leaves_open_is_as_declared(plugin: PluginProcess) -> No
         assert described["model_properties"]["context_size"] == 131_072
         assert rules(described)["reasoning_effort"]["options"] == ["low", "medium", "high"]
         assert {"tool-call", "structured-output"} <= set(described["features"])
+
+
+def test_default_answers_in_json_on_a_server_that_has_to_be_asked_in_the_prompt(
+    plugin: PluginProcess,
+) -> None:
+    with mlx_lm() as server:
+        assert "response_format" in rules(schema(plugin, server, "default"))
+        assert "response_format" not in rules(schema(plugin, server, "mlx-community/some-model"))
 
 
 def test_a_model_that_is_still_being_downloaded_is_as_declared(plugin: PluginProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -206,6 +207,19 @@ def test_the_absence_of_a_server_is_cached_too() -> None:
         # another address must not share the cache entry
         assert discovery.find_server(at(other)).kind is ServerKind.MLX_BACKEND
     assert discovery.find_server(credentials) == ServerInfo()
+
+
+@pytest.mark.parametrize(
+    "instead", [401, 502, b"<html><title>Offline</title></html>", {"message": "the tunnel is closed"}, b""]
+)
+def test_a_server_is_described_as_it_was_while_something_else_answers_for_it(instead: Any) -> None:
+    with FakeServer({"/v1/models": listed({**GPT_OSS, "owned_by": "mlx-backend"})}) as server:
+        before = discovery.find_server(at(server))
+        server.answers["/v1/models"] = instead
+        discovery.forget_servers()
+        after = discovery.find_server(at(server))
+    assert before.answered
+    assert after == replace(before, answered=False)
 
 
 # -- never raising -------------------------------------------------------------------------------------
