@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-dify check format plugin debug bench models docs lock clean
+.PHONY: help setup demo test test-dify check format plugin debug bench mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -22,6 +22,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py
 	@test -n "$(call python_below,15)" || { \
 		echo "Python 3.12, 3.13 or 3.14 is needed, and $(if $(PYTHON),$(PYTHON) is none of them,none of them was found)."; \
 		echo "Install one, or say where it is: make $(MAKECMDGOALS) PYTHON=/path/to/python3.13"; exit 1; }
+	@$(call python_below,15) -c 'import runpy; runpy.run_path("mlx_backend/device/machine.py", run_name="__main__")'
 	@echo "Setting up $(VENV) (once; a minute or two) …"
 	@$(call python_below,15) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock || { \
@@ -74,6 +75,9 @@ debug: setup ## run the plugin from this clone in a Dify elsewhere (URL=HOST:500
 bench: setup ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
 	@$(RUN) tests/benchmarks/bench_peers.py --write
+
+mac-report: setup ## try the server on this machine, and write one file to send back (MODEL=…: with that model)
+	@$(RUN) tests/e2e/mac_report.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 models: setup ## write the files of the predefined models from their table
 	@$(RUN) -m dify_mlx_provider.packaging.predefined

@@ -147,3 +147,15 @@ def test_linking_again_changes_nothing_and_an_installed_copy_is_reported(environ
     done = link(environment.parent)
     assert done.returncode != 0
     assert "is an installed copy" in done.stderr
+
+
+def test_a_machine_that_mlx_does_not_run_on_is_told_so_before_anything_is_made(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, python3_12="3, 12")
+    intel = 'import platform; platform.system = lambda: "Darwin"; platform.machine = lambda: "x86_64"; '
+    intel += 'platform.mac_ver = lambda: ("15.3", (), ""); '
+    script = (tmp_path / "python3.12").read_text(encoding="utf-8")
+    (tmp_path / "python3.12").write_text(script.replace("exec(sys.argv[2])", intel + "exec(sys.argv[2])"))
+    done = machine.make("setup")
+    assert done.returncode != 0
+    assert "this one has an Intel processor" in done.stderr
+    assert not (tmp_path / "venv").exists()

@@ -37,6 +37,7 @@ READ = [
     *RUN,
     *sorted((ROOT / "readme").glob("*.md")),
     ROOT / "tests/e2e/README.md",
+    ROOT / "tests/e2e/MAC.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
 ]
