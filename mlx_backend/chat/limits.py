@@ -45,8 +45,8 @@ class ReplyLimits:
         )
         numbers = {"prompt_tokens": prompt_tokens, "max_model_len": self.context_length}
         if tool_tokens > 0:
-            described = "the one tool" if tools == 1 else f"the {tools} tools"
-            text += f" {tool_tokens} of these tokens describe {described}: offer fewer, or turn them off."
+            described = "the tool that was" if tools == 1 else f"the {tools} tools that were"
+            text += f" {tool_tokens} of its tokens describe {described} sent with it: turn off what is not needed."
             numbers["tool_tokens"] = tool_tokens
         return RequestError(text, field, "context_length_exceeded", numbers=numbers)
 

@@ -41,8 +41,12 @@ def test_a_prompt_that_fills_the_context_is_refused_by_its_field(
 @pytest.mark.parametrize(
     ("tools", "tokens", "sentence"),
     [
-        (36, 60, "60 of these tokens describe the 36 tools: offer fewer, or turn them off."),
-        (1, 60, "60 of these tokens describe the one tool: offer fewer, or turn them off."),
+        (
+            36,
+            60,
+            "60 of its tokens describe the 36 tools that were sent with it: turn off what is not needed.",
+        ),
+        (1, 60, "60 of its tokens describe the tool that was sent with it: turn off what is not needed."),
         (1, 0, "the reply needs room too."),  # a template that ignores tools
     ],
 )

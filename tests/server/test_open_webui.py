@@ -128,7 +128,8 @@ def test_tools_that_fill_the_context_are_named_and_counted(demo: RunningServer) 
     assert error["tool_tokens"] == counted[0] - counted[1]
     assert error["message"] == (
         f"The prompt has {counted[0]} tokens; the context holds 4096, and the reply needs room too. "
-        f"{error['tool_tokens']} of these tokens describe the 36 tools: offer fewer, or turn them off."
+        f"{error['tool_tokens']} of its tokens describe the 36 tools that were sent with it: "
+        "turn off what is not needed."
     )
 
 
