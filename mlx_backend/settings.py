@@ -159,7 +159,7 @@ class ReplySettings(SamplingSettings):
     answer_reserve: Annotated[
         int | None,
         Setting(
-            kind=whole(1),
+            kind=whole(0, words="a whole number of tokens, 0 for none"),
             help="how many of max_tokens are kept for the answer; at most half of them, unless the request sets it",
             default="none",
         ),

@@ -64,6 +64,7 @@ def describe(
         efforts=efforts.available_efforts(traits),
         default_effort=efforts.nearest(wanted, traits),
         sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
+        default_max_tokens=defaults.max_tokens,
         adapters=tuple(adapters),
     )
 

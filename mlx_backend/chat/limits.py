@@ -58,6 +58,7 @@ class ReplyLimits:
 
     def answer_reserve_of(self, request: ChatRequest, max_tokens: int) -> int | None:
         """Return how many of the reply's tokens are kept for the answer: by default at most half of them."""
-        if request.answer_reserve is not None or self.answer_reserve is None:
-            return request.answer_reserve
-        return min(self.answer_reserve, max_tokens // 2)
+        reserve = request.answer_reserve
+        if reserve is None and self.answer_reserve is not None:
+            reserve = min(self.answer_reserve, max_tokens // 2)
+        return reserve or None

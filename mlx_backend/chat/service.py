@@ -80,7 +80,7 @@ class Service:
             context_length=engine.context_length,
             max_tokens=defaults.max_tokens or max_tokens,
             thinking_budget=thinking_budget if defaults.thinking_budget is None else defaults.thinking_budget,
-            answer_reserve=defaults.answer_reserve or answer_reserve,
+            answer_reserve=answer_reserve if defaults.answer_reserve is None else defaults.answer_reserve,
         )
         tokenizer = engine.tokenizer
         self._dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())

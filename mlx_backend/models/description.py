@@ -26,4 +26,5 @@ class ModelDescription:
     sampling: Mapping[str, Any] = field(
         default_factory=dict
     )  # for a request that sets none, by the names of `Sampling`
+    default_max_tokens: int | None = None  # for a request that sets none; None: what the context holds
     adapters: tuple[str, ...] = ()  # LoRA, by the names a request may send

@@ -142,6 +142,7 @@ class MultiModelRegistry:
                 capabilities=(),  # nothing is known before it is downloaded, and "completion" would read as all of it
                 context_length=options.context_length,
                 sampling=defaults.sampling,
+                default_max_tokens=defaults.max_tokens,
                 adapters=tuple(options.adapters),
             )
         return self._folder_describer.describe(
@@ -241,8 +242,10 @@ class MultiModelRegistry:
         )
 
     def _defaults(self, spec: ModelSpec) -> ModelDefaults:
-        """Return the model's defaults, filled up with the server's for sampling."""
-        return replace(spec.defaults, **{**self._settings.sampling, **spec.defaults.sampling})
+        """Return the model's defaults, filled up with the server's for sampling and for the length of a reply."""
+        own, server = spec.defaults, self._settings
+        max_tokens = own.max_tokens or server.max_tokens
+        return replace(own, max_tokens=max_tokens, **{**server.sampling, **own.sampling})
 
 
 class _Memory:

@@ -74,3 +74,9 @@ def test_a_configured_answer_reserve_is_at_most_half_the_reply_and_a_requested_o
     assert limits.answer_reserve_of(CHAT, 40) == 20
     assert limits.answer_reserve_of(ChatRequest(messages=[], answer_reserve=35), 40) == 35
     assert ReplyLimits(context_length=100).answer_reserve_of(CHAT, 80) is None
+
+
+def test_a_request_may_do_without_the_configured_answer_reserve() -> None:
+    limits = ReplyLimits(context_length=100, answer_reserve=30)
+    assert limits.answer_reserve_of(ChatRequest(messages=[], answer_reserve=0), 80) is None
+    assert ReplyLimits(context_length=100, answer_reserve=0).answer_reserve_of(CHAT, 80) is None

@@ -174,7 +174,7 @@ BEYOND: dict[str, Any] = {
     "reasoning_format": "aside",
     "max_tokens": 0,
     "thinking_budget": -2,
-    "answer_reserve": 0,
+    "answer_reserve": -1,
 }
 
 

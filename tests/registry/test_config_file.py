@@ -154,7 +154,7 @@ def test_every_setting_has_the_name_of_what_it_sets() -> None:
             "thinking_budget = -1",
             "thinking_budget = -1: must be a whole number of tokens, 0 for no reasoning.",
         ),
-        ("answer_reserve = 0", "answer_reserve = 0: must be a whole number from 1 up."),
+        ("answer_reserve = -1", "answer_reserve = -1: must be a whole number of tokens, 0 for none."),
         ("ttl = -1", "ttl = -1: must be a number of seconds, or 0 for never."),
         ("ttl = 1979-05-27", 'ttl = "1979-05-27": must be a number of seconds, or 0 for never.'),
         ("kv_bits = 7", "kv_bits = 7: must be one of 2, 3, 4, 5, 6, 8."),

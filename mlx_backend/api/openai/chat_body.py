@@ -158,10 +158,28 @@ def _refuse_other_than_text(messages: Sequence[Any]) -> None:
             part_type = part.get("type", "text") if isinstance(part, dict) else "text"
             if part_type not in _TEXT_PARTS:
                 raise refuse(
-                    f"messages[{i}].content[{j}] is of type {excerpt(part_type)}; this model reads text only.",
-                    f"messages[{i}].content[{j}]",
-                    "unsupported_content",
+                    _cannot_use(part_type), f"messages[{i}].content[{j}]", "unsupported_content"
                 )
 
+
+def _cannot_use(part_type: Any) -> str:
+    """Say it for people: a chat's page shows the sentence as it is. The field's name goes beside it, in `param`."""
+    if not isinstance(part_type, str) or part_type not in _MEDIA:
+        return f"This model reads text only; it cannot use a part of type {excerpt(part_type)}. Remove that part."
+    cannot, what, remedy = _MEDIA[part_type]
+    return f"This model cannot {cannot}. Remove the {what}, or choose a model {remedy}."
+
+
+_IMAGE = ("see images", "image", "with vision")
+_AUDIO = ("hear audio", "audio", "that can")
+_VIDEO = ("watch videos", "video", "that can")
+_FILE = ("open files", "file, or send its text", "that can")
+_MEDIA = {
+    **dict.fromkeys(("image_url", "input_image", "image"), _IMAGE),
+    **dict.fromkeys(("input_audio", "audio_url"), _AUDIO),
+    **dict.fromkeys(("video_url", "input_video", "video"), _VIDEO),
+    **dict.fromkeys(("file", "input_file", "document"), _FILE),
+}
+"""The types of parts that clients send, in other words: what the model cannot do, what to remove, what else to choose."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_content")

@@ -84,6 +84,8 @@ def model_object(
         }
     if description.kind == "llm":
         described["sampling_defaults"] = dict(description.sampling)
+    if description.default_max_tokens is not None:
+        described["default_max_tokens"] = description.default_max_tokens
     if description.adapters:
         described["adapters"] = list(description.adapters)
     if (info := page_info(description)) is not None:

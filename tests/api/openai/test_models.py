@@ -151,6 +151,7 @@ def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_pa
             "reasoning": {"efforts": ["low", "medium", "high"], "default": "high"},
             "sampling_defaults": {"temperature": 0.3},
             "info": {"meta": {"capabilities": {"builtin_tools": False, "vision": False}}},
+            "default_max_tokens": 77,
         }
         assert factory.loads == ["small"], "nothing was loaded for it"
 

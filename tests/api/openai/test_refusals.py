@@ -89,7 +89,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"thinking_budget": -2}, "thinking_budget", "greater than or equal to -1"),
     ({"thinking_token_budget": "many"}, "thinking_token_budget", "many"),
     ({"thinking_budget": 1.5}, "thinking_budget", "1.5"),
-    ({"answer_reserve": 0}, "answer_reserve", "greater than or equal to 1"),
+    ({"answer_reserve": -1}, "answer_reserve", "greater than or equal to 0"),
     ({"reasoning": {"effort": "low", "max_tokens": -5}}, "reasoning.max_tokens", "-5"),
     ({"thinking": {"budget_tokens": True}}, "thinking.budget_tokens", "true"),
     (
@@ -126,9 +126,11 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": None}, "messages", "null"),
     ({"messages": "hello"}, "messages", '"hello"'),
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "wizard"),
-    (part("image_url"), "messages[0].content[1]", "text only"),
-    (part("input_audio"), "messages[0].content[1]", "text only"),
-    (part("video_url"), "messages[0].content[1]", "text only"),
+    (part("image_url"), "messages[0].content[1]", "This model cannot see images. Remove the image,"),
+    (part("input_audio"), "messages[0].content[1]", "This model cannot hear audio. Remove the audio,"),
+    (part("video_url"), "messages[0].content[1]", "This model cannot watch videos. Remove the video,"),
+    (part("file"), "messages[0].content[1]", "This model cannot open files. Remove the file,"),
+    (part("hologram"), "messages[0].content[1]", 'cannot use a part of type "hologram"'),
 ]
 
 
