@@ -9,7 +9,7 @@ becomes part of the answer; meanwhile the user's next question waits. So two thi
                          is hidden, and not a character of the answer is changed.
 `is_background_request`  it is not streamed, nobody chose an effort, and it is one of Dify's prompts or its max_tokens
                          leave no room to reason. Then it runs at the model's lowest effort, and the server is asked to
-                         keep most of the tokens for the answer and to put users' own questions first.
+                         keep most of the tokens for the answer (`token_limits`) and to put users' own questions first.
 
 A user who sends Dify's words by hand gets what suits them as well: a short answer, soon.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream.effort_levels import lowest
-from mlx_backend.conversation.background_requests import DIFY, answer_reserve, find_background_prompt
+from mlx_backend.conversation.background_requests import DIFY, find_background_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -48,10 +48,13 @@ def is_background_prompt(texts: Sequence[str], *, stream: bool) -> bool:
 
 
 def is_read_by_program(texts: Sequence[str], *, stream: bool) -> bool:
-    """Whether Dify parses the answer to these messages. The instructions stand in the first two."""
-    return is_background_prompt(texts, stream=stream) or any(
-        words in text for text in texts[:2] for words in _PARSED_PROMPTS
-    )
+    """Whether a program of Dify's takes the answer to these messages as it is."""
+    return is_background_prompt(texts, stream=stream) or asks_for_json(texts)
+
+
+def asks_for_json(texts: Sequence[str]) -> bool:
+    """Whether Dify parses JSON out of the answer to these messages. The instructions stand in the first two."""
+    return any(words in text for text in texts[:2] for words in _PARSED_PROMPTS)
 
 
 def is_background_request(
@@ -73,7 +76,4 @@ def background_parameters(parameters: Mapping[str, Any], efforts: Collection[str
         settings["reasoning_effort"] = lowest(efforts)
     if settings.get("enable_thinking") is True:
         settings["enable_thinking"] = False
-    limit = settings.get("max_tokens")
-    if isinstance(limit, int) and limit > 1:
-        settings["answer_reserve"] = answer_reserve(limit)
     return settings

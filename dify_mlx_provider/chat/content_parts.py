@@ -1,14 +1,15 @@
 """A message's content in OpenAI's parts: text, images, documents, audio and video, in Dify's order.
 
 Images become `image_url`, by address or as a data URI, as Dify gives them. A plain-text document becomes its text,
-which every model reads; other documents become `file`. Only the server knows which of them a model accepts, and refuses
-the rest in its own words; images are refused here if the form says that the model takes none.
+which every model reads; other documents become `file`. What the form, or the server, says that a model does not take is
+refused here, in words for the user; of a model that nobody has described only its server knows.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dify_plugin.entities.model.message import (
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dify_plugin.entities.model.message import PromptMessage
+
+    from dify_mlx_provider.upstream.credentials import Credentials
+    from dify_mlx_provider.upstream.server_info import ModelInfo
 
 _PLAIN_TYPES = ("json", "xml", "yaml", "x-yaml", "csv", "markdown", "javascript", "x-sh", "toml", "sql")
 _PLAIN_FORMATS = (
@@ -43,11 +47,62 @@ _PLAIN_FORMATS = (
 )
 
 
-def message_content(message: PromptMessage, *, accepts_images: bool = True) -> str | list[dict[str, Any]]:
+# What a model does with each type of content: the capability, what it cannot do, what the user calls it, the remedy.
+_MEDIA = {
+    "image": ("vision", "see images", "image", "choose a model with vision"),
+    "audio": ("audio", "hear audio", "audio file", "choose a model that can"),
+    "video": ("video", "watch videos", "video", "choose a model that can"),
+    "document": ("document", "open documents of this kind", "document", "send its text"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedMedia:
+    """Which types of content a model takes. `refused` are those known not to be taken, as Dify calls them."""
+
+    model_label: str
+    refused: frozenset[str] = frozenset()
+
+    def check(self, content_type: str, *, is_earlier: bool) -> None:
+        """Raise ValueError for content that the model does not take; `is_earlier`: not in the last user message."""
+        if content_type not in self.refused:
+            return
+        _, cannot, what, remedy = _MEDIA[content_type]
+        article = "an" if what[0] in "aeiou" else "a"
+        if is_earlier:
+            raise ValueError(
+                f"the model {self.model_label} cannot {cannot}, and an earlier message of this conversation has "
+                f"{article} {what}. Start a new conversation, or {remedy}."
+            )
+        raise ValueError(f"the model {self.model_label} cannot {cannot}. Remove the {what}, or {remedy}.")
+
+
+def accepted_media(model: str, credentials: Credentials, described: ModelInfo | None) -> AcceptedMedia:
+    """Return what a model takes, by its form and else by what its server says of it."""
+    capabilities = described.capabilities if described is not None else None
+    refused = {
+        content_type
+        for content_type, (capability, *_) in _MEDIA.items()
+        if capabilities is not None and capability not in capabilities
+    }
+    if credentials.vision is not None:
+        refused = refused - {"image"} if credentials.vision else refused | {"image"}
+    own_name = described.name if described is not None and model == "default" else model
+    return AcceptedMedia(model_label=credentials.display_name or own_name, refused=frozenset(refused))
+
+
+def message_content(
+    message: PromptMessage, media: AcceptedMedia, *, is_earlier: bool = False
+) -> str | list[dict[str, Any]]:
     """Return a message's content, a text or parts. Raises ValueError with a sentence for the user."""
     if not isinstance(message.content, list):
         return message.content or ""
-    return [_part(part, accepts_images=accepts_images) for part in message.content]
+    parts: list[dict[str, Any]] = []
+    for part in message.content:
+        if not (isinstance(part, DocumentPromptMessageContent) and _is_plain(part)):
+            media.check(part.type.value, is_earlier=is_earlier)
+        parts.append(_part(part))
+    return parts
 
 
 def document_texts(messages: Sequence[PromptMessage]) -> list[tuple[str, str]]:
@@ -61,11 +116,11 @@ def document_texts(messages: Sequence[PromptMessage]) -> list[tuple[str, str]]:
     ]
 
 
-def _part(part: Any, *, accepts_images: bool) -> dict[str, Any]:
+def _part(part: Any) -> dict[str, Any]:
     match part:
         case TextPromptMessageContent():
             return {"type": "text", "text": part.data}
-        case ImagePromptMessageContent() if accepts_images:
+        case ImagePromptMessageContent():
             return {"type": "image_url", "image_url": {"url": part.data, "detail": part.detail.value}}
         case DocumentPromptMessageContent():
             return _document(part)
@@ -76,8 +131,7 @@ def _part(part: Any, *, accepts_images: bool) -> dict[str, Any]:
             return {"type": "video_url", "video_url": {"url": part.data}}
         case _:
             raise ValueError(
-                f"this model reads text only, and the message holds a file of type {part.type.value}. Remove it, or "
-                "choose a model that accepts it."
+                f"the message has a part of type {part.type.value}, which cannot be sent. Remove it."
             )
 
 

@@ -16,23 +16,27 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultChunkDelta, LLMUsage
 from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMessage, PromptMessageTool
 
+from dify_mlx_provider.chat.agent_rounds import shown_before
 from dify_mlx_provider.chat.background_requests import (
+    asks_for_json,
     background_parameters,
     is_background_request,
     is_read_by_program,
 )
 from dify_mlx_provider.chat.content_parts import document_texts
+from dify_mlx_provider.chat.cut_answers import CutAnswerCheck
 from dify_mlx_provider.chat.history_trimming import chat_within_context
 from dify_mlx_provider.chat.messages import chat_request, wants_structure
 from dify_mlx_provider.chat.stream_reader import StreamReader, StreamResult, iter_text
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter
+from dify_mlx_provider.chat.token_limits import chosen_limit, limit_tokens
 from dify_mlx_provider.chat.turns import count_app_messages
 from dify_mlx_provider.dify_errors import to_dify_error
 from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.cache import BoundedMap
 from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.errors import Refused, Unavailable
-from dify_mlx_provider.upstream.server_kinds import ServerKind
+from dify_mlx_provider.upstream.errors import Unavailable
+from dify_mlx_provider.upstream.server_kinds import ServerKind, default_max_tokens
 from dify_mlx_provider.upstream.token_count import TOKENS_PER_MESSAGE, count_tokens, estimate_tokens
 
 if TYPE_CHECKING:
@@ -60,18 +64,27 @@ class _AnswerFormat:
     server_separates: bool
     hide_reasoning: bool
     verbatim: bool
+    follows: str
+    cut_check: CutAnswerCheck
 
     def start(self, *, starts_in_reasoning: bool = False) -> tuple[StreamReader, ThinkBlockWriter]:
         reader = StreamReader(
             self.tools, scan=not self.server_separates, starts_in_reasoning=starts_in_reasoning
         )
-        return reader, ThinkBlockWriter(hide_reasoning=self.hide_reasoning, verbatim=self.verbatim)
+        writer = ThinkBlockWriter(
+            hide_reasoning=self.hide_reasoning, verbatim=self.verbatim, follows=self.follows
+        )
+        return reader, writer
 
     def start_as_observed(self) -> tuple[StreamReader, ThinkBlockWriter]:
         """Start as this model's last answer did, or as its name suggests."""
         by_name = _STARTS_IN_REASONING.search(self.address_and_model[1]) is not None
         observed = _observed_starts.get(self.address_and_model, by_name)
         return self.start(starts_in_reasoning=not self.server_separates and observed)
+
+    def check(self, reader: StreamReader, writer: ThinkBlockWriter) -> None:
+        """Raise Refused for an answer that was cut off so that it cannot be used."""
+        self.cut_check.check(reader.result, writer)
 
 
 def invoke(
@@ -93,25 +106,42 @@ def invoke(
     `chosen` are the settings that Dify sent, `efforts` those the model has.
     """
     texts = [message.get_text_content() for message in messages]
-    if is_background_request(texts, parameters, chosen=chosen, stream=stream):
+    is_background = is_background_request(texts, parameters, chosen=chosen, stream=stream)
+    if is_background:
         parameters = background_parameters(parameters, efforts)
     is_data = wants_structure(parameters) or is_read_by_program(texts, stream=stream)
     try:
         credentials = Credentials.from_form(form)
-        body = chat_request(model, credentials, messages, parameters, tools=tools, stop=stop)
+        kind = discovery.find_server(credentials).kind
+        described = discovery.find_model(model.strip(), credentials)
+        is_own_limit = chosen_limit(parameters) is not None
+        default = default_max_tokens(kind, credentials.max_output_tokens)
+        parameters = limit_tokens(parameters, described, default, is_background=is_background)
+        body = chat_request(
+            model, credentials, messages, parameters, tools=tools, stop=stop, described=described
+        )
         chunks = chat_within_context(
             credentials,
             body,
             shorten=parameters.get("long_conversations") != "refuse",
             app_messages=count_app_messages(message.role.value for message in messages),
             documents=lambda: document_texts(messages),
+            is_own_limit=is_own_limit,
         )
         answer_format = _AnswerFormat(
             address_and_model=(credentials.base_url, model),
             tools=[tool.name for tool in tools or ()],
-            server_separates=discovery.find_server(credentials).kind is ServerKind.MLX_BACKEND,
+            server_separates=kind is ServerKind.MLX_BACKEND,
             hide_reasoning=is_data or parameters.get("reasoning_format") == "hide",
             verbatim=is_data,
+            follows=shown_before(
+                [(message.role.value, text) for message, text in zip(messages, texts, strict=True)]
+            ),
+            cut_check=CutAnswerCheck(
+                wants_json=wants_structure(parameters) or asks_for_json(texts),
+                has_tools=bool(tools),
+                max_tokens=body.get("max_tokens"),
+            ),
         )
     except Exception as error:
         raise to_dify_error(error) from error
@@ -151,14 +181,10 @@ def _dify_chunks(
 def _stream(answer_format: _AnswerFormat, chunks: ChunkStream) -> Generator[str, None, StreamResult]:
     """Yield an answer's text as it arrives; return the rest of it."""
     reader, writer = answer_format.start_as_observed()
-    has_text = False
-    with closing(iter_text(reader, writer, chunks)) as pieces:
-        for piece in pieces:
-            has_text = has_text or bool(piece.strip())
-            yield piece
+    yield from iter_text(reader, writer, chunks)
     if reader.started_in_reasoning is not None:  # too late for this answer, in time for the next
         _observed_starts.set(answer_format.address_and_model, reader.started_in_reasoning)
-    _check_not_empty(reader.result, writer, has_text=has_text)
+    answer_format.check(reader, writer)
     return reader.result
 
 
@@ -177,7 +203,7 @@ def _collect(answer_format: _AnswerFormat, chunks: ChunkStream) -> Generator[str
         _observed_starts.set(answer_format.address_and_model, reader.started_in_reasoning)
         reader, writer = answer_format.start(starts_in_reasoning=reader.started_in_reasoning)
         text = "".join(iter_text(reader, writer, received))
-    _check_not_empty(reader.result, writer, has_text=bool(text.strip()))
+    answer_format.check(reader, writer)
     if len(json.dumps([text, [call.arguments for call in reader.result.calls]])) > MAX_RESULT_BYTES:
         raise Unavailable(
             f"the answer has {len(text):,} characters, more than Dify takes in one piece. Lower Max tokens, or use "
@@ -185,15 +211,6 @@ def _collect(answer_format: _AnswerFormat, chunks: ChunkStream) -> Generator[str
         )
     yield text
     return reader.result
-
-
-def _check_not_empty(result: StreamResult, writer: ThinkBlockWriter, *, has_text: bool) -> None:
-    """Refuse an answer that is empty because hidden reasoning took all the tokens."""
-    if writer.has_hidden_reasoning and not has_text and not result.calls and result.finish_reason == "length":
-        raise Refused(
-            "the model spent all of its tokens thinking, and none were left for the answer. Raise Max tokens, or lower "
-            "the reasoning effort."
-        )
 
 
 def fold(model: str, chunks: Generator[LLMResultChunk, None, None]) -> LLMResult:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dify_plugin.entities.model.message import (
     AssistantPromptMessage,
     PromptMessage,
     PromptMessageTool,
     ToolPromptMessage,
+    UserPromptMessage,
 )
 
-from dify_mlx_provider.chat.content_parts import message_content
+from dify_mlx_provider.chat.agent_rounds import without_breaks
+from dify_mlx_provider.chat.content_parts import AcceptedMedia, accepted_media, message_content
+from dify_mlx_provider.chat.extra_body import parse_extra_body
 from dify_mlx_provider.chat.think_block import remove_guards
-from dify_mlx_provider.upstream.server_kinds import PROTECTED_FIELDS
 from mlx_backend.conversation.history import sanitise
 
 if TYPE_CHECKING:
     from dify_mlx_provider.upstream.credentials import Credentials
+    from dify_mlx_provider.upstream.server_info import ModelInfo
 
 
 def chat_request(
@@ -34,10 +37,20 @@ def chat_request(
     *,
     tools: Sequence[PromptMessageTool] | None = None,
     stop: Sequence[str] | None = None,
+    described: ModelInfo | None = None,
 ) -> dict[str, Any]:
-    """Return the body of one streamed chat request. Raises ValueError with a sentence for the user."""
+    """Return the body of one streamed chat request. Raises ValueError with a sentence for the user.
+
+    `described` is what the server says of the model.
+    """
     tool_fields = [_tool(tool) for tool in tools or ()]
-    history = sanitise([_message(message, credentials) for message in messages], tools=tool_fields)
+    media = accepted_media(model.strip(), credentials, described)
+    questions = [index for index, message in enumerate(messages) if isinstance(message, UserPromptMessage)]
+    asked = questions[-1] if questions else 0
+    shown = without_breaks(
+        [_message(message, media, is_earlier=index < asked) for index, message in enumerate(messages)]
+    )
+    history = sanitise(shown, tools=tool_fields)
     for message in history:
         if message["role"] != "assistant":
             continue
@@ -69,10 +82,10 @@ def _wanted_format(parameters: Mapping[str, Any]) -> str:
     return str(parameters.get("response_format") or default).strip().lower()
 
 
-def _message(message: PromptMessage, credentials: Credentials) -> dict[str, Any]:
+def _message(message: PromptMessage, media: AcceptedMedia, *, is_earlier: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "role": message.role.value,
-        "content": message_content(message, accepts_images=credentials.vision is not False),
+        "content": message_content(message, media, is_earlier=is_earlier),
     }
     if message.name:
         fields["name"] = message.name
@@ -126,31 +139,6 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if "enable_thinking" in fields:
         fields["reasoning_effort"] = "medium" if fields.pop("enable_thinking") else "none"
     return fields
-
-
-def parse_extra_body(value: Any) -> dict[str, Any]:
-    """Parse the setting Extra body. Raises ValueError with a sentence for the user."""
-    fields = value
-    if isinstance(value, str):
-        try:
-            fields = json.loads(value, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"the setting Extra body is not valid JSON ({error}). Write an object such as "
-                '{"logit_bias": {"42": -100}}, or leave it empty.'
-            ) from error
-    if not isinstance(fields, Mapping):
-        raise ValueError(
-            f'the setting Extra body must be a JSON object such as {{"top_k": 20}}, not {str(value)[:60]!r}.'
-        )
-    for name in PROTECTED_FIELDS:
-        if name in fields:
-            raise ValueError(f"the setting Extra body may not hold {name!r}: Dify sets it. Remove it.")
-    return dict(fields)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _schema(schema: Any) -> Any:

@@ -13,15 +13,19 @@ can break it:
 - A table takes the line after it for one more row, and the end of the block with it. So an invisible line follows it.
 - The answer's first lines would belong to that raw HTML too, and a list or table there would stay unformatted. So a
   blank line follows the block. Workflows strip it.
+- A block that begins in the middle of a line is no block to the page. So a blank line goes before it, unless it is the
+  first thing that is shown. Dify shows an agent's rounds one behind the other with nothing between: `follows` is what
+  the rounds before have shown, and the blank line then goes before an answer as well.
 """
 
 from __future__ import annotations
 
 import re
 
+from dify_mlx_provider.chat.agent_rounds import missing_break
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
-OPEN, CLOSE, GAP = "<think>\n", "\n</think>", "\n\n"
+OPEN, CLOSE = "<think>\n", "\n</think>"
 
 _UNSEEN = "\u200b"
 _GUARD = f"<{_UNSEEN}"
@@ -41,15 +45,21 @@ class ThinkBlockWriter:
     not blank. With `hide_reasoning` there is no block. With `verbatim` the answer is data: not a character changes.
     """
 
-    def __init__(self, *, hide_reasoning: bool = False, verbatim: bool = False) -> None:
-        self.has_hidden_reasoning = False
-        """Whether there was reasoning that was not shown."""
+    def __init__(self, *, hide_reasoning: bool = False, verbatim: bool = False, follows: str = "") -> None:
+        self.has_reasoning = False
+        """Whether there was reasoning, shown or not."""
+        self.has_answer = False
+        """Whether there was an answer that is not blank."""
+        self.data: list[str] = []
+        """The pieces of an answer that is data."""
         self._hides_reasoning = hide_reasoning
         self._is_verbatim = verbatim
+        self._shown = "" if verbatim else follows[-2:]  # the last characters that were shown
+        self._break_due = bool(self._shown)  # a blank line goes before the next text
         self._open = False
         # Of the reasoning: white space, shown only if more follows, or a `<` whose next letter is still to come.
         self._pending = ""
-        self._pending_blanks = ""  # of the answer, after an open block
+        self._pending_blanks = ""  # of the answer, before its next text
         self._partial_tag = ""  # of the answer: its end, which may still become a tag
         self._block: list[str] = []
 
@@ -57,19 +67,24 @@ class ThinkBlockWriter:
         """Return the pieces for one event."""
         match event:
             case ReasoningDelta(text):
-                if self._hides_reasoning:
-                    self.has_hidden_reasoning = self.has_hidden_reasoning or bool(text.strip())
-                    return []
-                return self._reasoning(text)
+                self.has_reasoning = self.has_reasoning or bool(text.strip())
+                return [] if self._hides_reasoning else self._note(self._reasoning(text))
             case ContentDelta(text):
-                return self._content(text)
+                self.has_answer = self.has_answer or bool(text.strip())
+                if self._is_verbatim:
+                    self.data.append(text)
+                return self._note(self._content(text))
             case _:
                 return self.close()
 
     def close(self) -> list[str]:
         """Return what is pending and close the block: at the end, before tool calls, and if the answer breaks off."""
         partial, self._partial_tag = self._partial_tag, ""
-        return ([partial] if partial else []) + self._close_block()
+        return self._note(([partial] if partial else []) + self._close_block())
+
+    def _note(self, pieces: list[str]) -> list[str]:
+        self._shown = (self._shown + "".join(pieces)[-2:])[-2:]
+        return pieces
 
     def _close_block(self) -> list[str]:
         self._pending_blanks = ""
@@ -79,17 +94,19 @@ class ThinkBlockWriter:
         self._block.append(rest)
         rest += closing_lines("".join(self._block))
         self._open, self._pending, self._block = False, "", []
+        self._break_due = True
         return [rest, CLOSE] if rest else [CLOSE]
 
     def _content(self, text: str) -> list[str]:
         pieces: list[str] = []
-        if self._open:
+        if self._open or self._break_due:
             text = self._pending_blanks + text
             if not text.strip():
                 self._pending_blanks = text
                 return []
             pieces = self._close_block()
-            text = GAP + text.lstrip("\n")
+            text = missing_break(pieces[-1] if pieces else self._shown) + text.lstrip("\n")
+            self._pending_blanks, self._break_due = "", False
         if not self._is_verbatim:
             text = self._partial_tag + text
             partial = _PARTIAL_TAG.search(text)
@@ -110,6 +127,8 @@ class ThinkBlockWriter:
         if not text:
             return pieces
         if not self._open:
+            if line_break := missing_break(self._shown + "".join(pieces)):
+                pieces.append(line_break)
             pieces.append(OPEN)
         self._open = True
         if visible:

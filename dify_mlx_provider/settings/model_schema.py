@@ -27,7 +27,7 @@ from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH, in_order, nearest
 from dify_mlx_provider.upstream.server_info import ModelInfo
-from dify_mlx_provider.upstream.server_kinds import PROFILES, ServerKind
+from dify_mlx_provider.upstream.server_kinds import PROFILES, ServerKind, default_max_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,8 +92,11 @@ def _chat_details(name: str, credentials: Credentials, declared: AIModelEntity |
         default_effort=abilities.default_effort,
         reasons=abilities.reasons,
         thinking_budget=bool(profile.thinking_budget_field),
+        answer_reserve=profile.takes_mlx_backend_fields,
         structured_output=abilities.structured_output,
         max_output=abilities.max_output,
+        default_max_tokens=(said.default_max_tokens if said is not None else None)
+        or default_max_tokens(kind, credentials.max_output_tokens),
         sampling=said.sampling if said is not None else {},
         ignored=profile.ignored_fields,
     )

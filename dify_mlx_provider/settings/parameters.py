@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream.effort_levels import LEVELS
+from dify_mlx_provider.upstream.server_kinds import MAX_UNREAD_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DEFAULT_MAX_TOKENS = 8192
 """Where `max_tokens` starts: room for long reasoning and a long answer, and an end for a model that loops."""
+
+DEFAULT_ANSWER_RESERVE = 1024
+"""Tokens of `max_tokens` that are kept for the answer, but at most half: enough for a few paragraphs."""
 
 type Rule = dict[str, Any]
 
@@ -26,14 +30,17 @@ class ParameterOptions:
     """What a model's panel depends on. `efforts` is empty for a model without a choice of effort.
 
     `sampling` are the server's own defaults; settings named in `ignored` have no effect there and are not shown.
+    `default_max_tokens` is the limit while `max_tokens` is switched off; None if the server has one of its own.
     """
 
     efforts: Sequence[str] = LEVELS
     default_effort: str = "medium"
     reasons: bool = True
     thinking_budget: bool = True
+    answer_reserve: bool = True
     structured_output: bool = True
     max_output: int = 131_072
+    default_max_tokens: int | None = MAX_UNREAD_TOKENS
     sampling: Mapping[str, float] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
 
@@ -54,8 +61,11 @@ def parameter_rules(options: ParameterOptions) -> list[Rule]:
         if name in options.ignored:
             continue
         if name == "max_tokens":
-            default = min(DEFAULT_MAX_TOKENS, half)
-            rules.append({**rule, "default": default, "max": options.max_output})
+            default, help_ = min(DEFAULT_MAX_TOKENS, half), _with_default_limit(rule["help"], options)
+            rules.append({**rule, "help": help_, "default": default, "max": options.max_output})
+            if options.reasons and options.answer_reserve:
+                reserve = min(DEFAULT_ANSWER_RESERVE, half)
+                rules.append({**_ANSWER_RESERVE, "default": reserve, "max": half})
         elif (value := options.sampling.get(name)) is not None and _fits(rule, value):
             rules.append({**rule, "default": int(value) if rule["type"] == "int" else float(value)})
         else:
@@ -64,6 +74,15 @@ def parameter_rules(options: ParameterOptions) -> list[Rule]:
     if options.structured_output:
         rules += [dict(_RESPONSE_FORMAT), dict(_JSON_SCHEMA)]
     return [*rules, dict(_EXTRA_BODY)]
+
+
+def _with_default_limit(help_: Mapping[str, str], options: ParameterOptions) -> dict[str, str]:
+    """Say in the help of `max_tokens` what holds while it is switched off."""
+    limit = options.default_max_tokens
+    if limit is None:
+        return {language: text + _SERVERS_OWN_LIMIT[language] for language, text in help_.items()}
+    number = f"{min(limit, options.max_output):,}"
+    return {language: text + _LIMIT_WHEN_OFF[language].format(number) for language, text in help_.items()}
 
 
 def _fits(rule: Rule, value: Any) -> bool:
@@ -86,6 +105,30 @@ def _rule(name: str, kind: str, label: Sequence[str], help_: Sequence[str], **mo
 def _texts(english: str, japanese: str, chinese: str) -> dict[str, str]:
     return {"en_US": english, "ja_JP": japanese, "zh_Hans": chinese}
 
+
+_LIMIT_WHEN_OFF = _texts(" When switched off: {}.", "オフの場合は {} です。", "关闭时为 {}。")
+_SERVERS_OWN_LIMIT = _texts(
+    " When switched off, the server's own limit applies.",
+    "オフの場合はサーバー側の上限が使われます。",
+    "关闭时使用服务器自身的上限。",
+)
+
+_ANSWER_RESERVE = _rule(
+    "answer_reserve",
+    "int",
+    ("Tokens kept for the answer", "回答用に残すトークン数", "为回答保留的词元数"),
+    (
+        "Of Max tokens, how many the model may not spend on thinking, so that a small limit still ends in an answer. "
+        f"At most half are kept; 0 keeps none. When switched off: {DEFAULT_ANSWER_RESERVE:,}.",
+        "最大トークン数のうち、思考に使わず回答のために残すトークン数です。上限が小さくても回答が得られます。"
+        f"残せるのは半分までで、0 では残しません。オフの場合は {DEFAULT_ANSWER_RESERVE:,} です。",
+        "在最大词元数中不用于思考、留给回答的词元数，使上限较小时仍能得到回答。"
+        f"最多保留一半，0 表示不保留。关闭时为 {DEFAULT_ANSWER_RESERVE:,}。",
+    ),
+    default=DEFAULT_ANSWER_RESERVE,
+    min=0,
+    max=65_536,
+)
 
 _EFFORT = _rule(
     "reasoning_effort",

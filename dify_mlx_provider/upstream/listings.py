@@ -85,6 +85,7 @@ class ListedModel(_Answer):
     state: _Word = None
     context_length: _Size = None
     max_output_tokens: _Size = None
+    default_max_tokens: _Size = None
     capabilities: _Words = None
     reasoning: Annotated[_Reasoning | None, _LENIENT] = None
     sampling_defaults: Annotated[dict[str, Any] | None, _LENIENT] = None
@@ -103,6 +104,7 @@ class ListedModel(_Answer):
             state=self.state,
             context_size=self.context_length or self.max_model_len,
             max_output_tokens=self.max_output_tokens,
+            default_max_tokens=self.default_max_tokens,
             capabilities=capabilities,
             efforts=efforts,
             default_effort=self.reasoning.default if self.reasoning else None,

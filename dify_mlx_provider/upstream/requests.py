@@ -53,7 +53,7 @@ def chat(credentials: Credentials, body: Mapping[str, Any]) -> Generator[dict[st
     key = (credentials.base_url, body["model"])
     omitted = _refused_before.get(key, frozenset())
     while True:
-        request = adapt_request(body, server.kind, omit=omitted, max_tokens=credentials.max_output_tokens)
+        request = adapt_request(body, server.kind, omit=omitted)
         try:
             chunks = client.chat(request)
         except ModelNotFound as error:

@@ -10,13 +10,17 @@ from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What a server says of one of its models; None is what it does not say. Sizes are tokens."""
+    """What a server says of one of its models; None is what it does not say. Sizes are tokens.
+
+    `default_max_tokens` limits an answer for which a request sets no limit.
+    """
 
     name: str
     type: str | None = None
     state: str | None = None
     context_size: int | None = None
     max_output_tokens: int | None = None
+    default_max_tokens: int | None = None
     capabilities: frozenset[str] | None = None
     efforts: tuple[str, ...] | None = None
     default_effort: str | None = None

@@ -48,7 +48,8 @@ class ServerProfile:
     """What a kind of server expects of a chat request.
 
     `effort_fields` are sent together; `efforts` are the words they may hold. `thinking_budget_field` is "" where there
-    is none. `ignored_fields` have no effect there. `max_tokens` replaces a server's own default that is too small.
+    is none. `ignored_fields` have no effect there. `default_max_tokens` limits an answer for which nobody set a limit;
+    None where a limit that does not fit behind the prompt is refused: there the rest of the context is the default.
     A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
     """
 
@@ -62,12 +63,23 @@ class ServerProfile:
     takes_mlx_backend_fields: bool = False
     refuses_long_prompts: bool = True
     default_model: str = "default"
-    max_tokens: int | None = None
+    default_max_tokens: int | None = None
 
+
+MAX_UNREAD_TOKENS = 32_768
+"""A limit for answers for which nobody set one.
+
+When a user presses Stop, Dify does not tell its plugins: what nobody reads must end by itself, even where the model
+repeats itself and its context is large. Dify itself gives a call up after 600 seconds (PLUGIN_DAEMON_TIMEOUT); a server
+that is to reach this limit within that time has to write 55 tokens a second.
+"""
 
 PROFILES: Mapping[ServerKind, ServerProfile] = {
     ServerKind.MLX_BACKEND: ServerProfile(
-        efforts=EFFORTS, thinking_budget_field="thinking_budget", takes_mlx_backend_fields=True
+        efforts=EFFORTS,
+        thinking_budget_field="thinking_budget",
+        takes_mlx_backend_fields=True,
+        default_max_tokens=MAX_UNREAD_TOKENS,
     ),
     # It hands messages to the chat template as they are: gpt-oss's reads `thinking`, the others' `reasoning_content`.
     # Without max_tokens it stops after 512, in the middle of the reasoning.
@@ -78,25 +90,28 @@ PROFILES: Mapping[ServerKind, ServerProfile] = {
         reasoning_fields=("reasoning_content", "thinking"),
         refuses_long_prompts=False,
         default_model="default_model",
-        max_tokens=8192,
+        default_max_tokens=8192,
     ),
     ServerKind.LM_STUDIO: ServerProfile(
         effort_fields=("reasoning_effort", "reasoning"),
         structured_output="schemas",
         reasoning_fields=("reasoning_content", "reasoning"),
         renamed_fields={"repetition_penalty": "repeat_penalty"},
+        default_max_tokens=MAX_UNREAD_TOKENS,
     ),
     ServerKind.LLAMA_CPP: ServerProfile(
         effort_fields=("chat_template_kwargs",),
         efforts=LEVELS,
         thinking_budget_field="thinking_budget_tokens",
         renamed_fields={"repetition_penalty": "repeat_penalty"},
+        default_max_tokens=MAX_UNREAD_TOKENS,
     ),
     # Its own API has more settings than its OpenAI one, which ignores these.
     ServerKind.OLLAMA: ServerProfile(
         reasoning_fields=("reasoning",),
         ignored_fields=frozenset({"top_k", "min_p", "repetition_penalty"}),
         refuses_long_prompts=False,
+        default_max_tokens=MAX_UNREAD_TOKENS,
     ),
     # `reasoning_effort` is for gpt-oss, the template's switch for the others.
     ServerKind.VLLM: ServerProfile(
@@ -107,6 +122,16 @@ PROFILES: Mapping[ServerKind, ServerProfile] = {
     ),
     ServerKind.OTHER: ServerProfile(effort_fields=("reasoning_effort", "chat_template_kwargs")),
 }
+
+
+def default_max_tokens(kind: ServerKind, max_output: int | None = None) -> int | None:
+    """Return the limit for answers for which nobody sets one; None if this kind of server is to decide.
+
+    `max_output` is the most the model can write, if the form says it.
+    """
+    default = PROFILES[kind].default_max_tokens
+    return default and min(max_output or default, MAX_UNREAD_TOKENS)
+
 
 MLX_BACKEND_FIELDS = frozenset({"answer_reserve", "priority", "reasoning_format"})
 """Fields that only mlx-backend reads. They are hints: without them another server's answer is as right."""
@@ -128,24 +153,17 @@ _REMOVABLE_FIELDS = (
 
 
 def adapt_request(
-    body: Mapping[str, Any],
-    kind: ServerKind,
-    *,
-    omit: frozenset[str] = frozenset(),
-    max_tokens: int | None = None,
+    body: Mapping[str, Any], kind: ServerKind, *, omit: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Return a chat request as a kind of server expects it, without the fields in `omit`.
 
-    `max_tokens` is for servers whose own default is too small. Raises ValueError for a setting that the user chose
-    and this kind does not have.
+    Raises ValueError for a setting that the user chose and this kind does not have.
     """
     profile = PROFILES[kind]
     request = dict(body)
     extra = request.pop("extra_body", None) or {}
     if request.get("model") == "default":
         request["model"] = profile.default_model
-    if profile.max_tokens is not None and "max_tokens" not in request:
-        request["max_tokens"] = max_tokens or profile.max_tokens
     if profile.takes_mlx_backend_fields:
         request.setdefault("reasoning_format", "separate")
     else:

@@ -21,6 +21,12 @@ def split_reasoning(text: str) -> tuple[str, str]:
     return (head.strip(), tail) if opened else (answer.strip(), reasoning)
 
 
+def web_page(text: str) -> str:
+    """Return what Dify's page hands to its Markdown renderer: the tags of blocks become an HTML element."""
+    opened = re.sub(r"(<think>\s*)+", "<details data-think=true>\n", text)
+    return re.sub(r"(\s*</think>)+", "\n[ENDTHINKFLAG]</details>", opened)
+
+
 def text_of(chunks: list[dict[str, Any]]) -> str:
     """The text of an answer as Dify stores it."""
     return "".join(chunk["delta"]["message"]["content"] for chunk in chunks)

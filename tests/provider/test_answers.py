@@ -67,11 +67,9 @@ def test_an_open_code_fence_is_closed_before_the_block(plugin: PluginProcess, st
     assert text_of(ask(plugin, stub)) == "<think>\nTry:\n```python\nx = 1\n```\n</think>\n\nHi"
 
 
-def test_reasoning_without_an_answer_is_still_a_closed_block(plugin: PluginProcess, stub: Stub) -> None:
-    stub.will_stream({"reasoning_content": "never ends"}, finish="length")
-    chunks = ask(plugin, stub)
-    assert text_of(chunks) == "<think>\nnever ends\n</think>"
-    assert chunks[-1]["delta"]["finish_reason"] == "length"
+def test_reasoning_without_an_answer_is_a_closed_block(plugin: PluginProcess, stub: Stub) -> None:
+    stub.will_stream({"reasoning_content": "so be it"})
+    assert text_of(ask(plugin, stub)) == "<think>\nso be it\n</think>"
 
 
 def test_the_page_and_the_engine_agree_on_the_block(plugin: PluginProcess, stub: Stub) -> None:
@@ -217,6 +215,80 @@ def test_hidden_thinking_that_leaves_no_room_for_an_answer_is_an_error_with_advi
     with pytest.raises(PluginError, match="Raise Max tokens, or lower the reasoning effort") as caught:
         ask(plugin, stub, parameters={"reasoning_format": "hide"}, stream=stream)
     assert caught.value.kind == "InvokeBadRequestError"
+
+
+# -- cut off by the token limit ----------------------------------------------------------------------
+
+
+def test_thinking_that_leaves_no_room_for_an_answer_is_shown_closed_and_then_an_error(
+    plugin: PluginProcess, stub: Stub
+) -> None:
+    stub.will_stream({"reasoning_content": "never ends"}, finish="length", completion_tokens=12)
+    answer = plugin.invoke([user("hi")], credentials=stub.credentials, parameters={"max_tokens": 12})
+    chunks = [next(answer) for _ in range(3)]
+    with pytest.raises(PluginError) as caught:
+        next(answer)
+    assert text_of(chunks) == "<think>\nnever ends\n</think>"
+    assert caught.value.kind == "InvokeBadRequestError"
+    assert caught.value.message == (
+        "[MLX] there is no answer: the limit of Max tokens (12) was reached, and the model had spent all of its tokens "
+        "thinking. Raise Max tokens, or lower the reasoning effort."
+    )
+
+
+def test_an_agents_round_without_a_whole_call_says_that_too(plugin: PluginProcess, stub: Stub) -> None:
+    cut = {"index": 0, "id": "a", "function": {"name": "clock", "arguments": '{"zo'}}
+    stub.will_stream({"reasoning_content": "why"}, {"tool_calls": [cut]}, finish="length")
+    with pytest.raises(PluginError, match=r"thinking, or on a tool call that it could not finish. Raise Max"):
+        ask(plugin, stub, tools=[CLOCK])
+
+
+def test_a_context_that_was_full_before_the_limit_is_named(plugin: PluginProcess, stub: Stub) -> None:
+    stub.will_stream({"reasoning_content": "why"}, finish="length", completion_tokens=90)
+    with pytest.raises(PluginError, match=r"the model's context was full, .* Start a new conversation"):
+        ask(plugin, stub, parameters={"max_tokens": 4000})
+
+
+def test_a_text_cut_by_the_limit_is_an_answer(plugin: PluginProcess, stub: Stub) -> None:
+    stub.will_stream({"reasoning_content": "why"}, {"content": "It is"}, finish="length")
+    chunks = ask(plugin, stub)
+    assert text_of(chunks) == "<think>\nwhy\n</think>\n\nIt is"
+    assert chunks[-1]["delta"]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "setting", [{"response_format": "json_object"}, {"json_schema": '{"type": "object"}'}]
+)
+def test_json_cut_by_the_limit_is_an_error_that_names_max_tokens(
+    plugin: PluginProcess, stub: Stub, *, stream: bool, setting: dict[str, str]
+) -> None:
+    stub.will_stream({"content": '{"n": "1616'}, {"content": "1616"}, finish="length")
+    with pytest.raises(PluginError) as caught:
+        ask(plugin, stub, parameters={**setting, "max_tokens": 20}, stream=stream)
+    assert caught.value.kind == "InvokeBadRequestError"
+    assert caught.value.message == (
+        "[MLX] the answer was to be JSON, and it was cut off before its end: the limit of Max tokens (20) was reached. "
+        "Raise Max tokens, or ask for less."
+    )
+
+
+def test_whole_json_is_an_answer_whatever_ended_it(plugin: PluginProcess, stub: Stub) -> None:
+    stub.will_stream({"content": '{"n": [1, 2]}'}, {"content": "\n\n\n"}, finish="length")
+    assert (
+        text_of(ask(plugin, stub, parameters={"response_format": "json_object"})).strip() == '{"n": [1, 2]}'
+    )
+
+
+def test_json_that_dify_asks_for_in_words_may_not_be_cut_either(plugin: PluginProcess, stub: Stub) -> None:
+    words = "### Job Description\nYou are a text classification engine that analyzes text data …"
+    messages = [{"role": "system", "content": words}, user("What is 2 + 2?")]
+    fenced = '```json\n{"category_id": "1"'
+    stub.will_stream({"content": fenced}, finish="length")
+    with pytest.raises(PluginError, match="was to be JSON"):
+        list(plugin.invoke(messages, credentials=stub.credentials))
+    stub.will_stream({"content": fenced}, {"content": "}"}, finish="length")
+    assert text_of(list(plugin.invoke(messages, credentials=stub.credentials))) == fenced + "}"
 
 
 def test_an_answer_that_starts_inside_a_block_is_parsed_at_once_or_from_the_second_time(

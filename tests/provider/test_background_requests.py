@@ -51,7 +51,7 @@ def test_a_generator_without_a_token_limit_is_a_background_request_too(
     assert text_of(chunks) == "def main(): ..."
     body = stub.take_requests()[0]["body"]
     assert (body["reasoning_effort"], body["priority"]) == ("low", 1)
-    assert "answer_reserve" not in body
+    assert (body["max_tokens"], body["answer_reserve"]) == (32_768, 32_768 * 3 // 5)
 
 
 def test_a_chosen_effort_is_kept(plugin: PluginProcess, stub: Stub) -> None:
@@ -65,8 +65,8 @@ def test_a_streamed_request_with_a_small_limit_is_no_background_request(
     plugin: PluginProcess, stub: Stub
 ) -> None:
     body = sent(plugin, stub, [user("hi")], model=GPT_OSS, parameters={"max_tokens": 500})
-    assert body["reasoning_effort"] == "medium"
-    assert not {"priority", "answer_reserve"} & body.keys()
+    assert (body["reasoning_effort"], body["answer_reserve"]) == ("medium", 250)
+    assert "priority" not in body
 
 
 def test_a_background_request_to_another_server_omits_mlx_backends_fields(

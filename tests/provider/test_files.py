@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from daemon import PluginError, PluginProcess
+from dify_view import assistant, user
+from fake_servers import mlx_backend
 
 if TYPE_CHECKING:
     from conftest import Stub
@@ -84,6 +86,56 @@ def test_an_unreadable_document_is_refused_with_advice(
 
 def test_an_image_for_a_model_without_image_input_is_refused(plugin: PluginProcess, stub: Stub) -> None:
     form = {**stub.credentials, "vision": "unsupported"}
-    with pytest.raises(PluginError, match="reads text only") as caught:
+    with pytest.raises(PluginError, match=SEES_NO_IMAGES) as caught:
         list(plugin.invoke([{"role": "user", "content": [IMAGE]}], credentials=form))
     assert caught.value.kind == "InvokeBadRequestError"
+
+
+SEES_NO_IMAGES = r"\[MLX\] the model \S+ cannot see images. Remove the image, or choose a model with vision."
+READER = {"id": "reader", "type": "llm", "capabilities": ["completion", "tools"]}
+VIEWER = {"id": "viewer", "type": "llm", "capabilities": ["completion", "vision"]}
+AUDIO = {"type": "audio", "format": "mp3", "mime_type": "audio/mp3", "base64_data": "aaaa"}
+VIDEO = {"type": "video", "format": "mp4", "mime_type": "video/mp4", "base64_data": "aaaa"}
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (IMAGE, SEES_NO_IMAGES),
+        (AUDIO, "the model reader cannot hear audio. Remove the audio file, or choose a model that can."),
+        (VIDEO, "the model reader cannot watch videos. Remove the video, or choose a model that can."),
+        (document("a.pdf", b"%PDF", "application/pdf"), "Remove the document, or send its text."),
+    ],
+)
+def test_what_the_server_says_its_model_cannot_take_is_not_sent(
+    plugin: PluginProcess, part: dict[str, Any], sentence: str
+) -> None:
+    with mlx_backend(READER) as server:
+        form = {"endpoint_url": server.address}
+        for model in ("reader", "default"):
+            message = {"role": "user", "content": [{"type": "text", "data": "What is this?"}, part]}
+            with pytest.raises(PluginError, match=sentence):
+                list(plugin.invoke([message], credentials=form, model=model))
+        assert server.bodies == []
+
+
+def test_an_image_of_an_earlier_turn_cannot_be_removed_so_the_sentence_says_what_can_be_done(
+    plugin: PluginProcess,
+) -> None:
+    history = [{"role": "user", "content": [IMAGE]}, assistant("A cat."), user("What colour?")]
+    with (
+        mlx_backend(READER) as server,
+        pytest.raises(
+            PluginError, match=r"an earlier message of this conversation has an image. Start a new"
+        ),
+    ):
+        list(plugin.invoke(history, credentials={"endpoint_url": server.address}, model="reader"))
+
+
+def test_an_image_is_sent_to_a_model_with_vision_and_where_the_form_says_so(plugin: PluginProcess) -> None:
+    message = {"role": "user", "content": [IMAGE]}
+    with mlx_backend(READER, VIEWER) as server:
+        form = {"endpoint_url": server.address}
+        list(plugin.invoke([message], credentials=form, model="viewer"))
+        list(plugin.invoke([message], credentials={**form, "vision": "supported"}, model="reader"))
+        assert [body["messages"][0]["content"][0]["type"] for body in server.bodies] == ["image_url"] * 2

@@ -136,6 +136,8 @@ class Causes:
 
 LOADING = {"message": "The model 'm' is being loaded (40 %); try again in 900 s.", "code": "model_loading"}
 BUSY = {"message": "The server is busy: 272 requests are running or waiting already.", "code": "queue_full"}
+CUT = 'data: {{"choices": [{{"index": 0, "delta": {}, "finish_reason": "length"}}]}}\n\ndata: [DONE]\n\n'
+PICTURE = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
 CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     "no server at …: start it with": [
         lambda cause: cause.ask(endpoint_url="http://127.0.0.1:9/v1"),
@@ -183,6 +185,16 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     "sent nothing for … seconds": [lambda cause: cause.ask_silence()],
     "broke off. Its log says why.": [
         lambda cause: cause.ask_stub('data: {"choices": [{"index": 0, "delta": {"content": "Pa"}}]}\n\n'),
+    ],
+    "the model had spent all of its tokens thinking": [
+        lambda cause: cause.ask_stub(CUT.format('{"reasoning_content": "why"}')),
+    ],
+    "the answer was to be JSON, and it was cut off": [
+        lambda cause: cause.ask(parameters={"response_format": "json_object", "max_tokens": 2}),
+    ],
+    "cannot see images": [
+        lambda cause: cause.ask([{"role": "user", "content": [PICTURE]}]),
+        lambda cause: cause.ask([{"role": "user", "content": [PICTURE]}], vision="supported"),
     ],
     "reasoning_effort should be one of …": [
         lambda cause: cause.ask(parameters={"reasoning_effort": "banana"}),

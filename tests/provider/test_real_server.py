@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -110,25 +111,41 @@ def test_the_title_request_is_answered_in_one_piece_within_its_limit(
 def test_a_background_request_thinks_less_than_the_same_question_of_a_user(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    settings = {"max_tokens": 16}
+    settings = {"max_tokens": 40}
     (in_background,) = ask(plugin, credentials, user(QUESTION), stream=False, parameters=settings)
     chosen = {**settings, "reasoning_effort": "high"}
     (turn,) = ask(plugin, credentials, user(QUESTION), stream=False, parameters=chosen)
-    assert split_reasoning(in_background["delta"]["message"]["content"])[0].startswith(
-        "The capital of France"
-    )
-    assert split_reasoning(turn["delta"]["message"]["content"])[0] == ""
+    texts = [split_reasoning(answer["delta"]["message"]["content"]) for answer in (in_background, turn)]
+    assert [answer for answer, _ in texts] == ["The capital of France is Paris."] * 2
+    assert len(texts[0][1]) < len(texts[1][1])
 
 
-def test_an_answer_cut_by_the_limit_is_closed_and_says_so(
+@pytest.mark.parametrize("settings", [{"max_tokens": 40}, {"max_tokens": 60, "answer_reserve": 20}])
+def test_a_small_limit_at_high_effort_ends_in_an_answer(
+    plugin: PluginProcess, credentials: dict[str, str], settings: dict[str, int]
+) -> None:
+    chunks = ask(plugin, credentials, user(QUESTION), parameters={**settings, "reasoning_effort": "high"})
+    answer, thinking = split_reasoning(text_of(chunks))
+    assert answer.startswith("The capital of France")
+    assert thinking
+    assert chunks[-1]["delta"]["usage"]["completion_tokens"] <= settings["max_tokens"]
+
+
+def test_whoever_keeps_no_tokens_for_the_answer_is_told_why_there_is_none(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    chunks = ask(
-        plugin, credentials, user(QUESTION), parameters={"max_tokens": 12, "reasoning_effort": "high"}
-    )
-    assert text_of(chunks).endswith("\n</think>")
-    assert chunks[-1]["delta"]["finish_reason"] == "length"
-    assert chunks[-1]["delta"]["usage"]["completion_tokens"] == 12
+    settings = {"max_tokens": 12, "answer_reserve": 0, "reasoning_effort": "high"}
+    with pytest.raises(PluginError, match=r"the limit of Max tokens \(12\) was reached"):
+        ask(plugin, credentials, user(QUESTION), parameters=settings)
+
+
+def test_json_that_does_not_fit_into_the_limit_is_an_error(
+    plugin: PluginProcess, credentials: dict[str, str]
+) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "string", "minLength": 400}}, "required": ["n"]}
+    settings = {"max_tokens": 40, "json_schema": json.dumps(schema), "response_format": "json_schema"}
+    with pytest.raises(PluginError, match=r"was to be JSON, .* Raise Max tokens"):
+        ask(plugin, credentials, user(QUESTION), parameters=settings)
 
 
 def test_several_conversations_at_once_do_not_mix(plugin: PluginProcess, credentials: dict[str, str]) -> None:
@@ -185,10 +202,20 @@ def test_a_prompt_that_is_too_long_is_reported_with_both_numbers(
     assert caught.value.kind == "InvokeBadRequestError"
 
 
-def test_an_image_is_refused_by_the_server(plugin: PluginProcess, credentials: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("form", "sentence"),
+    [
+        ({}, r"the model mlx-demo cannot see images\. Remove the image, or choose a model with vision\."),
+        ({"vision": "supported"}, r"This model cannot see images\. Remove the image,"),  # the server's words
+    ],
+)
+def test_an_image_is_refused_in_words_for_people(
+    plugin: PluginProcess, credentials: dict[str, str], form: dict[str, str], sentence: str
+) -> None:
     image = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
-    with pytest.raises(PluginError, match="this model reads text only") as caught:
-        ask(plugin, credentials, {"role": "user", "content": [{"type": "text", "data": "look"}, image]})
+    message = {"role": "user", "content": [{"type": "text", "data": "look"}, image]}
+    with pytest.raises(PluginError, match=sentence) as caught:
+        ask(plugin, {**credentials, **form}, message)
     assert caught.value.kind == "InvokeBadRequestError"
 
 

@@ -157,9 +157,7 @@ def _refuse_other_than_text(messages: Sequence[Any]) -> None:
         for j, part in enumerate(content if isinstance(content, list) else ()):
             part_type = part.get("type", "text") if isinstance(part, dict) else "text"
             if part_type not in _TEXT_PARTS:
-                raise refuse(
-                    _cannot_use(part_type), f"messages[{i}].content[{j}]", "unsupported_content"
-                )
+                raise refuse(_cannot_use(part_type), f"messages[{i}].content[{j}]", "unsupported_content")
 
 
 def _cannot_use(part_type: Any) -> str:
@@ -180,6 +178,6 @@ _MEDIA = {
     **dict.fromkeys(("video_url", "input_video", "video"), _VIDEO),
     **dict.fromkeys(("file", "input_file", "document"), _FILE),
 }
-"""The types of parts that clients send, in other words: what the model cannot do, what to remove, what else to choose."""
+"""The types of parts that clients send: what the model cannot do, what to remove, and what to choose instead."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_content")

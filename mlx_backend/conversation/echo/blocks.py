@@ -180,11 +180,16 @@ def _parse_first_block(text: str) -> tuple[str, str]:
 
 
 def _join_answers(texts: list[str]) -> str:
-    """Join the texts around blocks, with an empty line where two would run into each other."""
+    """Join the texts around blocks: with an empty line where two would run into each other, and never with several."""
     joined = ""
     for text in texts:
-        runs_on = joined and text and not joined[-1].isspace() and not text[0].isspace()
-        joined += f"\n\n{text}" if runs_on else text
+        if not joined or not text:
+            joined += text
+            continue
+        before, behind = joined.rstrip("\n"), text.lstrip("\n")
+        breaks = len(joined) - len(before) + len(text) - len(behind)
+        runs_on = not breaks and not joined[-1].isspace() and not text[0].isspace()
+        joined = f"{before}{'\n' * (2 if runs_on else min(breaks, 2))}{behind}"
     return joined
 
 

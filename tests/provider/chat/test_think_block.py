@@ -5,14 +5,16 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from dify_view import PAGE_BLOCK, split_reasoning
+from dify_view import PAGE_BLOCK, split_reasoning, web_page
 
 from dify_mlx_provider.chat.think_block import ThinkBlockWriter, remove_guards
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 
-def dify_text(*events: Event, hide_reasoning: bool = False, verbatim: bool = False) -> list[str]:
-    thinking = ThinkBlockWriter(hide_reasoning=hide_reasoning, verbatim=verbatim)
+def dify_text(
+    *events: Event, hide_reasoning: bool = False, verbatim: bool = False, follows: str = ""
+) -> list[str]:
+    thinking = ThinkBlockWriter(hide_reasoning=hide_reasoning, verbatim=verbatim, follows=follows)
     return [piece for event in events for piece in thinking.feed(event)] + thinking.close()
 
 
@@ -42,12 +44,67 @@ def test_without_reasoning_the_answer_is_left_alone() -> None:
 
 
 def test_reasoning_after_the_start_of_the_answer_is_a_second_block() -> None:
-    events = (ReasoningDelta("a"), ContentDelta("one "), ReasoningDelta("b"), ContentDelta("two"))
-    assert "".join(dify_text(*events)) == "<think>\na\n</think>\n\none <think>\nb\n</think>\n\ntwo"
+    events = (ReasoningDelta("a"), ContentDelta("one."), ReasoningDelta("b"), ContentDelta("two"))
+    assert dify_text(*events) == [
+        *("<think>\n", "a", "\n</think>", "\n\none."),
+        *("\n\n", "<think>\n", "b", "\n</think>", "\n\ntwo"),
+    ]
 
 
 def test_a_tool_call_closes_the_block_and_adds_nothing() -> None:
     assert dify_text(ReasoningDelta("a"), ToolCallStart(0, "clock")) == ["<think>\n", "a", "\n</think>"]
+
+
+def test_two_blocks_around_a_tool_call_are_parted_by_a_blank_line() -> None:
+    pieces = dify_text(ReasoningDelta("a"), ToolCallStart(0, "clock"), ReasoningDelta("b"))
+    assert pieces == ["<think>\n", "a", "\n</think>", "\n\n", "<think>\n", "b", "\n</think>"]
+
+
+ROUNDS = [
+    ("<think>\na\n</think>", (ReasoningDelta("b"), ContentDelta("Hi")), "\n\n<think>\nb\n</think>\n\nHi"),
+    ("Let me look.", (ReasoningDelta("b"), ContentDelta("Hi")), "\n\n<think>\nb\n</think>\n\nHi"),
+    ("Let me look.\n", (ReasoningDelta("b"),), "\n<think>\nb\n</think>"),
+    ("Let me look.\n\n", (ReasoningDelta("b"),), "<think>\nb\n</think>"),
+    ("Let me look.", (ContentDelta("- Hi"),), "\n\n- Hi"),
+    ("Let me look.", (ContentDelta("\n\n- Hi"),), "\n\n- Hi"),
+    ("Let me look.", (ContentDelta(" \n"), ReasoningDelta("b")), "\n\n<think>\nb\n</think>"),
+    ("", (ReasoningDelta("b"),), "<think>\nb\n</think>"),
+    ("", (ContentDelta("Hi"),), "Hi"),
+]
+
+
+@pytest.mark.parametrize(("follows", "events", "shown"), ROUNDS)
+def test_an_agents_next_round_begins_with_a_blank_line_however_it_is_split(
+    follows: str, events: tuple[Event, ...], shown: str
+) -> None:
+    assert "".join(dify_text(*events, follows=follows)) == shown
+    letters = [
+        type(event)(letter)
+        for event in events
+        if isinstance(event, ContentDelta | ReasoningDelta)
+        for letter in event.text
+    ]
+    pieces = dify_text(*letters, follows=follows)
+    assert "".join(pieces) == shown
+    assert [piece for piece in pieces if "think>" in piece] == (
+        ["<think>\n", "\n</think>"] if "think>" in shown else []
+    )
+
+
+@pytest.mark.parametrize(("follows", "events", "shown"), ROUNDS)
+def test_the_page_and_the_engine_part_the_rounds(follows: str, events: tuple[Event, ...], shown: str) -> None:
+    text = follows + "".join(dify_text(*events, follows=follows))
+    html = web_page(text)
+    # To Markdown an element that begins inside a paragraph is a part of it, and so is one right behind another.
+    assert all(before.endswith("\n\n") for before in html.split("<details")[:-1] if before)
+    assert html.count("<details") == html.count("</details>") == text.count("<think>")
+    assert "think" not in split_reasoning(text)[0]
+
+
+def test_an_agents_next_round_of_hidden_reasoning_is_parted_too_and_data_is_not() -> None:
+    events = (ReasoningDelta("b"), ContentDelta("Hi"))
+    assert dify_text(*events, follows="Let me look.", hide_reasoning=True) == ["\n\nHi"]
+    assert dify_text(*events, follows="Let me look.", hide_reasoning=True, verbatim=True) == ["Hi"]
 
 
 def test_hidden_reasoning_leaves_the_answer_alone() -> None:

@@ -45,6 +45,7 @@ RULES: dict[str, tuple[float, float] | None] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
     "max_tokens": (1, 131_072),
+    "answer_reserve": (0, 65_536),
     "top_k": (0, 200),
     "min_p": (0, 1),
     "seed": None,

@@ -161,11 +161,8 @@ def test_reasoning_goes_back_in_the_servers_field() -> None:
     assert "thinking" not in sent  # gpt-oss's template refuses both in one turn
 
 
-def test_mlx_lm_server_gets_a_token_limit_and_its_name_for_the_default_model() -> None:
-    body = adapted(ServerKind.MLX_LM, model="default")
-    assert (body["model"], body["max_tokens"]) == ("default_model", 8192)
-    assert adapted(ServerKind.MLX_LM, max_tokens=5)["max_tokens"] == 5
-    assert "max_tokens" not in adapted(ServerKind.OLLAMA)
+def test_mlx_lm_server_gets_its_own_name_for_the_default_model() -> None:
+    assert adapted(ServerKind.MLX_LM, model="default")["model"] == "default_model"
 
 
 def test_the_extra_body_wins_and_objects_are_merged() -> None:
