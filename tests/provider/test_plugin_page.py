@@ -190,7 +190,7 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
         lambda cause: cause.ask_stub(CUT.format('{"reasoning_content": "why"}')),
     ],
     "the answer was to be JSON, and it was cut off": [
-        lambda cause: cause.ask(parameters={"response_format": "json_object", "max_tokens": 2}),
+        lambda cause: cause.ask(parameters={"response_format": "json_object", "max_tokens": 6}),
     ],
     "cannot see images": [
         lambda cause: cause.ask([{"role": "user", "content": [PICTURE]}]),
