@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.extra_body import parse_extra_body
-from dify_mlx_provider.settings.parameters import DEFAULT_ANSWER_RESERVE
+from dify_mlx_provider.upstream.server_kinds import DEFAULT_ANSWER_RESERVE
 from mlx_backend.conversation.background_requests import answer_reserve
 
 if TYPE_CHECKING:

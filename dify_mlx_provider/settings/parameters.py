@@ -11,16 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.upstream.effort_levels import LEVELS
-from dify_mlx_provider.upstream.server_kinds import MAX_UNREAD_TOKENS
+from dify_mlx_provider.upstream.server_kinds import DEFAULT_ANSWER_RESERVE, MAX_UNREAD_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DEFAULT_MAX_TOKENS = 8192
 """Where `max_tokens` starts: room for long reasoning and a long answer, and an end for a model that loops."""
-
-DEFAULT_ANSWER_RESERVE = 1024
-"""Tokens of `max_tokens` that are kept for the answer, but at most half: enough for a few paragraphs."""
 
 type Rule = dict[str, Any]
 

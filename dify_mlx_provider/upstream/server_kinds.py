@@ -66,6 +66,9 @@ class ServerProfile:
     default_max_tokens: int | None = None
 
 
+DEFAULT_ANSWER_RESERVE = 1024
+"""Tokens of a limit that are kept for the answer, but at most half of it: enough for a few paragraphs."""
+
 MAX_UNREAD_TOKENS = 32_768
 """A limit for answers for which nobody set one.
 
