@@ -42,15 +42,12 @@ class LastValues[T]:
         self._folder = folder
 
     def get(self, key: str) -> T | None:
-        """Return the key's last value, this process's or an earlier one's."""
-        value = self._values.get(key, None)
-        if value is None and self._folder is not None:
-            value = self._read(_file(self._folder, key))
-            self._values.set(key, value)
-        return value
+        """Return the key's last value, whichever process set it."""
+        value = self._read(_file(self._folder, key)) if self._folder is not None else None
+        return self._values.get(key, None) if value is None else value
 
     def set(self, key: str, value: T) -> None:
-        """Keep the key's value. A value that is kept already is not written again."""
+        """Keep the key's value. One that this process set last is not written again."""
         if self._values.get(key, None) == value:
             return
         self._values.set(key, value)

@@ -39,6 +39,14 @@ def test_a_value_outlives_the_process(tmp_path: Path) -> None:
     assert notes(tmp_path / "new" / "folder").get("a") == Note("two")
 
 
+def test_what_another_process_set_since_is_seen(tmp_path: Path) -> None:
+    one, other = notes(tmp_path), notes(tmp_path)
+    one.set("a", Note("one"))
+    assert other.get("a") == Note("one")
+    other.set("a", Note("two"))
+    assert one.get("a") == Note("two")
+
+
 def test_a_description_of_a_server_is_the_same_afterwards(tmp_path: Path) -> None:
     model = ModelInfo(
         name="m",
