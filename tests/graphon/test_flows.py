@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from bridge import Bridge
 from dify_engine import PYTHON, Dify, scripted
+from running_server import running
 from tour import PluginProcess, server, unpacked_package
+
+from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +88,38 @@ def test_a_second_turn_works_with_the_thinking_that_dify_sends_back(dify: Dify) 
     (invocation,) = second.invocations
     assert "<think>" in invocation["prompt_messages"][2]["content"]
     assert second.answer.rpartition("</think>")[2].strip() == "Your name is Ada."
+
+
+@pytest.mark.parametrize("flow", ["tagged", "own_prompt"])
+def test_a_conversation_longer_than_the_context_goes_on(bridge: Bridge, flow: str) -> None:
+    history = [[QUESTION, f"<think>\nI know it.\n</think>{ANSWER}"]] * 60
+    with server("--context-length", "1024") as (_, address):
+        run = Dify(bridge, {"endpoint_url": f"{address}/v1", "api_key": ""}).play(
+            flow, QUESTION, history=history
+        )
+        assert run.answer.endswith(ANSWER)
+        assert run.outputs("llm")["usage"]["prompt_tokens"] <= 768
+    (invocation,) = run.invocations
+    assert len(invocation["prompt_messages"]) > 120
+
+
+def test_the_apps_own_user_messages_stay_while_the_history_behind_them_is_shortened(bridge: Bridge) -> None:
+    history = [[f"Question {turn}, please.", f"Answer {turn}."] for turn in range(200)]
+    script = "<|channel|>final<|message|>Fine.<|return|>"
+    with ScriptedEngine([script], context_length=4096) as engine, running(engine) as served:
+        run = Dify(bridge, {"endpoint_url": served.url, "api_key": ""}).play(
+            "own_prompt", "And now?", history=history
+        )
+        assert run.answer == "Fine."
+        prompt = engine.requests[-1].prompt
+    roles = [message["role"] for message in run.invocations[0]["prompt_messages"]]
+    assert roles[:4] == ["system", "user", "user", "assistant"]
+    assert "Question 0," in run.invocations[0]["prompt_messages"][2]["content"]
+    assert "You are a helpful assistant." in prompt
+    assert "My name is Ada." in prompt
+    assert "Question 0," not in prompt
+    assert "Question 199," in prompt
+    assert "And now?" in prompt
 
 
 def test_structured_output_is_the_answer_alone_and_fits_the_schema(dify: Dify) -> None:
