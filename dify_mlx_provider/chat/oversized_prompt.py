@@ -48,17 +48,17 @@ def explain(
     `reserve` the tokens that an answer should have, `earlier_turns` those that were left out already.
     """
     tokens, context = error.overflow.prompt_tokens, error.overflow.context_length
-    part = max(_parts(body, last_turn, documents), key=lambda each: each.size)
-    about = ""
-    of_rest = count(part.rest)
+    parts = list(_parts(body, last_turn, documents))
+    part = max(parts, key=lambda each: each.size)
     if tokens is None or context is None:
         return PromptTooLong(
             f"{_sentence(str(error))} {part.has} the most tokens of it. {part.advice}", error.overflow
         )
+    about = ""
+    of_rest = count(part.rest)
     if of_rest is None:
         about = "about "
-        estimated = sum(each.size for each in _parts(body, last_turn, documents))
-        of_rest = round(tokens * (1 - part.size / max(1, estimated)))
+        of_rest = round(tokens * (1 - part.size / max(1, sum(each.size for each in parts))))
     room = context - of_rest - reserve
     room = room if room > 0 else context - of_rest - 1
     without = f"Without the {earlier_turns} earlier turns, the" if earlier_turns else "The"
@@ -79,14 +79,17 @@ def _parts(body: Body, last_turn: int, documents: Sequence[tuple[str, str]]) -> 
     messages: Sequence[Mapping[str, Any]] = body["messages"]
     start = len(messages) - last_turn
     instructions = [
-        message for index, message in enumerate(messages) if index < start or message["role"] in _INSTRUCTIONS
+        index for index, message in enumerate(messages) if index < start or message["role"] in _INSTRUCTIONS
     ]
     if instructions:
         yield _Part(
             has="The app's instructions, retrieved knowledge included, have",
             advice="Shorten them, or retrieve fewer chunks (Top K).",
-            size=sum(map(estimate_message, instructions)),
-            rest={**body, "messages": [message for message in messages if message not in instructions]},
+            size=sum(estimate_message(messages[index]) for index in instructions),
+            rest={
+                **body,
+                "messages": [each for index, each in enumerate(messages) if index not in instructions],
+            },
         )
     if tools := body.get("tools"):
         yield _Part(
@@ -105,14 +108,14 @@ def _parts(body: Body, last_turn: int, documents: Sequence[tuple[str, str]]) -> 
                     has=f"The result of the tool {message.get('name') or '?'} has",
                     advice="Let the tool return less.",
                     size=estimate_message(message),
-                    rest=_replaced(body, index, ""),
+                    rest=_replaced(body, index, {**message, "content": ""}),
                 )
             case "assistant":
                 yield _Part(
                     has="What the model wrote for its tools has",
                     advice="Ask for less at once.",
                     size=estimate_message(message),
-                    rest=_replaced(body, index, ""),
+                    rest=_replaced(body, index, _without_text(message)),
                 )
 
 
@@ -128,21 +131,30 @@ def _question(body: Body, index: int, documents: Sequence[tuple[str, str]]) -> I
             has=f"The file {name} has",
             advice="Send a shorter one, or put it into a knowledge base.",
             size=size,
-            rest=_replaced(body, index, _without(message["content"], text)),
+            rest=_replaced(body, index, {**message, "content": _without(message["content"], text)}),
         )
     yield _Part(
         has="The last question has",
         advice="Shorten it, or send it in parts.",
         size=max(0, estimate_message(message) - in_files),
-        rest=_replaced(body, index, ""),
+        rest=_replaced(body, index, {**message, "content": ""}),
     )
 
 
-def _replaced(body: Body, index: int, content: Any) -> Body:
-    """The request with another content of one message."""
+def _replaced(body: Body, index: int, message: Mapping[str, Any]) -> Body:
+    """The request with another message in one place."""
     messages = list(body["messages"])
-    messages[index] = {**messages[index], "content": content}
+    messages[index] = message
     return {**body, "messages": messages}
+
+
+def _without_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a model wrote, without its texts: the calls alone, so that their results still have one."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": "{}"}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"role": message["role"], "content": "", **({"tool_calls": calls} if calls else {})}
 
 
 def _without(content: Any, text: str) -> Any:
