@@ -324,6 +324,19 @@ def test_grammars_are_prepared_after_loading_and_not_by_the_first_request() -> N
         models.stop()
 
 
+def test_of_a_model_that_has_yet_to_be_downloaded_nothing_is_claimed(factory: EngineFactory) -> None:
+    catalogue = Catalogue([ModelSpec(name="big", source="nobody/big")], allow_download=True)
+    models = MultiModelRegistry(catalogue, factory.load, EngineOptions(), Settings(), default_name="big")
+    try:
+        with served(models, Settings(port=0)) as server:
+            (model,) = server.call("/v1/models")[1]["data"]
+    finally:
+        factory.gate.set()
+        models.stop()
+    assert model["capabilities"] == []
+    assert not {"context_length", "reasoning"} & model.keys()
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/models"])
 def test_the_model_is_listed(path: str) -> None:
     with ScriptedEngine([]) as engine:
