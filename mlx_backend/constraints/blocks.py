@@ -21,7 +21,6 @@ from mlx_backend.constraints.mask import all_but
 from mlx_backend.constraints.states import ClosingText, EndOfReply, FixedTokens, FreeText, MatchedText
 from mlx_backend.constraints.vocabulary import MAX_LINE_BREAKS
 from mlx_backend.conversation.dialects.plain import END_MARKERS
-from mlx_backend.conversation.dialects.think import OPENERS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -45,10 +44,11 @@ def has_required_tokens(control_tokens: Set[str]) -> bool:
 
 
 class BlockGrammar:
-    """The replies of one model that reasons in a block, or not at all (`has_blocks`).
+    """The replies of one model that reasons in a block, or not at all.
 
-    `calls` is how it writes calls; with None its answers can be constrained, and its calls cannot. `end_tokens` are the
-    tokens that end a turn; None means those that dialects are known to use.
+    `openers` are what opens a block in its family, each with its closer. `calls` is how it writes calls; with None its
+    answers can be constrained, and its calls cannot. `end_tokens` are the tokens that end a turn; None means those that
+    dialects are known to use.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class BlockGrammar:
         vocabulary: Vocabulary,
         matchers: Matchers,
         *,
-        has_blocks: bool,
+        openers: Mapping[str, str],
         calls: JsonCalls | None,
         end_tokens: Collection[int] | None,
     ) -> None:
@@ -71,8 +71,8 @@ class BlockGrammar:
                 "Replies of this model cannot be constrained to a grammar: it is not known which token ends its turn."
             )
         template = vocabulary.tokenizer.chat_template or ""
-        known = {opener for opener in OPENERS if opener in vocabulary.ids or opener in template}
-        self.openers = {opener: OPENERS[opener] for opener in sorted(known)} if has_blocks else {}
+        known = {opener for opener in openers if opener in vocabulary.ids or opener in template}
+        self.openers = {opener: openers[opener] for opener in sorted(known)}
         self.has_call_tokens = vocabulary.ids.keys() >= set(self.call_markers)
 
     def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
@@ -179,13 +179,19 @@ class BlockCloser(ReasoningCloser):
     can_reopen = False
 
     def __init__(
-        self, tokenizer: Tokenizer, parser: ChannelParser, prompt_tail: str, *, has_tools: bool
+        self,
+        tokenizer: Tokenizer,
+        parser: ChannelParser,
+        prompt_tail: str,
+        *,
+        has_tools: bool,
+        openers: Collection[str],
     ) -> None:
         self._tokenizer = tokenizer
         self._parser = parser
         self._prompt_tail = prompt_tail
-        openers = [token for token, text in tokenizer.special_tokens.items() if text in OPENERS]
-        self._no_openers = all_but(tokenizer.vocabulary_size, openers) if openers else None
+        tokens = [token for token, text in tokenizer.special_tokens.items() if text in openers]
+        self._no_openers = all_but(tokenizer.vocabulary_size, tokens) if tokens else None
         self._was_closed = self._is_between = False
         self.cost = len(self._encode_closing())
 

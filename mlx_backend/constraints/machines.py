@@ -1,8 +1,8 @@
 """Which state machine constrains which dialect.
 
-To constrain the replies of a new family, write its machine and add it here. A family of blocks whose calls are not JSON
-needs none of its own: `block_grammar` without `calls` constrains its answers and its reasoning. A dialect that is not
-here is never constrained: its models offer no structured output, and a reasoning budget does nothing.
+A family of blocks needs no machine of its own: `block_machine` constrains its answers and its reasoning, and its
+calls where they are JSON in `<tool_call>`. For any other, write its machine and add it here. A dialect that is not here
+is never constrained: its models offer no structured output, and a reasoning budget does nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.constraints import blocks, harmony
+from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.harmony import HARMONY
-from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
-from mlx_backend.conversation.dialects.plain import PLAIN
-from mlx_backend.conversation.dialects.think import THINK
+from mlx_backend.conversation.dialects.json_calls import JsonCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Set
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.states import State
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.dialects.json_calls import JsonCalls
     from mlx_backend.conversation.events import Channel
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
@@ -78,12 +76,20 @@ def block_grammar(
     matchers: Matchers,
     end_tokens: Collection[int] | None,
     *,
-    has_blocks: bool,
+    openers: Mapping[str, str],
     calls: JsonCalls | None = None,
 ) -> blocks.BlockGrammar:
-    """Make the grammar of a family that reasons in a block; `calls` is its codec, if its calls are JSON."""
-    return blocks.BlockGrammar(
-        vocabulary, matchers, has_blocks=has_blocks, calls=calls, end_tokens=end_tokens
+    """Make the grammar of a family that reasons in blocks with these openers; `calls` is its codec, if it is JSON's."""
+    return blocks.BlockGrammar(vocabulary, matchers, openers=openers, calls=calls, end_tokens=end_tokens)
+
+
+def block_machine(dialect: Dialect) -> StateMachine:
+    """Return the machine of a family that writes blocks."""
+    calls = dialect.calls if isinstance(dialect.calls, JsonCalls) else None
+    return StateMachine(
+        grammar=partial(block_grammar, openers=dialect.blocks, calls=calls),
+        has_required_tokens=blocks.has_required_tokens,
+        closer=partial(blocks.BlockCloser, openers=dialect.blocks) if dialect.has_reasoning else None,
     )
 
 
@@ -93,13 +99,5 @@ STATE_MACHINES: Mapping[Dialect, StateMachine] = {
         has_required_tokens=harmony.has_required_tokens,
         closer=harmony.HarmonyCloser,
     ),
-    THINK: StateMachine(
-        grammar=partial(block_grammar, has_blocks=True, calls=JSON_CALLS),
-        has_required_tokens=blocks.has_required_tokens,
-        closer=blocks.BlockCloser,
-    ),
-    PLAIN: StateMachine(
-        grammar=partial(block_grammar, has_blocks=False),
-        has_required_tokens=blocks.has_required_tokens,
-    ),
+    **{dialect: block_machine(dialect) for dialect in DIALECTS.values() if dialect is not HARMONY},
 }

@@ -39,10 +39,14 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A message with a recipient begins. `index` counts the calls of this turn from 0."""
+    """A message with a recipient begins. `index` counts the calls of this turn from 0.
+
+    `id` is the model's own, where it writes one. It is unique in the turn only, if at all.
+    """
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,12 @@ type Event = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | Too
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A folded call: the tool's name without `functions.`, and the arguments as the model wrote them."""
+    """A folded call: the tool's name without `functions.`, the arguments as the model wrote them, its own id for it."""
 
     name: str
     arguments: str
     complete: bool = True
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.conversation.scanner import CONTROL
 from mlx_backend.conversation.tools import ToolSet
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ class ChannelParser:
     def _feed_control(self, marker: str) -> list[Event]:
         if self._closed:
             return []
+        if marker in self._reader.fragments:
+            self._feed_text(f"{self._held}{CONTROL}{marker}", by_ids=True)
+            return self._events()
         self._flush()
         if not self._reader.ended:
             self._reader.marker(marker)
@@ -131,7 +135,9 @@ class ChannelParser:
             markers = reader.spelt if by_ids else reader.markers
             before, marker, after = markers.cut(text)
             if before:
-                reader.text(before)
+                if rest := reader.text(before):
+                    text = rest + marker + after
+                    continue
                 if (reader.spelt if by_ids else reader.markers) is not markers:
                     text = marker + after
                     continue
@@ -144,8 +150,8 @@ class ChannelParser:
 
     def _flush(self) -> None:
         held, self._held = self._held, ""
-        if held and not self._reader.ended:
-            self._reader.text(held)
+        while held and not self._reader.ended:
+            held = self._reader.text(held) or ""
 
     def _events(self) -> list[Event]:
         events, self._reader.events = self._reader.events, []
@@ -156,7 +162,7 @@ def fold(events: Iterable[Event]) -> Message:
     """Join events to the message they mean. A list without its StreamEnd is a turn so far."""
     reasoning: list[str] = []
     content: list[str] = []
-    names: list[str] = []
+    names: list[tuple[str, str]] = []
     arguments: list[list[str]] = []
     complete: list[bool] = []
     finish: FinishReason = "stop"
@@ -166,8 +172,8 @@ def fold(events: Iterable[Event]) -> Message:
                 reasoning.append(text)
             case ContentDelta(text):
                 content.append(text)
-            case ToolCallStart(_, name):
-                names.append(name)
+            case ToolCallStart(_, name, own_id):
+                names.append((name, own_id))
                 arguments.append([])
                 complete.append(False)
             case ToolCallDelta(index, text):
@@ -177,8 +183,8 @@ def fold(events: Iterable[Event]) -> Message:
             case StreamEnd(reason):
                 finish = reason
     calls = tuple(
-        ToolCall(name, "".join(parts), whole)
-        for name, parts, whole in zip(names, arguments, complete, strict=True)
+        ToolCall(name, "".join(parts), whole, own_id)
+        for (name, own_id), parts, whole in zip(names, arguments, complete, strict=True)
     )
     return Message("".join(reasoning), "".join(content), calls, finish)
 

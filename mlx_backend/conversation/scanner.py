@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
+CONTROL = "\ufdd1"
+"""Stands before a control token that is only a part of a marker: a noncharacter, which no text may hold."""
+
+
 class MarkerSet:
     """A set of markers to look for at once. Immutable; make one per state of a reader, not one per stream.
 

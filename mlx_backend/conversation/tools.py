@@ -40,6 +40,17 @@ class ToolSet:
         """Return the JSON Schema of a tool's parameters; an empty one if it is not known."""
         return self._parameters.get(name, {})
 
+    def offered_name(self, name: str) -> str:
+        """Return the tool that a model means: models cannot say every name, and change what they cannot say.
+
+        Case, hyphens, a namespace before it. The name as it was written if no tool is like it.
+        """
+        name = name.strip()
+        if name in self.names or not self.names:
+            return name
+        bare = name.removeprefix("functions.").removeprefix("default_api.")
+        return bare if bare in self.names else self.find_similar(name, in_namespace=True) or name
+
     def find_prefix(self, text: str) -> str | None:
         """Find the longest name that `text` begins with. A content type or a channel may be glued to it."""
         for length in self._lengths:

@@ -1,14 +1,12 @@
 """Which dialect is constrained by which machine, and what happens to one that has none."""
 
 import dataclasses
-from functools import partial
 
 import pytest
 from byte_tokenizer import ByteTokenizer
 
 from mlx_backend.constraints import GrammarError, Grammars, can_constrain
-from mlx_backend.constraints.blocks import BlockCloser, has_required_tokens
-from mlx_backend.constraints.machines import STATE_MACHINES, StateMachine, block_grammar
+from mlx_backend.constraints.machines import STATE_MACHINES, block_machine
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
@@ -36,14 +34,10 @@ def test_a_family_without_a_machine_is_not_constrained() -> None:
 def test_a_family_of_blocks_whose_calls_are_not_json_has_its_answers_constrained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine = StateMachine(
-        grammar=partial(block_grammar, has_blocks=True),
-        has_required_tokens=has_required_tokens,
-        closer=BlockCloser,
-    )
-    monkeypatch.setitem(STATE_MACHINES, NEW_FAMILY, machine)
+    family = dataclasses.replace(NEW_FAMILY, calls=DIALECTS["qwen-xml"].calls)
+    monkeypatch.setitem(STATE_MACHINES, family, block_machine(family))
     tokenizer = ByteTokenizer(("<think>", "</think>", "<|im_end|>"), None)
-    grammars = Grammars(tokenizer, NEW_FAMILY)
+    grammars = Grammars(tokenizer, family)
     mask = grammars.json_object().start().allowed_mask()
     assert mask is not None
     [brace] = tokenizer.encode("{", control_tokens=False)

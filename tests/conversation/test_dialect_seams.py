@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mlx_backend.conversation.dialects import DIALECTS, detect
-from mlx_backend.conversation.dialects.base import BlockCalls, HistoryPolicy, Piece
-from mlx_backend.conversation.dialects.think import THINK, ThinkReader
+from mlx_backend.conversation.dialects.base import HistoryPolicy, JsonCallCodec, Piece
+from mlx_backend.conversation.dialects.block_format import BlockCalls, CallSection
+from mlx_backend.conversation.dialects.block_reader import BlockReader
+from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall
+from mlx_backend.conversation.dialects.think import FORMAT, THINK
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
 from mlx_backend.conversation.tools import ToolSet
@@ -48,39 +51,40 @@ def test_no_two_dialects_claim_the_same_leaked_markup() -> None:
 @pytest.mark.parametrize("dialect", WITH_CALLS, ids=lambda dialect: dialect.name)
 def test_a_call_that_a_dialect_writes_is_the_call_its_reader_reads(dialect: Dialect) -> None:
     assert dialect.calls is not None
-    pieces = [*dialect.calls.opening("get_age"), Piece('{"years": 3}'), *dialect.calls.closing]
+    pieces = dialect.calls.encode("get_age", {"years": 3})
     message = parse_text("".join(piece.text for piece in pieces), dialect, tools=[GET_AGE])
     [call] = message.tool_calls
     assert (call.name, call.arguments, message.finish) == ("get_age", '{"years": 3}', "tool_calls")
     assert not message.content
 
 
-class UntypedCalls(BlockCalls):
-    """`<use>name|key=value</use>`: only the schema tells what type a value has."""
+def test_where_arguments_are_json_what_stands_around_them_is_known() -> None:
+    codecs = [dialect.calls for dialect in WITH_CALLS if isinstance(dialect.calls, JsonCallCodec)]
+    assert codecs
+    for codec in codecs:
+        assert codec.encode("f", {"a": 1}) == (*codec.opening("f"), Piece('{"a": 1}'), *codec.closing)
 
-    opener, closer = "<use>", "</use>"
 
-    def is_taught_by(self, template: str) -> bool:
-        return self.opener in template
+class UntypedCalls(CallSyntax):
+    """`name|key=value`: only the schema tells what type a value has."""
 
-    def opening(self, name: str) -> tuple[Piece, ...]:
-        return Piece(self.opener, marker=True), Piece(f"{name}|")
-
-    @property
-    def closing(self) -> tuple[Piece, ...]:
-        return (Piece(self.closer, marker=True),)
-
-    def decode(self, body: str, tools: ToolSet) -> tuple[str, str]:
+    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         name, _, pair = body.partition("|")
         key, _, value = pair.partition("=")
         properties: Mapping[str, Any] = tools.parameters(name).get("properties", {})
         is_number = properties.get(key, {}).get("type") == "integer"
-        return name, f'{{"{key}": {value if is_number else f"{chr(34)}{value}{chr(34)}"}}}'
+        return [DecodedCall(name, f'{{"{key}": {value if is_number else f"{chr(34)}{value}{chr(34)}"}}}')]
+
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        return (Piece(f"{name}|" + "".join(f"{key}={value}" for key, value in arguments.items())),)
 
 
 def test_a_codec_sees_the_schemas_of_the_request() -> None:
-    codec = UntypedCalls()
-    family = dataclasses.replace(THINK, name="untyped", calls=codec, reader=partial(ThinkReader, calls=codec))
+    section = CallSection(openers=("<use>",), closer="</use>", syntax=UntypedCalls())
+    form = dataclasses.replace(FORMAT, sections=(section,))
+    family = dataclasses.replace(
+        THINK, name="untyped", calls=BlockCalls(form), reader=partial(BlockReader, form=form)
+    )
     text = "<think>hm</think>\n<use>get_age|years=3</use>"
     typed = parse_text(text, family, tools=[GET_AGE])
     untyped = parse_text(text, family, tools=["get_age"])
@@ -89,6 +93,8 @@ def test_a_codec_sees_the_schemas_of_the_request() -> None:
     parser = ChannelParser(family, tools=[GET_AGE])
     events = [*(event for character in text for event in parser.feed(character)), *parser.close()]
     assert fold(events) == typed
+    assert family.calls is not None
+    assert "".join(piece.text for piece in family.calls.encode("get_age", {"years": 3})) in text
 
 
 def test_tools_may_be_definitions_or_names() -> None:
@@ -121,8 +127,8 @@ def test_the_history_policy_says_which_reasoning_stays(keeps: bool, kept: list[s
         ("<|channel|>analysis", "harmony"),
         ("analysisWe need", "harmony"),
         ("analysis of it", None),
-        ("<think>hm", "think"),
-        ("◁think▷", "think"),
+        ("<think>hm", "hermes-json"),
+        ("◁think▷", "hermes-json"),
         ("Hello", None),
     ],
 )

@@ -1,27 +1,57 @@
 """The dialects: one object per family of models, and how to tell which family a model belongs to.
 
-To add a family, write a module with its `Dialect` and put it in the registry below.
+To add a family, write a module with its `Dialect`, or a row of `families`, and put it in the registry below.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.base import Dialect
+from mlx_backend.conversation.dialects.families import FAMILIES, FAMILIES_WITHOUT_MARKERS
 from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.dialects.plain import PLAIN
 from mlx_backend.conversation.dialects.think import THINK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["DIALECTS", "Dialect", "detect"]
 
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (HARMONY, THINK, PLAIN)}
-"""Every dialect by its name, in the order in which they are tried. The last one recognises any model."""
+
+class DialectRegistry(Mapping[str, Dialect]):
+    """Dialects by name, in the order in which they are tried. An alias finds its dialect, and is not listed."""
+
+    def __init__(self, dialects: Iterable[Dialect]) -> None:
+        self._by_name = {dialect.name: dialect for dialect in dialects}
+        self._by_alias = {alias: dialect for dialect in self._by_name.values() for alias in dialect.aliases}
+
+    def __getitem__(self, name: str) -> Dialect:
+        """Find the dialect of a name or an alias. Raises KeyError."""
+        return self._by_name.get(name) or self._by_alias[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        """Count the dialects."""
+        return len(self._by_name)
+
+
+DIALECTS = DialectRegistry((HARMONY, *FAMILIES, THINK, *FAMILIES_WITHOUT_MARKERS, PLAIN))
+"""Every dialect. The last one recognises any model."""
 
 
 def detect(chat_template: str | None, control_tokens: Iterable[str]) -> Dialect:
-    """Return the dialect a model speaks, from its template and its control tokens."""
-    template, tokens = chat_template or "", frozenset(control_tokens)
-    return next(dialect for dialect in DIALECTS.values() if dialect.recognises(template, tokens))
+    """Return the dialect a model speaks: by its template, and if that tells nothing by its control tokens.
+
+    Vocabularies are inherited, and hold markers that a model was never trained to write.
+    """
+    by_template = _first(chat_template or "", frozenset())
+    return by_template if by_template is not PLAIN else _first("", frozenset(control_tokens))
+
+
+def _first(template: str, control_tokens: frozenset[str]) -> Dialect:
+    return next(dialect for dialect in DIALECTS.values() if dialect.recognises(template, control_tokens))

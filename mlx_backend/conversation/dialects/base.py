@@ -6,6 +6,7 @@ markers and hands over both in order.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,6 +56,9 @@ class Reader:
     `last` and `before_last`, which hold the last two pieces put out.
     """
 
+    fragments: Set[str] = frozenset()
+    """Control tokens that are parts of markers: the parser hands them over in text, with `scanner.CONTROL` before."""
+
     __slots__ = (
         "_call_count",
         "_complete_calls",
@@ -98,8 +102,8 @@ class Reader:
         """
         return ()
 
-    def text(self, text: str) -> None:
-        """Take plain text, which is never empty."""
+    def text(self, text: str) -> str | None:
+        """Take plain text, which is never empty. Return the end of it that has to be cut at markers afresh, if any."""
         raise NotImplementedError
 
     def marker(self, marker: str) -> None:
@@ -127,8 +131,8 @@ class Reader:
             case Channel.FINAL:
                 self.delta = ContentDelta
 
-    def _open_call(self, name: str) -> None:
-        self.events.append(ToolCallStart(self._call_count, name))
+    def _open_call(self, name: str, own_id: str = "") -> None:
+        self.events.append(ToolCallStart(self._call_count, name, own_id))
         self.delta = partial(ToolCallDelta, self._call_count)
         self._has_spoken = self._in_call = True
 
@@ -173,11 +177,19 @@ class ResponseFormatWriter(Protocol):
 
 
 class CallCodec(ABC):
-    """How a family writes a call to a tool. Reading one back is the reader's work, or `BlockCalls.decode`'s."""
+    """How a family writes a call to a tool. Reading one back is the reader's work."""
 
     @abstractmethod
     def is_taught_by(self, template: str) -> bool:
         """Whether the calls that a chat template teaches its model are written like this."""
+
+    @abstractmethod
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        """Write a whole call, with the markers around it."""
+
+
+class JsonCallCodec(CallCodec):
+    """A family that writes arguments as JSON: what stands around them does not depend on them."""
 
     @abstractmethod
     def opening(self, name: str) -> tuple[Piece, ...]:
@@ -188,19 +200,10 @@ class CallCodec(ABC):
     def closing(self) -> tuple[Piece, ...]:
         """What stands behind the arguments."""
 
-
-class BlockCalls(CallCodec):
-    """Calls that stand in a block between two markers: its text is gathered, and decoded once the block is closed."""
-
-    opener: str
-    closer: str
-
-    @abstractmethod
-    def decode(self, body: str, tools: ToolSet) -> tuple[str, str]:
-        """Return a call's name and its arguments as text. The name is "" if the block holds no call.
-
-        `tools` has the schemas of the parameters, for families that write values without their types.
-        """
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        """Write a whole call."""
+        written = json.dumps(arguments, ensure_ascii=False)
+        return *self.opening(name), Piece(written), *self.closing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +251,10 @@ class Dialect:
 
     name: str
     """The name people give it: `mlx-backend parse --dialect`."""
+    aliases: tuple[str, ...] = ()
+    """Other names that people know its models by."""
     recognises: Callable[[str, Set[str]], bool]
-    """Whether a model speaks it, by its chat template and its control tokens."""
+    """Whether a model speaks it, by its chat template and its control tokens; either may be empty."""
     reader: ReaderFactory
     """Makes what reads its output."""
     continuation: ContinuationWriter
@@ -268,3 +273,7 @@ class Dialect:
     """A chat template that holds one of these writes or looks for reasoning."""
     history: HistoryPolicy = HistoryPolicy()
     leaks: RawMarkup = RawMarkup()
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    """The blocks in which it reasons, opener -> closer, where they are blocks."""
+    example: str = ""
+    """A turn with reasoning and a call to `get_weather`, as far as it can write them, as its models do."""

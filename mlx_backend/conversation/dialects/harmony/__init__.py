@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import CallCodec, Continuation, Dialect, Piece, RawMarkup
+from mlx_backend.conversation.dialects.base import Continuation, Dialect, JsonCallCodec, Piece, RawMarkup
 from mlx_backend.conversation.dialects.harmony.header import parse_header
 from mlx_backend.conversation.dialects.harmony.markers import (
     CALL,
@@ -85,7 +85,7 @@ def _header(channel: Channel, opened: Channel | None) -> list[Piece]:
     return [Piece(CHANNEL, marker=True), Piece(channel.value), Piece(MESSAGE, marker=True)]
 
 
-class HarmonyCalls(CallCodec):
+class HarmonyCalls(JsonCallCodec):
     """A call is a message with a recipient. The reader streams its arguments as they come."""
 
     def is_taught_by(self, template: str) -> bool:
@@ -119,6 +119,10 @@ HARMONY = Dialect(
     tokens=HARMONY_TOKENS,
     calls=HARMONY_CALLS,
     response_format=response_format,
+    example=(
+        f"{CHANNEL}analysis{MESSAGE}I need the weather.{END}{START}assistant"
+        f'{CHANNEL}commentary to=functions.get_weather {CONSTRAIN}json{MESSAGE}{{"city": "Paris", "days": 3}}{CALL}'
+    ),
     reasoning_markers=(f"{CHANNEL}{Channel.ANALYSIS}",),
     leaks=RawMarkup(
         openers=(CHANNEL, START, MESSAGE),

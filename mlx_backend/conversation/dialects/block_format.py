@@ -1,0 +1,178 @@
+"""The table of a family that writes blocks: how reasoning, answer and calls are marked. `block_reader` reads by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.conversation.dialects.base import CallCodec, Continuation, Piece
+from mlx_backend.conversation.events import Channel
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Mapping
+
+    from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan
+
+
+class CallsInReasoning(Enum):
+    """What a call within a block of reasoning means."""
+
+    CLOSE = auto()
+    """The block has ended without its closer. What looks like a call of no offered tool is part of the reasoning."""
+    STAY = auto()
+    """It is a call, and the block goes on behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBlock:
+    """One call, or more where the syntax has lists."""
+
+    opener: str = ""
+    """The marker before it. "" for calls without: they begin the answer, with what `head` says."""
+    closers: tuple[str, ...] = ()
+    """The markers behind it. None: it ends with its text's last bracket (`span`), or with the turn."""
+    syntax: CallSyntax
+    is_text: bool = False
+    """The opener is no control token but part of the call's text, and does not begin a call within reasoning."""
+    head: re.Pattern[str] | None = None
+    """What a call without an opener begins with (see `CallSyntax.head`)."""
+    span: type[JsonSpan] | type[PythonSpan] | None = None
+    """What finds the end of a call without a closer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSection:
+    """Markers around calls: around `CallBlock`s, or around the text of a call (`syntax`)."""
+
+    openers: tuple[str, ...]
+    """The first is how it is written."""
+    closer: str
+    more_closers: tuple[str, ...] = ()
+    syntax: CallSyntax | None = None
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """Every closer."""
+        return self.closer, *self.more_closers
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBlock:
+    """Markers around the answer; text without them is an answer, too."""
+
+    opener: str
+    closer: str
+    has_layout: bool = False
+    """Line breaks before the closer are not part of the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFormat:
+    """How one family's turns are written."""
+
+    reasoning: Mapping[str, str] = field(default_factory=dict)
+    """Every way to open a block of reasoning, with its closer. The first is how it is written."""
+    is_anywhere: bool = False
+    """A block may also begin in the middle of the answer: its opener cannot be meant as text."""
+    answers: tuple[AnswerBlock, ...] = ()
+    sections: tuple[CallSection, ...] = ()
+    """The first is how calls are written."""
+    blocks: tuple[CallBlock, ...] = ()
+    """In and outside of sections. The first that has an opener is how calls are written."""
+    calls_in_reasoning: CallsInReasoning = CallsInReasoning.CLOSE
+    separators: str = ""
+    """Characters between calls, beside blanks."""
+    ends: frozenset[str] = frozenset()
+    """Control tokens that end a turn, and are looked for by their spelling where there are no ids."""
+    suffixes: tuple[str, ...] = ()
+    """What may stand in a marker behind a colon, `<think:…>`: each of the family's checkpoints has its own."""
+
+    @cached_property
+    def markers(self) -> frozenset[str]:
+        """Every marker but those that end a turn."""
+        return frozenset(
+            {
+                *self.reasoning.keys(),
+                *self.reasoning.values(),
+                *(marker for block in self.answers for marker in (block.opener, block.closer)),
+                *(marker for section in self.sections for marker in (*section.openers, *section.closers)),
+                *(marker for block in self.blocks for marker in (block.opener, *block.closers) if marker),
+            }
+        )
+
+    def opens_in(self, prompt_tail: str) -> Channel | None:
+        """From the end of a rendered prompt: ANALYSIS in an opened block, FINAL behind one or in an opened answer."""
+        text = prompt_tail.rstrip()
+        endings = {
+            **dict.fromkeys(self.reasoning.values(), Channel.FINAL),
+            **dict.fromkeys((block.opener for block in self.answers), Channel.FINAL),
+            **dict.fromkeys(self.reasoning, Channel.ANALYSIS),
+        }
+        for suffix in ("", *(f":{suffix}" for suffix in self.suffixes)):
+            for marker, channel in endings.items():
+                if text.endswith(suffixed(marker, suffix) if suffix else marker):
+                    return channel
+        return None
+
+    def continuation(self, reasoning: str, content: str, *, opened: Channel | None = None) -> Continuation:
+        """Write a begun answer behind the generation prompt, or behind the block that the prompt has opened."""
+        pieces: list[Piece] = []
+        opener, closer = next(iter(self.reasoning.items()), ("", ""))
+        if reasoning and opener:
+            if opened is not Channel.ANALYSIS:
+                pieces += [Piece(opener, marker=True), Piece("\n")]
+            pieces.append(Piece(reasoning))
+            opened = Channel.ANALYSIS
+        if content:
+            if opened is Channel.ANALYSIS:
+                pieces += [Piece("\n"), Piece(closer, marker=True), Piece("\n\n")]
+            if self.answers and opened is not Channel.FINAL:
+                pieces.append(Piece(self.answers[0].opener, marker=True))
+            pieces.append(Piece(content))
+            opened = Channel.FINAL
+        return Continuation(tuple(pieces), opened)
+
+
+class BlockCalls(CallCodec):
+    """Writes the calls of a format."""
+
+    def __init__(self, form: BlockFormat, *, taught_by: tuple[str, ...] = ()) -> None:
+        self._section = form.sections[0] if form.sections else None
+        self._block = next((block for block in form.blocks if block.opener), None)
+        if self._section is not None and self._section.syntax is not None:
+            self._block = None
+        self._bare = next((block for block in form.blocks if not block.opener), None)
+        self._taught_by = taught_by
+
+    def is_taught_by(self, template: str) -> bool:
+        """Whether a template holds what its calls begin with."""
+        openers = [
+            *(self._section.openers if self._section else ()),
+            self._block.opener if self._block else "",
+        ]
+        return any(opener in template for opener in (*openers, *self._taught_by) if opener)
+
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        """Write a call in its block, and that in its section."""
+        section, block = self._section, self._block
+        syntax = section.syntax if section and section.syntax else (block or self._bare_block).syntax
+        pieces = [*syntax.encode(name, arguments)]
+        if block is not None and not block.is_text:
+            closing = [Piece(block.closers[0], marker=True)] if block.closers else []
+            pieces = [Piece(block.opener, marker=True), *pieces, *closing]
+        if section is not None:
+            pieces = [Piece(section.openers[0], marker=True), *pieces, Piece(section.closer, marker=True)]
+        return tuple(pieces)
+
+    @property
+    def _bare_block(self) -> CallBlock:
+        assert self._bare is not None
+        return self._bare
+
+
+def suffixed(marker: str, suffix: str) -> str:
+    """Put a suffix into a marker: `<think>` -> `<think:suffix>`. Other markers have none."""
+    return f"{marker[:-1]}{suffix}>" if marker.startswith("<") and marker.endswith(">") else marker

@@ -1,0 +1,173 @@
+"""What a syntax of calls is: how the text of a call block is read, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mlx_backend.conversation.dialects.base import Piece
+    from mlx_backend.conversation.tools import ToolSet
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedCall:
+    """A call that was read. `id` is the model's own, if it writes one."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedCall:
+    """The beginning of a call whose arguments are JSON: they begin at `arguments_at` of the text so far."""
+
+    name: str
+    arguments_at: int
+    id: str = ""
+
+
+class CallSyntax(ABC):
+    """How calls are written between the markers that open and close a block."""
+
+    head: re.Pattern[str] | None = None
+    """What a body may begin with, as a pattern that every beginning of such a body matches as a whole. None: anything.
+
+    Text behind an opener that cannot be a call's is known at once to be text."""
+    head_length = 160
+    """Characters of a body that are held against `head`."""
+
+    @abstractmethod
+    def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
+        """Return the calls in a body, none if it holds none. A body may be cut anywhere; nothing raises.
+
+        `tools` has the schemas of the parameters, for syntaxes that write values without their types.
+        """
+
+    @abstractmethod
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        """Write a call, without the markers of its block."""
+
+    def begin(self, body: str) -> StreamedCall | None:
+        """Find where JSON arguments begin, if they can be put out while they are written, and as they are."""
+        return None
+
+    def is_open(self, body: str) -> bool:
+        """Whether a body ends within a value, where what looks like the call's closer may be part of the value."""
+        return False
+
+    def is_whole(self, body: str) -> bool:
+        """Whether a body may end here: then an opener behind it begins another call."""
+        return True
+
+
+def first_wrong(head: re.Pattern[str], text: str) -> int | None:
+    """Return the first character with which a text stops being a beginning; `head` matches every beginning."""
+    if head.fullmatch(text):
+        return None
+    low, high = 0, len(text)  # text[:low] is a beginning, text[:high] is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if head.fullmatch(text, 0, middle) else (low, middle)
+    return low
+
+
+def to_json(value: Any) -> str:
+    """Write a value as JSON."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def beginnings(words: Iterable[str], then: str) -> str:
+    """Return a pattern that every beginning of one of these words matches, and of what stands behind it."""
+    patterns = []
+    for word in words:
+        pattern = f"(?:{then})?"
+        for letter in reversed(word):
+            pattern = f"(?:{re.escape(letter)}{pattern})?"
+        patterns.append(pattern)
+    return "|".join(patterns)
+
+
+_JSON_CHARACTERS = re.compile(r'["\\{}\[\]]')
+
+
+class Span(Protocol):
+    """Finds the end of a value that comes in pieces."""
+
+    def end(self, text: str) -> int:
+        """Take a piece; return where in it the value ends, -1 if it does not."""
+        ...
+
+
+class JsonSpan:
+    """Implements `Span` for a JSON object or list. `is_escaped`: the last piece ended with a backslash in a string."""
+
+    SPECIAL = '"\\{}[]'
+    """A piece without these changes nothing."""
+
+    __slots__ = ("_depth", "in_string", "is_escaped")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self.in_string = self.is_escaped = False
+
+    def end(self, text: str) -> int:
+        """Take a piece; return where in it the value ends, -1 if it does not."""
+        escaped_at = 0 if self.is_escaped else -1
+        self.is_escaped = False
+        for match in _JSON_CHARACTERS.finditer(text):
+            at, character = match.start(), match[0]
+            if at == escaped_at:
+                continue
+            if self.in_string:
+                if character == "\\":
+                    escaped_at = at + 1
+                    self.is_escaped = escaped_at == len(text)
+                elif character == '"':
+                    self.in_string = False
+            elif character == '"':
+                self.in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return match.end()
+        return -1
+
+
+class PythonSpan:
+    """Implements `Span` for a Python list or call."""
+
+    __slots__ = ("_depth", "_escaped", "_quote")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+
+    def end(self, text: str) -> int:
+        """Take a piece; return where in it the value ends, -1 if it does not."""
+        for at, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quote:
+                if character == "\\":
+                    self._escaped = True
+                elif character == self._quote:
+                    self._quote = ""
+            elif character in "\"'":
+                self._quote = character
+            elif character in "([{":
+                self._depth += 1
+            elif character in ")]}":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return at + 1
+        return -1

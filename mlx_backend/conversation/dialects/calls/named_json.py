@@ -1,0 +1,95 @@
+"""Calls as a name, a separator, and JSON arguments.
+
+get_age[ARGS]{…}                                        Mistral (also with [CALL_ID]…, also without [ARGS])
+get_age<｜tool▁sep｜>{…}                                 DeepSeek V3.1
+function<｜tool▁sep｜>get_age\\n```json\\n{…}\\n```        DeepSeek V3, R1
+functions.get_age:0<|tool_call_argument_begin|>{…}      Kimi K2: name and index are the call's own id
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.conversation.dialects.base import Piece
+from mlx_backend.conversation.dialects.calls.base import (
+    CallSyntax,
+    DecodedCall,
+    JsonSpan,
+    StreamedCall,
+    to_json,
+)
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects, is_end_of_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mlx_backend.conversation.tools import ToolSet
+
+_NAME = r"[\w.:/-]{1,256}"
+_OBJECTS = JsonObjects()
+
+
+class NamedJson(CallSyntax):
+    """`beginnings` match everything before the arguments, with the groups `name` and, if it has one, `id`.
+
+    They are tried in order. `before` and `after` are how it is written.
+    """
+
+    def __init__(
+        self, *beginnings: str, before: tuple[Piece, ...], after: tuple[Piece, ...] = (), head: str = ""
+    ) -> None:
+        self._beginnings = [re.compile(beginning, re.DOTALL) for beginning in beginnings]
+        self._before, self._after = before, after
+        self.head = re.compile(head, re.DOTALL) if head else None
+
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        """Write a call."""
+        written = [Piece(piece.text.replace("{name}", name), marker=piece.marker) for piece in self._before]
+        return *written, Piece(to_json(arguments)), *self._after
+
+    def begin(self, body: str) -> StreamedCall | None:
+        """Find the arguments behind the separator."""
+        match = self._match(body)
+        if match is None or body[match.end() : match.end() + 1] != "{":
+            return None
+        return StreamedCall(match["name"].strip(), match.end(), match.groupdict().get("id") or "")
+
+    def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
+        """Return the call; what stands there instead of JSON objects is its arguments as they were written."""
+        match = self._match(body)
+        if match is None:
+            return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else []
+        name, own_id = match["name"].strip(), match.groupdict().get("id") or ""
+        arguments = body[match.end() :]
+        end = JsonSpan().end(arguments) if arguments[:1] == "{" else -1
+        if end >= 0 and is_end_of_object(arguments[end:]):
+            arguments = arguments[:end]
+        arguments = arguments.strip().removesuffix("```").rstrip()
+        return [DecodedCall(name, "{}" if arguments in ("", "null") else arguments, own_id)]
+
+    def _match(self, body: str) -> re.Match[str] | None:
+        found = (beginning.match(body) for beginning in self._beginnings)
+        return next((match for match in found if match), None)
+
+
+MISTRAL_ARGS = NamedJson(
+    rf"\s*(?P<name>{_NAME})\s*(?:\[CALL_ID\]\s*(?P<id>[^\[\]\s]{{1,128}})\s*)?(?:\[ARGS\]\s*|(?=\{{))",
+    before=(Piece("{name}"), Piece("[ARGS]", marker=True)),
+    head=r"\s*(?:[\[{].*|[\w.:/-]{1,256}\s*(?:[\[{].*)?)?",
+)
+_SEPARATOR = Piece("<｜tool▁sep｜>", marker=True)
+_DEEPSEEK_BEGINNINGS = (
+    r"\s*function\s*<｜tool▁sep｜>\s*(?P<name>[^\s`{<]{1,256})\s*```(?:json)?\s*",
+    r"\s*(?P<name>[^\s<]{1,256})\s*<｜tool▁sep｜>\s*(?:```(?:json)?\s*)?",
+)
+DEEPSEEK_V3 = NamedJson(
+    *_DEEPSEEK_BEGINNINGS,
+    before=(Piece("function"), _SEPARATOR, Piece("{name}\n```json\n")),
+    after=(Piece("\n```"),),
+)
+DEEPSEEK_V31 = NamedJson(*_DEEPSEEK_BEGINNINGS, before=(Piece("{name}"), _SEPARATOR))
+KIMI_K2 = NamedJson(
+    r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]{1,256}?)(?::\d{1,9})?)\s*<\|tool_call_argument_begin\|>\s*",
+    before=(Piece("functions.{name}:0"), Piece("<|tool_call_argument_begin|>", marker=True)),
+)

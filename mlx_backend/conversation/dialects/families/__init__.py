@@ -1,0 +1,61 @@
+"""The families that write blocks: a row each, in the modules of this folder.
+
+What a row says is read from the families' own chat templates and from what their models write. How calls are written is
+`calls/`; what reads by these tables is `block_reader`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.families.control_tokens import (
+    APERTUS,
+    COHERE,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    KIMI_K2,
+    KIMI_K3,
+    MISTRAL,
+)
+from mlx_backend.conversation.dialects.families.function_tags import (
+    GRANITE,
+    GRANITE_42,
+    MIMO,
+    MINICPM,
+    NEMOTRON,
+    QWEN_XML,
+    SEED_OSS,
+    STEP,
+)
+from mlx_backend.conversation.dialects.families.invoke_tags import DSML, MINIMAX_M2, MINIMAX_M3
+from mlx_backend.conversation.dialects.families.key_value_tags import (
+    GLM,
+    HUNYUAN,
+    K2_HORIZON,
+    LAGUNA,
+    LING,
+    LONGCAT,
+)
+from mlx_backend.conversation.dialects.families.python_and_gemma import (
+    FUNCTION_GEMMA,
+    GEMMA_3,
+    GEMMA_4,
+    LFM2,
+    LLAMA_3,
+    LLAMA_PYTHONIC,
+    OLMO,
+)
+
+if TYPE_CHECKING:
+    from mlx_backend.conversation.dialects.base import Dialect
+
+FAMILIES: tuple[Dialect, ...] = (
+    *(KIMI_K3, GEMMA_4, FUNCTION_GEMMA, MINIMAX_M3, MINIMAX_M2, DSML, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2),
+    *(MISTRAL, SEED_OSS, LONGCAT, K2_HORIZON, HUNYUAN, APERTUS, COHERE, LFM2),
+    *(LAGUNA, LING, GLM),
+    *(GRANITE_42, NEMOTRON, STEP, MIMO, QWEN_XML, MINICPM, OLMO, GRANITE),
+)
+"""In the order in which they are tried: what a family shares with others stands in the later rows."""
+
+FAMILIES_WITHOUT_MARKERS: tuple[Dialect, ...] = (LLAMA_PYTHONIC, LLAMA_3, GEMMA_3)
+"""Recognised by how turns begin, and therefore tried behind every family that is known by how it calls tools."""

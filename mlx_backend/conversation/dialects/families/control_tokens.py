@@ -1,0 +1,186 @@
+"""Families that write calls between control tokens of their own: Mistral, DeepSeek, Kimi, Apertus, Cohere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.block_format import (
+    AnswerBlock,
+    BlockFormat,
+    CallBlock,
+    CallSection,
+    CallsInReasoning,
+)
+from mlx_backend.conversation.dialects.calls.base import JsonSpan
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.named_json import DEEPSEEK_V3 as DEEPSEEK_V3_CALLS
+from mlx_backend.conversation.dialects.calls.named_json import DEEPSEEK_V31 as DEEPSEEK_V31_CALLS
+from mlx_backend.conversation.dialects.calls.named_json import KIMI_K2 as KIMI_K2_CALLS
+from mlx_backend.conversation.dialects.calls.named_json import MISTRAL_ARGS
+from mlx_backend.conversation.dialects.calls.xtml import (
+    CALL_CLOSER,
+    CALL_OPENER,
+    CLOSE,
+    OPEN,
+    SEPARATOR,
+    XtmlCalls,
+)
+from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, has, leaked_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from mlx_backend.conversation.dialects.base import Dialect
+
+
+MISTRAL = family(
+    "mistral",
+    *("devstral", "magistral", "ministral", "mistral-small"),
+    recognises=has(("[TOOL_CALLS]",), ("[INST]", "[/INST]")),
+    form=BlockFormat(
+        reasoning={"[THINK]": "[/THINK]", **THINK_TAGS},
+        blocks=(CallBlock(opener="[TOOL_CALLS]", syntax=MISTRAL_ARGS, span=JsonSpan),),
+        separators=",;",
+        ends=frozenset({"</s>"}),
+    ),
+    example='[THINK]I need the weather.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}</s>',
+    leaks=leaked_calls("[TOOL_CALLS]"),
+)
+
+
+def _deepseek(
+    name: str, *aliases: str, syntax: CallBlock, recognises: Callable[[str, Set[str]], bool], example: str
+) -> Dialect:
+    return family(
+        name,
+        *aliases,
+        recognises=recognises,
+        form=BlockFormat(
+            reasoning=THINK_TAGS,
+            sections=(CallSection(openers=("<｜tool▁calls▁begin｜>",), closer="<｜tool▁calls▁end｜>"),),
+            blocks=(syntax,),
+            ends=frozenset({"<｜end▁of▁sentence｜>"}),
+        ),
+        example=example,
+        leaks=leaked_calls("<｜tool▁calls▁begin｜>") if name == "deepseek-v3" else None,
+    )
+
+
+_DEEPSEEK_MARKERS = ("<｜tool▁call▁begin｜>", ("<｜tool▁call▁end｜>",))
+DEEPSEEK_V3 = _deepseek(
+    "deepseek-v3",
+    "deepseek-r1",
+    syntax=CallBlock(opener=_DEEPSEEK_MARKERS[0], closers=_DEEPSEEK_MARKERS[1], syntax=DEEPSEEK_V3_CALLS),
+    recognises=has(("<｜tool▁sep｜>", "```json")),
+    example=(
+        f"{REASONED}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Paris", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+)
+DEEPSEEK_V31 = _deepseek(
+    "deepseek-v3.1",
+    syntax=CallBlock(opener=_DEEPSEEK_MARKERS[0], closers=_DEEPSEEK_MARKERS[1], syntax=DEEPSEEK_V31_CALLS),
+    recognises=has(("<｜tool▁sep｜>",)),
+    example=(
+        f"{REASONED}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        '{"city": "Paris", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+)
+_KIMI_SECTIONS = CallSection(
+    openers=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+    closer="<|tool_calls_section_end|>",
+    more_closers=("<|tool_call_section_end|>",),
+)
+KIMI_K2 = family(
+    "kimi-k2",
+    *("kimi", "kimi-k2-thinking", "kimi-k2.5", "kimi-k2.6"),
+    recognises=has(("<|tool_calls_section_begin|>",), ("<|tool_call_argument_begin|>",)),
+    form=BlockFormat(
+        reasoning={**THINK_TAGS, "◁think▷": "◁/think▷"},
+        sections=(_KIMI_SECTIONS,),
+        blocks=(
+            CallBlock(opener="<|tool_call_begin|>", closers=("<|tool_call_end|>",), syntax=KIMI_K2_CALLS),
+        ),
+    ),
+    example=(
+        "<think>I need the weather.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        '<|tool_call_argument_begin|>{"city": "Paris", "days": 3}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
+    leaks=leaked_calls("<|tool_calls_section_begin|>"),
+)
+
+
+def _xtml(word: str) -> tuple[str, str]:
+    return f"{OPEN}{word}{SEPARATOR}", f"{CLOSE}{word}{SEPARATOR}"
+
+
+KIMI_K3 = family(
+    "kimi-k3",
+    recognises=has((OPEN, SEPARATOR)),
+    form=BlockFormat(
+        reasoning=dict([_xtml("think")]),
+        is_anywhere=True,
+        answers=(AnswerBlock(*_xtml("response")), AnswerBlock(*_xtml("message"))),
+        sections=(CallSection(openers=(_xtml("tools")[0],), closer=_xtml("tools")[1]),),
+        blocks=(CallBlock(opener=CALL_OPENER, closers=(CALL_CLOSER,), syntax=XtmlCalls(), is_text=True),),
+        ends=frozenset({"<|end_of_msg|>"}),
+    ),
+    example=(
+        "<|open|>think<|sep|>I need the weather.<|close|>think<|sep|><|open|>response<|sep|>I look."
+        '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
+        '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>"
+    ),
+    leaks=leaked_calls(_xtml("tools")[0]),
+    taught_by=(OPEN,),
+)
+
+APERTUS = family(
+    "apertus",
+    recognises=has(("<|tools_prefix|>",), ("<|inner_prefix|>",)),
+    form=BlockFormat(
+        reasoning={"<|inner_prefix|>": "<|inner_suffix|>"},
+        is_anywhere=True,
+        sections=(
+            CallSection(
+                openers=("<|tools_prefix|>",),
+                closer="<|tools_suffix|>",
+                syntax=JsonObjects(in_list=True, by_name=True, around=("", "")),
+            ),
+        ),
+        calls_in_reasoning=CallsInReasoning.STAY,
+        separators=",",
+        ends=frozenset({"<|assistant_end|>"}),
+    ),
+    example=(
+        "<|inner_prefix|>I need the weather.<|inner_suffix|>"
+        '<|tools_prefix|>[{"get_weather": {"city": "Paris", "days": 3}}]<|tools_suffix|>'
+    ),
+    leaks=leaked_calls("<|tools_prefix|>"),
+)
+_COHERE_CALLS = JsonObjects(
+    name_key="tool_name", arguments_key="parameters", in_list=True, index_key="tool_call_id", around=("", "")
+)
+COHERE = family(
+    "cohere",
+    *("command-a", "command-r7b", "cohere2"),
+    recognises=has(("<|START_ACTION|>",), ("<|START_RESPONSE|>",), ("<|START_THINKING|>",)),
+    form=BlockFormat(
+        reasoning={"<|START_THINKING|>": "<|END_THINKING|>"},
+        is_anywhere=True,
+        answers=(
+            AnswerBlock("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+            AnswerBlock("<|START_TEXT|>", "<|END_TEXT|>"),
+        ),
+        sections=(CallSection(openers=("<|START_ACTION|>",), closer="<|END_ACTION|>", syntax=_COHERE_CALLS),),
+        separators=",",
+        ends=frozenset({"<|END_OF_TURN_TOKEN|>"}),
+    ),
+    example=(
+        "<|START_THINKING|>I need the weather.<|END_THINKING|><|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris", "days": 3}}\n'
+        "]<|END_ACTION|>"
+    ),
+    leaks=leaked_calls("<|START_ACTION|>"),
+)

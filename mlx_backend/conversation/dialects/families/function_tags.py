@@ -1,0 +1,159 @@
+"""Families that write `<function=f><parameter=a>`, and Granite, whose older versions write JSON."""
+
+from __future__ import annotations
+
+from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
+from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.xml import XmlCalls
+from mlx_backend.conversation.dialects.families.shared import (
+    REASONED,
+    THINK_TAGS,
+    family,
+    has,
+    leaked_calls,
+    tool_call,
+)
+from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
+
+_XML = XmlCalls()
+# Models leave out <tool_call>.
+_BARE_FUNCTION = CallBlock(opener="<function=", closers=("</function>",), syntax=_XML, is_text=True)
+_QWEN = BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(_XML),), blocks=(_BARE_FUNCTION,))
+_QWEN_CALL = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+QWEN_XML = family(
+    "qwen-xml",
+    *("qwen3-coder", "qwen3-coder-next", "qwen3.5", "qwen3.6", "qwen3.8"),
+    recognises=has(("<function=", "<parameter=")),
+    form=_QWEN,
+    example=REASONED + _QWEN_CALL,
+)
+
+_TOOLCALL = CallSection(
+    openers=("<TOOLCALL>",), closer="</TOOLCALL>", syntax=JsonObjects(in_list=True, around=("", ""))
+)
+_NEMOTRON_FORM = BlockFormat(
+    reasoning=THINK_TAGS, sections=(tool_call(_XML), _TOOLCALL), blocks=(_BARE_FUNCTION,), separators=","
+)
+NEMOTRON = family(
+    "nemotron",
+    *("nemotron-3", "nemotron-3.5", "nemotron-nano"),
+    recognises=has(("<function=", "truncate_history_thinking"), ("<TOOLCALL>",)),
+    form=_NEMOTRON_FORM,
+    example=REASONED + _QWEN_CALL,
+)
+GRANITE_42 = family(
+    "granite-4.2",
+    recognises=has(("<function=", "truncate_history_thinking", "defer_loading")),
+    form=_QWEN,
+    example=REASONED + _QWEN_CALL,
+)
+_GRANITE_FORM = BlockFormat(
+    reasoning={**THINK_TAGS, "<|thinking|>": "<|/thinking|>"},
+    sections=(
+        tool_call(JsonObjects()),
+        CallSection(openers=("<|tool_call|>",), closer="<|/tool_call|>", syntax=JsonObjects(in_list=True)),
+    ),
+    separators=",",
+)
+GRANITE = family(
+    "granite",
+    *("granite-4.0", "granite-4"),
+    recognises=has(("<|start_of_role|>",)),
+    form=_GRANITE_FORM,
+    calls=JSON_CALLS,
+    example='<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
+)
+
+_STEP_XML = XmlCalls(
+    call_tag=('<steptml:invoke name="{}">', "</steptml:invoke>"),
+    parameter_tag=('<steptml:parameter name="{}">', "</steptml:parameter>"),
+    around=("", ""),
+)
+_STEP_3 = CallSection(openers=("<｜tool_calls_begin｜>",), closer="<｜tool_calls_end｜>")
+STEP = family(
+    "step",
+    *("step-3.5", "step-3.7", "step3"),
+    recognises=has(
+        ("<function=", "Step-3"),
+        ("<function=", "reasoning_effort", "Reasoning: "),
+        ("<steptml:invoke",),
+        ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>"),
+    ),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(tool_call(_XML), _STEP_3),
+        blocks=(
+            _BARE_FUNCTION,
+            CallBlock(
+                opener="<steptml:invoke", closers=("</steptml:invoke>",), syntax=_STEP_XML, is_text=True
+            ),
+        ),
+    ),
+    example=REASONED + _QWEN_CALL,
+)
+
+_MIMO_XML = XmlCalls(parameter_tag=("<parameter={}>", "</parameter>\n"), trims=False)
+MIMO = family(
+    "mimo",
+    *("mimo-v2", "mimo-v2.6"),
+    recognises=has(("<function=", "MiMo")),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(tool_call(_MIMO_XML),),
+        blocks=(CallBlock(opener="<function=", closers=("</function>",), syntax=_MIMO_XML, is_text=True),),
+    ),
+    example=(
+        f"{REASONED}<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n</tool_call>"
+    ),
+)
+
+_SEED_XML = XmlCalls(parameter_tag=("<parameter={}>", "</parameter>\n"))
+SEED_OSS = family(
+    "seed-oss",
+    *("seed", "seed_oss"),
+    recognises=has(("<seed:tool_call>",), ("<seed:think>",)),
+    form=BlockFormat(
+        reasoning={"<seed:think>": "</seed:think>", **THINK_TAGS},
+        sections=(
+            CallSection(
+                openers=("<seed:tool_call>", "<tool_call>"),
+                closer="</seed:tool_call>",
+                syntax=AnySyntax(_SEED_XML),
+                more_closers=("</tool_call>",),
+            ),
+        ),
+        blocks=(CallBlock(opener="<function=", closers=("</function>",), syntax=_SEED_XML, is_text=True),),
+        ends=frozenset({"<seed:eos>"}),
+    ),
+    example=(
+        "<seed:think>I need the weather.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n"
+        "<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
+    ),
+    leaks=leaked_calls("<seed:tool_call>"),
+)
+
+_PARAM_XML = XmlCalls(
+    call_tag=('<function name="{}">', "</function>"),
+    parameter_tag=('<param name="{}">', "</param>"),
+    around=("", ""),
+)
+MINICPM = family(
+    "minicpm5",
+    "minicpm",
+    recognises=has(("<function name=", "<param name=")),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        blocks=(
+            CallBlock(opener="<function name=", closers=("</function>",), syntax=_PARAM_XML, is_text=True),
+        ),
+    ),
+    example=(
+        f'{REASONED}<function name="get_weather"><param name="city">Paris</param>'
+        '<param name="days">3</param></function>'
+    ),
+)

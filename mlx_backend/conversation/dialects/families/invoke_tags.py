@@ -1,0 +1,97 @@
+"""Families that write `<invoke name="f"><parameter name="a">`, each with a prefix of its own."""
+
+from __future__ import annotations
+
+from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
+from mlx_backend.conversation.dialects.calls.elements import NAMESPACE, ElementCalls
+from mlx_backend.conversation.dialects.calls.xml import XmlCalls
+from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, has, leaked_calls
+
+_INVOKE = XmlCalls(
+    call_tag=('<invoke name="{}">\n', "</invoke>"),
+    parameter_tag=('<parameter name="{}">', "</parameter>\n"),
+    around=("\n", "\n"),
+    trims=False,
+)
+MINIMAX_M2 = family(
+    "minimax-m2",
+    *("minimax", "minimax-m2.5", "minimax-m2.7"),
+    recognises=has(("<minimax:tool_call>",)),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(CallSection(openers=("<minimax:tool_call>",), closer="</minimax:tool_call>"),),
+        blocks=(CallBlock(opener="<invoke name=", closers=("</invoke>",), syntax=_INVOKE, is_text=True),),
+        ends=frozenset({"[e~["}),
+    ),
+    example=(
+        f'{REASONED}<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
+    leaks=leaked_calls("<minimax:tool_call>"),
+)
+MINIMAX_M3 = family(
+    "minimax-m3",
+    recognises=has((NAMESPACE,), ("<mm:think>",)),
+    form=BlockFormat(
+        reasoning={"<mm:think>": "</mm:think>", **THINK_TAGS},
+        sections=(CallSection(openers=(f"{NAMESPACE}<tool_call>",), closer=f"{NAMESPACE}</tool_call>"),),
+        blocks=(
+            CallBlock(
+                opener=f"{NAMESPACE}<invoke name=",
+                closers=(f"{NAMESPACE}</invoke>",),
+                syntax=ElementCalls(),
+                is_text=True,
+            ),
+        ),
+        ends=frozenset({"[e~["}),
+    ),
+    example=(
+        f"<mm:think>I need the weather.</mm:think>\n{NAMESPACE}<tool_call>\n{NAMESPACE}"
+        f'<invoke name="get_weather">{NAMESPACE}<city>Paris{NAMESPACE}</city>{NAMESPACE}<days>3{NAMESPACE}</days>'
+        f"{NAMESPACE}</invoke>\n{NAMESPACE}</tool_call>"
+    ),
+    leaks=leaked_calls(f"{NAMESPACE}<tool_call>"),
+    taught_by=(NAMESPACE,),
+)
+
+_DSML = "｜DSML｜"
+_DSML_WORDS = ("function_calls", "tool_calls", "toolcalls", "tool", " calls", "calls")
+_DSML_XML = XmlCalls(
+    call_tag=(f'<{_DSML}invoke name="{{}}">\n', f"</{_DSML}invoke>"),
+    parameter_tag=(f'<{_DSML}parameter name="{{}}" string="{{string}}">', f"</{_DSML}parameter>\n"),
+    around=("\n", "\n"),
+    trims=False,
+    untyped="json",
+)
+DSML = family(
+    "dsml",
+    *("deepseek-v3.2", "deepseek-v4", "deepseek-v4.1"),
+    recognises=has((_DSML,), (f"<{_DSML}function_calls>",), (f"<{_DSML}tool_calls>",)),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(
+            CallSection(
+                openers=tuple(f"<{_DSML}{word}>" for word in _DSML_WORDS),
+                closer=f"</{_DSML}function_calls>",
+                more_closers=tuple(f"</{_DSML}{word}>" for word in _DSML_WORDS[1:]),
+            ),
+        ),
+        blocks=tuple(
+            CallBlock(
+                opener=f"<{_DSML}{blank}invoke name=",
+                closers=(f"</{_DSML}{blank}invoke>",),
+                syntax=_DSML_XML,
+                is_text=True,
+            )
+            for blank in ("", " ")
+        ),
+        ends=frozenset({"<｜end▁of▁sentence｜>"}),
+    ),
+    example=(
+        f'{REASONED}<{_DSML}function_calls>\n<{_DSML}invoke name="get_weather">\n'
+        f'<{_DSML}parameter name="city" string="true">Paris</{_DSML}parameter>\n'
+        f'<{_DSML}parameter name="days" string="false">3</{_DSML}parameter>\n</{_DSML}invoke>\n</{_DSML}function_calls>'
+    ),
+    leaks=leaked_calls(*(f"<{_DSML}{word}>" for word in _DSML_WORDS)),
+    taught_by=(_DSML,),
+)

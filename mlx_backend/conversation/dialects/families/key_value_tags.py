@@ -1,0 +1,124 @@
+"""Families that write `f<arg_key>a</arg_key><arg_value>…</arg_value>`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.block_format import AnswerBlock, BlockFormat, CallBlock, CallSection
+from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.pairs import PairCalls
+from mlx_backend.conversation.dialects.families.shared import THINK_TAGS, family, has, leaked_calls, tool_call
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+
+_PAIR_ENDS = frozenset({"<|observation|>", "<|user|>", "<|assistant|>"})
+_PAIR_CALL = (
+    "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
+)
+_GLM_FORM = BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(PairCalls()),), ends=_PAIR_ENDS)
+GLM = family(
+    "glm",
+    *("glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "glm-5.1", "glm-5.2", "glm-5.3"),
+    recognises=has(("<arg_key>", "<arg_value>")),
+    form=_GLM_FORM,
+    example=f"<think>I need the weather.</think>{_PAIR_CALL}",
+)
+LAGUNA = family(
+    "laguna",
+    "poolside",
+    recognises=has(
+        ("<arg_key>", "unescaped XML-like object"),
+        ("<arg_key>", "All available function signatures are listed below"),
+    ),
+    form=BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(PairCalls(lines=True)),)),
+    example=f"<think>I need the weather.</think>{_PAIR_CALL}",
+)
+LING = family(
+    "ling",
+    *("ling-3", "ring"),
+    recognises=has(("<arg_key>", "<role>"), ("<tool_call>", "<role>")),
+    form=BlockFormat(
+        reasoning=THINK_TAGS, sections=(tool_call(PairCalls()),), ends=frozenset({"<|role_end|>"})
+    ),
+    example=f"<think>I need the weather.</think>{_PAIR_CALL}",
+)
+LONGCAT = family(
+    "longcat",
+    "longcat-flash",
+    recognises=has(("<longcat_tool_call>",), ("<longcat_think>",)),
+    form=BlockFormat(
+        reasoning={"<longcat_think>": "</longcat_think>", **THINK_TAGS},
+        sections=(
+            CallSection(
+                openers=("<longcat_tool_call>",),
+                closer="</longcat_tool_call>",
+                syntax=AnySyntax(PairCalls(prefix="longcat_", lines=True)),
+            ),
+        ),
+        ends=frozenset({"</longcat_s>"}),
+    ),
+    example=(
+        "<longcat_think>I need the weather.</longcat_think>\n<longcat_tool_call>get_weather\n"
+        "<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Paris</longcat_arg_value>\n"
+        "<longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>"
+    ),
+    leaks=leaked_calls("<longcat_tool_call>"),
+)
+_HUNYUAN_PAIRS = PairCalls(separator="<tool_sep>", lines=True)
+
+
+def _is_hunyuan(template: str, control_tokens: Set[str]) -> bool:
+    """Whether a marker of the third version, with any suffix, or both of the first one's are there."""
+    if "<tool_sep" in template or ("<tool_calls>" in template and "<answer>" in template):
+        return True
+    return any(re.fullmatch(r"<tool_sep(?::[^<>]+)?>", token) for token in control_tokens)
+
+
+HUNYUAN = family(
+    "hunyuan",
+    *("hy3", "hy4", "hunyuan-a13b"),
+    recognises=_is_hunyuan,
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        answers=(AnswerBlock("<answer>", "</answer>", has_layout=True),),
+        sections=(
+            CallSection(openers=("<tool_calls>",), closer="</tool_calls>", syntax=JsonObjects(in_list=True)),
+        ),
+        blocks=(
+            CallBlock(opener="<tool_call>", closers=("</tool_call>",), syntax=AnySyntax(_HUNYUAN_PAIRS)),
+        ),
+        separators=",",
+        suffixes=("opensource",),
+        ends=frozenset({"<|eos|>", "<|hy_eos|>"}),
+    ),
+    example=(
+        "<think>I need the weather.</think><tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
+        "<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>"
+    ),
+)
+K2_HORIZON = family(
+    "k2-horizon",
+    recognises=has(("<ifm|tool_calls>",), ("<ifm|think>",)),
+    form=BlockFormat(
+        reasoning={f"<ifm|{word}>": f"</ifm|{word}>" for word in ("think", "think_fast", "think_faster")},
+        sections=(CallSection(openers=("<ifm|tool_calls>",), closer="</ifm|tool_calls>"),),
+        blocks=(
+            CallBlock(
+                opener="<ifm|tool_call>",
+                closers=("</ifm|tool_call>",),
+                syntax=AnySyntax(PairCalls(prefix="ifm|")),
+            ),
+        ),
+    ),
+    example=(
+        "<ifm|think>I need the weather.</ifm|think><ifm|tool_calls><ifm|tool_call>get_weather"
+        "<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Paris</ifm|arg_value>"
+        "<ifm|arg_key>days</ifm|arg_key><ifm|arg_value>3</ifm|arg_value></ifm|tool_call></ifm|tool_calls>"
+    ),
+    leaks=leaked_calls("<ifm|tool_calls>"),
+)

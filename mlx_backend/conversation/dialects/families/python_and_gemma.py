@@ -1,0 +1,129 @@
+"""Families that write Python, Gemma's, and Llama's JSON."""
+
+from __future__ import annotations
+
+import re
+
+from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
+from mlx_backend.conversation.dialects.calls.base import JsonSpan, PythonSpan, beginnings
+from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
+from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
+from mlx_backend.conversation.dialects.calls.xml import XmlCalls
+from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, has, leaked_calls
+
+GEMMA_4 = family(
+    "gemma4",
+    "gemma-4",
+    recognises=has(("<|tool_call>",), ("<|channel>",)),
+    form=BlockFormat(
+        reasoning={"<|channel>thought": "<channel|>"},
+        is_anywhere=True,
+        sections=(CallSection(openers=("<|tool_call>",), closer="<tool_call|>", syntax=GemmaCalls('<|"|>')),),
+        separators=",",
+        ends=frozenset({"<|tool_response>", "<turn|>"}),
+    ),
+    example=(
+        "<|channel>thought\nI need the weather.<channel|>"
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_response>'
+    ),
+    leaks=leaked_calls("<|tool_call>"),
+)
+FUNCTION_GEMMA = family(
+    "functiongemma",
+    recognises=has(("<start_function_call>",)),
+    form=BlockFormat(
+        sections=(
+            CallSection(
+                openers=("<start_function_call>",),
+                closer="<end_function_call>",
+                syntax=GemmaCalls("<escape>"),
+            ),
+        ),
+        ends=frozenset({"<end_of_turn>", "<start_function_response>"}),
+    ),
+    example="<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>",
+    leaks=leaked_calls("<start_function_call>"),
+)
+
+LFM2 = family(
+    "lfm2",
+    "lfm2.5",
+    recognises=has(("<|tool_call_start|>",)),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(
+            CallSection(openers=("<|tool_call_start|>",), closer="<|tool_call_end|>", syntax=PythonicCalls()),
+        ),
+    ),
+    example='<|tool_call_start|>[get_weather(city="Paris", days=3)]<|tool_call_end|>',
+    leaks=leaked_calls("<|tool_call_start|>"),
+)
+OLMO = family(
+    "olmo",
+    "olmo-3",
+    recognises=has(("<function_calls>",)),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(
+            CallSection(
+                openers=("<function_calls>",), closer="</function_calls>", syntax=PythonicCalls(in_list=False)
+            ),
+        ),
+    ),
+    example=f'{REASONED}<function_calls>get_weather(city="Paris", days=3)</function_calls>',
+    leaks=leaked_calls("<function_calls>"),
+)
+GEMMA_3 = family(
+    "gemma3-tool_code",
+    *("gemma3", "gemma-3", "gemma3n"),
+    recognises=has(("<start_of_turn>",)),
+    form=BlockFormat(
+        sections=(
+            CallSection(
+                openers=("```tool_code",),
+                closer="```",
+                syntax=PythonicCalls(in_list=False, has_shell_style=True, around=("\n", "\n")),
+            ),
+        ),
+        ends=frozenset({"<end_of_turn>"}),
+    ),
+    example='```tool_code\nget_weather(city="Paris", days=3)\n```',
+)
+_PYTHON_HEAD = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.-]{0,128}\s*(?:\(.*)?)?)?", re.DOTALL)
+LLAMA_PYTHONIC = family(
+    "llama-pythonic",
+    *("llama4", "llama-4", "pythonic"),
+    recognises=has(("<|header_start|>",), ("<|python_start|>",), ("<|start_header_id|>", "[func_name1(")),
+    form=BlockFormat(
+        sections=(
+            CallSection(openers=("<|python_start|>",), closer="<|python_end|>", syntax=PythonicCalls()),
+        ),
+        blocks=(CallBlock(syntax=PythonicCalls(), head=_PYTHON_HEAD, span=PythonSpan),),
+        separators=";,",
+        ends=frozenset({"<|eot|>", "<|eom|>", "<|eom_id|>"}),
+    ),
+    example='[get_weather(city="Paris", days=3)]',
+)
+
+_JSON_HEAD = re.compile(
+    rf'\s*(?:\{{\s*(?:"(?:{beginnings(("name", "type", "function", "parameters", "arguments"), chr(34) + ".*")})?)?)?',
+    re.DOTALL,
+)
+_LLAMA_OBJECTS = JsonObjects(arguments_key="parameters", around=("", ""), streams=False)
+LLAMA_3 = family(
+    "llama3-json",
+    *("llama3", "llama-3", "llama-3.1", "llama-3.3"),
+    recognises=has(("<|start_header_id|>",), ("<|python_tag|>",)),
+    form=BlockFormat(
+        blocks=(
+            CallBlock(syntax=_LLAMA_OBJECTS, head=_JSON_HEAD, span=JsonSpan),
+            CallBlock(opener="<|python_tag|>", syntax=TaggedCalls(_LLAMA_OBJECTS), span=JsonSpan),
+            CallBlock(opener="<function=", closers=("</function>",), syntax=XmlCalls(), is_text=True),
+        ),
+        separators=";,",
+        ends=frozenset({"<|eom_id|>", "<|eot_id|>"}),
+    ),
+    example='{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}',
+    leaks=leaked_calls("<|python_tag|>"),
+)

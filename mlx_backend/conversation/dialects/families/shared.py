@@ -1,0 +1,70 @@
+"""What the rows of families share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.base import Dialect, RawMarkup
+from mlx_backend.conversation.dialects.block_format import BlockCalls, CallSection
+from mlx_backend.conversation.dialects.block_reader import BlockReader
+from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from mlx_backend.conversation.dialects.base import CallCodec
+    from mlx_backend.conversation.dialects.block_format import BlockFormat
+    from mlx_backend.conversation.dialects.calls.base import CallSyntax
+
+
+THINK_TAGS = {"<think>": "</think>"}
+REASONED = "<think>\nI need the weather.\n</think>\n\n"
+
+
+def has(*alternatives: tuple[str, ...]) -> Callable[[str, Set[str]], bool]:
+    """Recognise a family by texts that all stand in its template or are control tokens; by any of these sets."""
+
+    def recognises(template: str, control_tokens: Set[str]) -> bool:
+        return any(
+            all(text in template or text in control_tokens for text in texts) for texts in alternatives
+        )
+
+    return recognises
+
+
+def tool_call(own: CallSyntax) -> CallSection:
+    """Return the section that many families share; `own` is what a family writes in it."""
+    return CallSection(openers=("<tool_call>",), closer="</tool_call>", syntax=AnySyntax(own))
+
+
+def family(
+    name: str,
+    *aliases: str,
+    recognises: Callable[[str, Set[str]], bool],
+    form: BlockFormat,
+    example: str,
+    calls: CallCodec | None = None,
+    leaks: RawMarkup | None = None,
+    taught_by: tuple[str, ...] = (),
+) -> Dialect:
+    """Make a family's dialect of its table."""
+    return Dialect(
+        name=name,
+        aliases=aliases,
+        recognises=recognises,
+        reader=partial(BlockReader, form=form),
+        continuation=form.continuation,
+        opens_in=form.opens_in,
+        calls=calls or BlockCalls(form, taught_by=taught_by),
+        blocks=form.reasoning,
+        has_reasoning=bool(form.reasoning),
+        reasoning_markers=(*form.reasoning, *form.reasoning.values()),
+        leaks=leaks or RawMarkup(),
+        example=example,
+    )
+
+
+def leaked_calls(*openers: str) -> RawMarkup:
+    """Return the markup of a family of which only calls are recognised where a server lets them through."""
+    return RawMarkup(call_openers=openers)
