@@ -14,7 +14,7 @@ from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.engine.mlx import load_engine
 
 GB = 1 << 30
-MEMORY_SHARE = 0.9  # devices round buffers up to pages, or reuse larger ones
+MEMORY_SHARE = 0.9  # as tolerances.held_memory allows
 
 
 class Mac:

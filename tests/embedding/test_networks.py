@@ -22,6 +22,7 @@ from embedding_models import (
 )
 from embedding_reference import Reference, pooled
 from engine_models import write_qwen
+from tolerances import VECTOR_ATOL
 
 from mlx_backend.device import Device
 from mlx_backend.embedding.base import EncodedText
@@ -102,13 +103,13 @@ def test_vectors_equal_those_of_the_numpy_implementation(embedder: Any) -> None:
     loaded, expected = embedder
     for length in LENGTHS:
         [vector] = loaded.run(texts(length))
-        np.testing.assert_allclose(vector, expected(tokens(length)), atol=2e-5)
+        np.testing.assert_allclose(vector, expected(tokens(length)), atol=VECTOR_ATOL)
 
 
 def test_a_vector_does_not_depend_on_its_batch(embedder: Any) -> None:
     loaded, expected = embedder
     for vector, length in zip(loaded.run(texts(*LENGTHS)), LENGTHS, strict=True):
-        np.testing.assert_allclose(vector, expected(tokens(length)), atol=2e-5)
+        np.testing.assert_allclose(vector, expected(tokens(length)), atol=VECTOR_ATOL)
 
 
 def test_a_vector_does_not_depend_on_the_stages(embedder: Any) -> None:
@@ -117,8 +118,8 @@ def test_a_vector_does_not_depend_on_the_stages(embedder: Any) -> None:
     for stage_tokens in (1, 10, 100, ALL):
         count, vectors = loaded.stages(texts(60, 7), stage_tokens)
         counts.append(count)
-        np.testing.assert_allclose(vectors[0], expected(tokens(60)), atol=2e-5)
-        np.testing.assert_allclose(vectors[1], expected(tokens(7)), atol=2e-5)
+        np.testing.assert_allclose(vectors[0], expected(tokens(60)), atol=VECTOR_ATOL)
+        np.testing.assert_allclose(vectors[1], expected(tokens(7)), atol=VECTOR_ATOL)
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > 2
     assert counts[-1] == 1
@@ -130,7 +131,7 @@ def test_a_long_text_is_attended_in_blocks_and_windows(tmp_path: Path) -> None:
     loaded, known = LoadedNetwork(folder), Reference(folder)
     for vector, length in zip(loaded.run(texts(1200, 520)), (1200, 520), strict=True):
         expected = pooled(reference.modernbert(known, tokens(length)), "mean")
-        np.testing.assert_allclose(vector, expected, atol=2e-5)
+        np.testing.assert_allclose(vector, expected, atol=VECTOR_ATOL)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
@@ -141,7 +142,9 @@ def test_each_pooling_pools_the_states_it_names(name: str, pooling: str, tmp_pat
     loaded, known = LoadedNetwork(folder, pooling=pooling), Reference(folder)
     for stage_tokens in (8, ALL):
         for vector, length in zip(loaded.run(texts(30, 7), stage_tokens), (30, 7), strict=True):
-            np.testing.assert_allclose(vector, pooled(states(known, tokens(length)), pooling), atol=2e-5)
+            np.testing.assert_allclose(
+                vector, pooled(states(known, tokens(length)), pooling), atol=VECTOR_ATOL
+            )
 
 
 def test_a_shortened_vector_is_the_beginning_of_the_whole_one_normalised(tmp_path: Path) -> None:
@@ -157,7 +160,7 @@ def test_dense_layers_after_pooling_are_applied(tmp_path: Path) -> None:
     vector = reference.bert(Reference(folder), tokens(9)).mean(0)
     expected = np.tanh(matrix @ vector + bias)
     [found] = LoadedNetwork(folder).run(texts(9))
-    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=2e-5)
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=VECTOR_ATOL)
 
 
 @pytest.mark.parametrize("bits", [None, 8])
@@ -188,7 +191,7 @@ def test_dense_layers_are_found_where_a_conversion_has_moved_them(bits: int | No
     vector = reference.gemma(Reference(folder), tokens(9)).mean(0)
     expected = matrices[1] @ (matrices[0] @ vector)
     [found] = LoadedNetwork(folder, pooling="mean").run(texts(9))
-    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=2e-5)
+    np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=VECTOR_ATOL)
 
 
 def add_dense(folder: Path, name: str, out: int, activation: str) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import listening
+from conftest import LOADED, listening
 from daemon import PluginError
 from dify_view import assistant, calls_of, result, split_reasoning, text_of, user
 
@@ -39,7 +39,7 @@ SERVER = [sys.executable, "-m", "mlx_backend", "--port", "0", "--context-length"
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[str]:
     """`mlx-backend` with a context of 1024 tokens."""
-    with listening(SERVER) as address:
+    with listening(SERVER, ready=LOADED) as address:
         yield address
 
 
@@ -101,7 +101,7 @@ def test_a_conversation_of_forty_turns_goes_on_in_steps_that_keep_the_prefix_cac
     log = tmp_path / "server.log"
     earlier_lines = len(logged(plugin))
     history = [INSTRUCTIONS]
-    with listening(SERVER, log=log) as address:
+    with listening(SERVER, ready=LOADED, log=log) as address:
         for turn in range(40):
             history.append(question(turn))
             chunks = answer_of(plugin, {"endpoint_url": address}, history)
