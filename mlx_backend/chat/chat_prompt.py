@@ -83,7 +83,7 @@ class ChatPrompts:
         resolution = efforts.resolve(
             request.fields,
             messages,
-            background=self._background_effort(request),
+            background=efforts.background_effort(request.background, self._traits),
             model_default=self._defaults.reasoning_effort,
             server_default=self._server_effort,
         )
@@ -149,11 +149,6 @@ class ChatPrompts:
             following = replace(request, messages=[*request.messages, answer, *replies])
             prompts.append(self.prompt(following, self.conversation(following)).tokens)
         return prompts[0][: _common_prefix_length(*prompts)]
-
-    def _background_effort(self, request: ChatRequest) -> tuple[str, Effort] | None:
-        if request.background is None:
-            return None
-        return f"background request: {request.background}", efforts.lowest(self._traits)
 
     def _template_kwargs(self, request: ChatRequest, effort: Effort) -> dict[str, Any]:
         return {

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.effort import EffortError, resolve, template_kwargs
+from mlx_backend.conversation.background_requests import find_background_prompt
+from mlx_backend.conversation.effort import EffortError, background_effort, resolve, template_kwargs
 from mlx_backend.conversation.history import HistoryError, sanitise
 from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, json_type
 from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits, accepted, for_template
@@ -99,7 +100,8 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
         messages = sanitise(
             request.get("messages", []), tools=[tool for tool in tools if isinstance(tool, Mapping)]
         )
-        resolution = resolve(request, messages)
+        background = find_background_prompt(messages, stream=request.get("stream") is True)
+        resolution = resolve(request, messages, background=background_effort(background, traits))
     except (HistoryError, EffortError) as error:
         return {**identity, "error": {"message": str(error), "param": error.param}}
     messages = resolution.messages

@@ -137,6 +137,14 @@ PROMPTS: tuple[BackgroundPrompt, ...] = (
     _row("Chatbox", "title", "Based on the chat history, give this conversation a name."),
     _row("Zed", "title", "Generate a concise 3-7 word title for this conversation"),
     _row("Continue", "title", "please reply with a title for the chat that is 3-4 words"),
+    _row(
+        "Claude Code",
+        "title",
+        "sentence-case title (3-7 words) that captures the main topic",
+        "Analyze if this message indicates a new conversation topic",
+        "Please write a 5-10 word title for the following conversation",
+    ),
+    _row("Jan", "title", "-word Title. Give the title only. Here is the message"),
     _row("opencode", "title", "You are a title generator. You output ONLY a thread title"),
     _row("goose", "title", "provide a concise description of this session in 4 words or less"),
 )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.conversation.json_values import excerpt
 
 if TYPE_CHECKING:
+    from mlx_backend.conversation.background_requests import BackgroundPrompt
     from mlx_backend.conversation.template import TemplateTraits
 
 
@@ -168,13 +169,17 @@ def _line_gap(match: re.Match[str]) -> str:
     return "\n" * min(2, max(before.count("\n"), after.count("\n")))
 
 
+type Stated = tuple[str, Effort]
+"""A source, in words, and the effort that it states."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resolution:
     """The effort of one request, where it came from, and every source that stated one (strongest first)."""
 
     effort: Effort
     source: str
-    sources: tuple[tuple[str, Effort], ...]
+    sources: tuple[Stated, ...]
     messages: list[dict[str, Any]]
 
 
@@ -182,16 +187,16 @@ def resolve(
     request: Mapping[str, Any],
     messages: Sequence[Mapping[str, Any]],
     *,
-    background: tuple[str, Effort] | None = None,
+    background: Stated | None = None,
     model_default: Effort | None = None,
     server_default: Effort | None = None,
 ) -> Resolution:
     """Decide one request's effort. Null and empty fields are absent; a bad field raises EffortError.
 
-    `background` is the source and the effort of a background request: they hold where the request states nothing.
+    `background` is `background_effort`'s: it holds where the request states nothing.
     """
     rewritten, lines = take_lines(messages)
-    sources: list[tuple[str, Effort]] = [("system prompt", effort) for effort in reversed(lines)]
+    sources: list[Stated] = [("system prompt", effort) for effort in reversed(lines)]
     stated, switched_on = _fields(request)
     defaults = [
         (name, effort)
@@ -216,7 +221,7 @@ def _without_emptied(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept or messages
 
 
-type _Sources = list[tuple[str, Effort]]
+type _Sources = list[Stated]
 
 
 def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
@@ -305,9 +310,14 @@ def available_efforts(traits: TemplateTraits) -> tuple[Effort, ...]:
             return (Effort.NONE, Effort.MEDIUM)
 
 
-def lowest(traits: TemplateTraits) -> Effort:
-    """Return the least of the available efforts; low if the model has none, which makes no difference to it."""
-    return next(iter(available_efforts(traits)), Effort.LOW)
+def background_effort(prompt: BackgroundPrompt | None, traits: TemplateTraits) -> Stated | None:
+    """Return the source and the effort of a background request: the least that the model has.
+
+    For a model without efforts it is low, which makes no difference to it.
+    """
+    if prompt is None:
+        return None
+    return f"background request: {prompt}", next(iter(available_efforts(traits)), Effort.LOW)
 
 
 def nearest(effort: Effort, traits: TemplateTraits) -> Effort | None:

@@ -50,6 +50,13 @@ def test_an_effort_line_is_taken_out_of_the_system_prompt(run: Run) -> None:
     assert json.loads(out) == {"messages": [QUESTION], "template_kwargs": {"reasoning_effort": "high"}}
 
 
+def test_a_title_gets_the_effort_that_the_server_gives_it(run: Run) -> None:
+    title = {"role": "user", "content": "Generate a concise 3-7 word title for this conversation."}
+    for fields, effort in (({}, "low"), ({"reasoning_effort": "high"}, "high")):
+        _, out, _ = run(json.dumps({"messages": [title], **fields}))
+        assert json.loads(out)["template_kwargs"]["reasoning_effort"] == effort
+
+
 def test_the_canonical_form_is_printed_on_demand(run: Run) -> None:
     _, out, _ = run(json.dumps({"messages": [QUESTION, {**ECHO, "tool_calls": []}]}), "--canonical")
     assert json.loads(out) == {

@@ -67,6 +67,22 @@ def test_where_nobody_speaks_the_defaults_do(
     assert (found.effort, found.source) == (effort, source)
 
 
+def test_a_background_request_comes_before_the_defaults_and_behind_what_the_request_states() -> None:
+    def decided(fields: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+        return resolve(
+            fields,
+            messages,
+            background=("background request: a title", Effort.LOW),
+            model_default=Effort.HIGH,
+            server_default=Effort.MEDIUM,
+        ).source
+
+    assert decided({}, [QUESTION]) == "background request: a title"
+    assert decided({"think": False}, [QUESTION]) == "think"
+    assert decided({"think": True}, [QUESTION]) == "model default"  # it is to reason, as much as usual
+    assert decided({}, system("Reasoning: high")) == "system prompt"
+
+
 @pytest.mark.parametrize(
     ("request_fields", "effort", "source"),
     [
