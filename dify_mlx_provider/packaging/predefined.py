@@ -35,7 +35,7 @@ class Predefined:
     label: Mapping[str, str]
     context_size: int
     efforts: Sequence[str] = ()
-    tools: bool = False
+    tools: bool = True
     comment: str = ""
 
 
@@ -49,21 +49,19 @@ def _gpt_oss(size: str) -> Predefined:
         label=_named(f"gpt-oss {size} (MXFP4, Q8)"),
         context_size=131_072,
         efforts=LEVELS,
-        tools=True,
     )
 
 
 # A short list of what people run today, one build of each; the server's own list is what counts, and any name in it can
 # be added in Dify. What is declared here is used while the server has never been reached. Context sizes are the
-# models' own, without rope scaling, which a server would have to be started with. `tools` only where
-# mlx_backend/conversation/dialects reads the family's calls: Harmony, and JSON in <tool_call>.
+# models' own, without rope scaling, which a server would have to be started with. `tools` where a dialect in
+# mlx_backend/conversation/dialects reads the family's calls.
 MODELS: tuple[Predefined, ...] = (
     Predefined(
         model="default",
         label={"en_US": "Default", "ja_JP": "既定", "zh_Hans": "默认"},
         context_size=131_072,
         efforts=ANY_EFFORT,
-        tools=True,
         comment=(
             "# The server serves the model it was started with under this name: nobody has to type a model's name.\n"
             "# What that model is and can do, the server says; gpt-oss is assumed here.\n"
@@ -93,7 +91,6 @@ MODELS: tuple[Predefined, ...] = (
         model="mlx-community/Qwen3-4B-Instruct-2507-4bit",
         label=_named("Qwen3 4B Instruct 2507 (4 bit)"),
         context_size=262_144,
-        tools=True,
     ),
     Predefined(
         model="mlx-community/GLM-4.7-Flash-4bit",
