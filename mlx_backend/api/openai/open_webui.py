@@ -23,9 +23,11 @@ MIN_CONTEXT = 4 * BUILTIN_TOOLS_TOKENS
 
 
 def page_info(description: ModelDescription) -> dict[str, Any] | None:
-    """Return the value of `info`; None where the page's defaults are right."""
+    """Return the value of `info`; None where the page's defaults are right, as far as is known."""
     if description.kind != "llm":
         return {"meta": {"hidden": True}}
+    if not description.capabilities:  # the model has yet to be downloaded: nothing is known of it
+        return None
     has_room = description.context_length is None or description.context_length >= MIN_CONTEXT
     suits = {
         "builtin_tools": has_room and "tools" in description.capabilities,

@@ -18,6 +18,7 @@ TEXT = ("completion", "tools")
         (None, TEXT, {"vision"}),
         (131_072, ("completion",), {"vision", "builtin_tools"}),
         (131_072, (*TEXT, "vision"), set()),
+        (4096, (), set()),  # not downloaded yet: nothing is known of it
         (4096, (*TEXT, "vision"), {"builtin_tools"}),
     ],
 )
