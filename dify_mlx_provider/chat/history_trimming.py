@@ -55,16 +55,16 @@ def chat_within_context(
     shorten: bool = True,
     app_messages: int = 0,
     documents: Documents = tuple,
-    is_own_limit: bool = True,
+    max_tokens: int | None = None,
 ) -> ChunkStream:
     """Send a request of `messages.chat_request`, if it is too long without its oldest turns; return the chunks.
 
     If not `shorten`, nothing is left out. `app_messages` is how many of the first user messages are the app's own
-    prompt, `documents` gives the files whose texts stand in the messages, with their names. `is_own_limit` says that
-    the request's max_tokens is the user's wish, and not only an end for what nobody reads. Raises what `requests.chat`
+    prompt, `documents` gives the files whose texts stand in the messages, with their names, and `max_tokens` is the
+    user's own limit of the answer: the request's may only be an end for what nobody reads. Raises what `requests.chat`
     raises; PromptTooLong says what to do.
     """
-    return _LongChat(credentials, body, shorten, app_messages, documents, is_own_limit=is_own_limit).answer()
+    return _LongChat(credentials, body, shorten, app_messages, documents, max_tokens).answer()
 
 
 class _LongChat:
@@ -77,15 +77,13 @@ class _LongChat:
         shorten: bool,
         app_messages: int,
         documents: Documents,
-        *,
-        is_own_limit: bool,
+        max_tokens: int | None,
     ) -> None:
         self._credentials, self._body = credentials, body
         self._shorten, self._documents = shorten, documents
         self._turns = Turns(body["messages"], app_messages=app_messages)
         self._tools_size = estimate_tools(body.get("tools") or ())
-        limit = {**body, **(body.get("extra_body") or {})}.get("max_tokens") if is_own_limit else None
-        self._max_tokens = limit if type(limit) is int and limit > 0 else None
+        self._max_tokens = max_tokens if max_tokens is not None and max_tokens > 0 else None
         self._kind = discovery.find_server(credentials).kind
         self._context = self._stated_context() if self._shorten and self._turns.count else None
         self._left_out = 0

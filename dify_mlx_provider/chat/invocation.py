@@ -114,7 +114,7 @@ def invoke(
         credentials = Credentials.from_form(form)
         kind = discovery.find_server(credentials).kind
         described = discovery.find_model(model.strip(), credentials)
-        is_own_limit = chosen_limit(parameters) is not None
+        own_limit = chosen_limit(parameters)
         default = default_max_tokens(kind, credentials.max_output_tokens)
         parameters = limit_tokens(parameters, described, default, is_background=is_background)
         body = chat_request(
@@ -126,7 +126,7 @@ def invoke(
             shorten=parameters.get("long_conversations") != "refuse",
             app_messages=count_app_messages(message.role.value for message in messages),
             documents=lambda: document_texts(messages),
-            is_own_limit=is_own_limit,
+            max_tokens=own_limit,
         )
         answer_format = _AnswerFormat(
             address_and_model=(credentials.base_url, model),

@@ -71,7 +71,10 @@ def ask(
 ) -> str:
     credentials = Credentials.from_form({"endpoint_url": server.address, **(form or {})})
     body = {"model": model, "messages": list(messages), "stream": True, **parameters}
-    chunks = chat_within_context(credentials, body, shorten=shorten, app_messages=app_messages)
+    limit = parameters.get("max_tokens")
+    chunks = chat_within_context(
+        credentials, body, shorten=shorten, app_messages=app_messages, max_tokens=limit
+    )
     return "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
 
 
