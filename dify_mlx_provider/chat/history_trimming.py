@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.cut_search import CutSearch
@@ -48,6 +48,14 @@ MAX_REFUSALS = 4
 """Refused prompts of one request, before everything goes that may be left out."""
 
 
+@dataclass(frozen=True, slots=True)
+class SentChat:
+    """A request that was sent: the answer's chunks, and an estimate of the prompt's tokens, for who asks at its end."""
+
+    chunks: ChunkStream
+    estimated_tokens: Callable[[], int]
+
+
 def chat_within_context(
     credentials: Credentials,
     body: Mapping[str, Any],
@@ -56,15 +64,16 @@ def chat_within_context(
     app_messages: int = 0,
     documents: Documents = tuple,
     max_tokens: int | None = None,
-) -> ChunkStream:
-    """Send a request of `messages.chat_request`, if it is too long without its oldest turns; return the chunks.
+) -> SentChat:
+    """Send a request of `messages.chat_request`, if it is too long without its oldest turns.
 
     If not `shorten`, nothing is left out. `app_messages` is how many of the first user messages are the app's own
     prompt, `documents` gives the files whose texts stand in the messages, with their names, and `max_tokens` is the
     user's own limit of the answer: the request's may only be an end for what nobody reads. Raises what `requests.chat`
     raises; PromptTooLong says what to do.
     """
-    return _LongChat(credentials, body, shorten, app_messages, documents, max_tokens).answer()
+    request = _LongChat(credentials, body, shorten, app_messages, documents, max_tokens)
+    return SentChat(request.answer(), request.estimated_tokens)
 
 
 class _LongChat:
@@ -95,6 +104,10 @@ class _LongChat:
         if self._context is not None and self._may_be_too_long(self._context):
             self._choose(self._limit(self._context))
         return self._chunks(self._send())
+
+    def estimated_tokens(self) -> int:
+        """Estimate the tokens of the prompt that was sent."""
+        return self._size(self._left_out)
 
     def _send(self) -> ChunkStream:
         while True:

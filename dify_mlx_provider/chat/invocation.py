@@ -120,7 +120,7 @@ def invoke(
         body = chat_request(
             model, credentials, messages, parameters, tools=tools, stop=stop, described=described
         )
-        chunks = chat_within_context(
+        sent = chat_within_context(
             credentials,
             body,
             shorten=parameters.get("long_conversations") != "refuse",
@@ -145,10 +145,17 @@ def invoke(
         )
     except Exception as error:
         raise to_dify_error(error) from error
-    answer = _stream(answer_format, chunks) if stream else _collect(answer_format, chunks)
-    return _dify_chunks(
-        model, chunks, answer, lambda result, tokens: usage_of(*_token_counts(result, messages, tokens))
-    )
+    answer = _stream(answer_format, sent.chunks) if stream else _collect(answer_format, sent.chunks)
+
+    def usage(result: StreamResult, estimated: int) -> LLMUsage:
+        """The server's counts, or estimates."""
+        prompt, completion = result.usage.get("prompt_tokens"), result.usage.get("completion_tokens")
+        return usage_of(
+            prompt if _is_count(prompt) else sent.estimated_tokens(),
+            completion if _is_count(completion) else estimated,
+        )
+
+    return _dify_chunks(model, sent.chunks, answer, usage)
 
 
 def _dify_chunks(
@@ -252,15 +259,6 @@ def _estimate_prompt_tokens(
 
 def _calls_in(message: PromptMessage) -> Sequence[AssistantPromptMessage.ToolCall]:
     return message.tool_calls if isinstance(message, AssistantPromptMessage) else ()
-
-
-def _token_counts(result: StreamResult, messages: Sequence[PromptMessage], estimated: int) -> tuple[int, int]:
-    """Tokens of prompt and answer: the server's counts, or estimates."""
-    prompt, completion = result.usage.get("prompt_tokens"), result.usage.get("completion_tokens")
-    return (
-        prompt if _is_count(prompt) else _estimate_prompt_tokens(messages),
-        completion if _is_count(completion) else estimated,
-    )
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

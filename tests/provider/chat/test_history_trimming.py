@@ -72,10 +72,12 @@ def ask(
     credentials = Credentials.from_form({"endpoint_url": server.address, **(form or {})})
     body = {"model": model, "messages": list(messages), "stream": True, **parameters}
     limit = parameters.get("max_tokens")
-    chunks = chat_within_context(
+    sent = chat_within_context(
         credentials, body, shorten=shorten, app_messages=app_messages, max_tokens=limit
     )
-    return "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    text = "".join(chunk["choices"][0]["delta"]["content"] for chunk in sent.chunks)
+    assert 0.5 < sent.estimated_tokens() / tokens_of(server.bodies[-1]) < 2
+    return text
 
 
 def last_asked(server: FakeServer) -> list[str]:
