@@ -87,3 +87,16 @@ def test_a_cut_that_was_ruled_out_is_not_chosen_again() -> None:
     assert search.predict(5000) == 2
     search.rule_out(3)
     assert search.predict(5000) == 3  # there is no larger one
+
+
+def test_estimates_that_mislead_cost_no_more_than_halving() -> None:
+    """What the oldest turns hold counts for nothing, so that each prediction is just one cut ahead."""
+    sizes = list(range(4000, 0, -1))
+    asked: list[int] = []
+
+    def count(cut: int) -> int:
+        asked.append(cut)
+        return 3001 if cut < 3900 else 10
+
+    assert CutSearch(sizes).find(3000, count) == 3900
+    assert len(asked) <= MAX_GUESSES + 12
