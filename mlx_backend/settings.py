@@ -51,6 +51,39 @@ _EFFORT = Kind(
     parse=parse_effort,
     convert=parse_effort,
 )
+
+
+type EffortBudgets = tuple[tuple[Effort, int], ...]
+_MAX_BUDGET = 1 << 24
+
+
+def _effort_budgets(value: object) -> EffortBudgets:
+    """Return the budgets in a text (low=1024,medium=4096) or in a file's table."""
+    pairs: list[tuple[str, object]] = []
+    match value:
+        case str():
+            pairs = [(name, tokens) for name, _, tokens in (part.partition("=") for part in value.split(","))]
+        case dict():
+            pairs = list(value.items())
+    budgets: dict[Effort, int] = {}
+    for name, tokens in pairs:
+        effort, count = parse_effort(name), int(tokens) if isinstance(tokens, str) else tokens
+        if type(count) is not int or not 1 <= count <= _MAX_BUDGET or effort in (Effort.NONE, Effort.MAX):
+            raise ValueError
+        budgets[effort] = count
+    if not budgets:
+        raise ValueError
+    return tuple(budgets.items())
+
+
+_EFFORT_BUDGETS = Kind(
+    words="efforts with a number of tokens each, such as low=1024,medium=4096",
+    metavar="EFFORT=N,…",
+    type=tuple[tuple[Effort, int], ...],
+    parse=_effort_budgets,
+    convert=_effort_budgets,
+    show=lambda budgets: ",".join(f"{effort}={tokens}" for effort, tokens in budgets),
+)
 _SHARE = number(0, 1)
 _PENALTY = number(-2, 2)
 
@@ -135,7 +168,7 @@ class ReplySettings(SamplingSettings):
         Setting(
             kind=_EFFORT,
             help="how much the model reasons before it answers",
-            default="medium",
+            default="the model's own default",
         ),
     ] = None
     reasoning_format: Annotated[
@@ -154,6 +187,15 @@ class ReplySettings(SamplingSettings):
             kind=whole(0, words="a whole number of tokens, 0 for no reasoning"),
             help="most tokens of reasoning before the answer begins; 0: no reasoning",
             default="no limit",
+        ),
+    ] = None
+    effort_budgets: Annotated[
+        EffortBudgets | None,
+        Setting(
+            kind=_EFFORT_BUDGETS,
+            help="most tokens of reasoning at these efforts, for models whose template knows no scale of effort; "
+            "the effort above them has no limit",
+            default="low=1024,medium=4096",
         ),
     ] = None
     answer_reserve: Annotated[

@@ -12,10 +12,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
 from mlx_backend.constraints import can_constrain
-from mlx_backend.conversation import effort as efforts
 from mlx_backend.conversation.dialects import detect
-from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.models import files as model_files
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.effort import Effort
+    from mlx_backend.conversation.effort_scale import EffortScale
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.spec import ModelDefaults
 
@@ -50,23 +52,32 @@ def describe(
 ) -> ModelDescription:
     """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
     dialect, traits = detect(template, control_tokens), TemplateTraits.of(template)
+    scale = effort_scale(template, dialect, defaults)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
     capabilities = {
         "completion": True,
-        "thinking": traits.is_reasoning_model,
+        "thinking": bool(scale.levels),
         "tools": traits.has_tools and has_calls,
         "structured_output": one_process and can_constrain(dialect, control_tokens, vocabulary_size),
     }
-    wanted = defaults.reasoning_effort or server_effort or Effort.MEDIUM
+    wanted = defaults.reasoning_effort or server_effort or scale.default
+    default = scale.level_of(wanted) if wanted else None
     return ModelDescription(
         context_length=context_length,
         capabilities=tuple(name for name, has in capabilities.items() if has),
-        efforts=efforts.available_efforts(traits),
-        default_effort=efforts.nearest(wanted, traits),
+        efforts=scale.efforts,
+        default_effort=default.effort if default else None,
         sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
         default_max_tokens=defaults.max_tokens,
         adapters=tuple(adapters),
     )
+
+
+def effort_scale(template: str | None, dialect: Dialect, defaults: ModelDefaults) -> EffortScale:
+    """Return a model's own scale of reasoning effort, found by probing its template."""
+    reasons = dialect.has_reasoning and TemplateTraits.of(template).is_reasoning_model
+    budgets = dict(DEFAULT_BUDGETS) | dict(defaults.effort_budgets or {})
+    return probe_effort(template, reasons=reasons, budgets=tuple(budgets.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ How messages become tokens is prompt.py's. Knows no replies, no engine and no HT
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.prompt import PromptBuilder
-from mlx_backend.conversation import effort as efforts
+from mlx_backend.conversation.effort_sources import resolve
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.conversation.template import TemplateTraits, for_template
@@ -25,9 +26,16 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reasoning_store import ReasoningStore
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.effort import Effort, Resolution
+    from mlx_backend.conversation.effort import Effort
+    from mlx_backend.conversation.effort_scale import EffortScale
+    from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.engine.base import Tokenizer
     from mlx_backend.models.spec import ModelDefaults
+
+
+log = logging.getLogger(__name__)
+
+_MAX_LOGGED_WORDS = 256  # a client may send any number of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ class ChatPrompts:
         tokenizer: Tokenizer,
         dialect: Dialect,
         *,
+        scale: EffortScale,
         defaults: ModelDefaults,
         server_effort: Effort | None,
         limits: ReplyLimits,
@@ -70,23 +79,27 @@ class ChatPrompts:
     ) -> None:
         self._template = tokenizer.chat_template
         self._dialect = dialect
+        self._scale = scale
         self._defaults = defaults
         self._server_effort = server_effort
         self._limits = limits
         self._reasoning_store = reasoning_store
         self._traits = TemplateTraits.of(tokenizer.chat_template)
+        self._logged_words: set[str] = set()
         self._builder = PromptBuilder(tokenizer, dialect)
 
     def conversation(self, request: ChatRequest) -> Conversation:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
         messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
-        resolution = efforts.resolve(
+        resolution = resolve(
             request.fields,
             messages,
-            background=efforts.background_effort(request.background, self._traits),
+            scale=self._scale,
+            background=request.background,
             model_default=self._defaults.reasoning_effort,
             server_default=self._server_effort,
         )
+        self._log_unknown_words(resolution)
         messages = self._restore_reasoning(resolution.messages)
         last = messages[-1]
         is_continued = request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")
@@ -105,7 +118,7 @@ class ChatPrompts:
             return self._builder.mapped(
                 messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
             )
-        kwargs = self._template_kwargs(request, conversation.resolution.effort)
+        kwargs = self._template_kwargs(request, conversation.resolution)
         tools = list(request.tools) or None
         if not conversation.is_continued:
             return self._builder.build(
@@ -150,17 +163,23 @@ class ChatPrompts:
             prompts.append(self.prompt(following, self.conversation(following)).tokens)
         return prompts[0][: _common_prefix_length(*prompts)]
 
-    def _template_kwargs(self, request: ChatRequest, effort: Effort) -> dict[str, Any]:
+    def _log_unknown_words(self, resolution: Resolution) -> None:
+        for word in resolution.unknown_words:
+            if word not in self._logged_words and len(self._logged_words) < _MAX_LOGGED_WORDS:
+                self._logged_words.add(word)
+                log.info("A system prompt says Reasoning: %s, which is no effort: it stays text.", word)
+
+    def _template_kwargs(self, request: ChatRequest, resolution: Resolution) -> dict[str, Any]:
         return {
-            **self._budget_kwarg(request, effort),
+            **self._budget_kwarg(request, resolution),
             **self._defaults.template_kwargs,
             **request.template_kwargs,
-            **efforts.template_kwargs(effort, self._traits),
+            **resolution.template_kwargs,
         }
 
-    def _budget_kwarg(self, request: ChatRequest, effort: Effort) -> dict[str, int]:
+    def _budget_kwarg(self, request: ChatRequest, resolution: Resolution) -> dict[str, int]:
         """Return the thinking budget for a template that uses it (Seed-OSS)."""
-        budget = self._limits.thinking_budget_of(request, effort)
+        budget = self._limits.thinking_budget_of(request, resolution)
         is_used = "thinking_budget" in (self._template or "")
         return {"thinking_budget": budget} if is_used and budget is not None else {}
 

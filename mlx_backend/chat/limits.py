@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlx_backend.chat.request import ChatRequest, CompletionRequest
+from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
     from mlx_backend.chat.prompt import Prompt
     from mlx_backend.chat.request import ReplyRequest
+    from mlx_backend.conversation.effort_sources import Resolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +51,18 @@ class ReplyLimits:
             numbers["tool_tokens"] = tool_tokens
         return RequestError(text, field, "context_length_exceeded", numbers=numbers)
 
-    def thinking_budget_of(self, request: ChatRequest, effort: Effort) -> int | None:
-        """Return how many tokens may be reasoning: 0 at effort none, whether or not the template knows that effort."""
-        if effort is Effort.NONE:
+    def thinking_budget_of(self, request: ChatRequest, resolution: Resolution) -> int | None:
+        """Return how many tokens may be reasoning; None for as many as the model likes.
+
+        0 at effort none, whether or not the template knows that effort. Otherwise what the request says, or the smaller
+        of the level's own budget and the model's or server's limit.
+        """
+        if resolution.effort is Effort.NONE:
             return 0
-        return self.thinking_budget if request.thinking_budget is None else request.thinking_budget
+        limits = (resolution.budget, self.thinking_budget)
+        if request.thinking_budget is not None:
+            limits = (request.thinking_budget, None)
+        return min((limit for limit in limits if limit is not None and limit != UNLIMITED), default=None)
 
     def answer_reserve_of(self, request: ChatRequest, max_tokens: int) -> int | None:
         """Return how many of the reply's tokens are kept for the answer: by default at most half of them."""

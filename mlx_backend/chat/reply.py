@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mlx_backend.chat.usage import Usage
-    from mlx_backend.conversation.effort import Resolution
+    from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
     from mlx_backend.engine.base import Generation
 
@@ -98,6 +98,7 @@ class ReplyPlan:
     special_tokens: Mapping[int, str]
     effort: Resolution | None = None
     priority: int = 0
+    thinking_budget: int | None = None
     stop: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
     on_finished: Callable[[FinishedReply], None] | None = None
@@ -112,6 +113,7 @@ class Reply:
     def __init__(self, generation: Generation, plan: ReplyPlan) -> None:
         self.effort = plan.effort
         self.priority = plan.priority
+        self.thinking_budget = plan.thinking_budget
         self.finish: FinishReason | None = None
         self._generation = generation
         self._plan = plan

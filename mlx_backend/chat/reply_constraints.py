@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.chat.request import UNLIMITED
 from mlx_backend.constraints import GrammarError, Grammars
 from mlx_backend.constraints.reasoning_budget import CombinedConstraint, ReasoningBudgets
 from mlx_backend.errors import RequestError
@@ -57,13 +56,13 @@ class ReplyConstraints:
         """Return the constraint of one reply, None if there is nothing to constrain. Raises RequestError."""
         limits = self._limits
         max_tokens = limits.max_tokens_of(request, prompt)
-        budget = limits.thinking_budget_of(request, conversation.resolution.effort)
+        budget = limits.thinking_budget_of(request, conversation.resolution)
         constraint = self._start_grammar(request, grammar, conversation, prompt)
         budget_constraint = self._budgets.start(
             prompt.tokens,
             prompt.opens_in,
             room=max_tokens,
-            tokens=None if budget == UNLIMITED else budget,
+            tokens=budget,
             reserve=limits.answer_reserve_of(request, max_tokens),
             tools=request.tools,
         )

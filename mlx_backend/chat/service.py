@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.background import recognised
-from mlx_backend.chat.capabilities import describe
+from mlx_backend.chat.capabilities import describe, effort_scale
 from mlx_backend.chat.chat_prompt import ChatPrompts
 from mlx_backend.chat.limits import ReplyLimits
 from mlx_backend.chat.prompt import Prompt
@@ -88,6 +88,7 @@ class Service:
         self._prompts = ChatPrompts(
             tokenizer,
             self._dialect,
+            scale=effort_scale(tokenizer.chat_template, self._dialect, defaults),
             defaults=defaults,
             server_effort=effort,
             limits=self._limits,
@@ -143,6 +144,7 @@ class Service:
             special_tokens=self.engine.tokenizer.special_tokens,
             effort=conversation.resolution,
             priority=request.priority or 0,
+            thinking_budget=self._limits.thinking_budget_of(request, conversation.resolution),
             stop=request.stop,
             parallel_tool_calls=request.parallel_tool_calls,
             on_finished=lambda finished: self._on_finished(request, open_call_ids, finished),

@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.background_requests import find_background_prompt
-from mlx_backend.conversation.effort import EffortError, background_effort, resolve, template_kwargs
+from mlx_backend.conversation.effort import EffortError
+from mlx_backend.conversation.effort_scale import GPT_OSS_SCALE
+from mlx_backend.conversation.effort_sources import resolve
 from mlx_backend.conversation.history import HistoryError, sanitise
 from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, json_type
 from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
     import argparse
+
+    from mlx_backend.conversation.effort_scale import EffortScale
 
 
 def add_parser(subparsers: Any) -> None:
@@ -46,20 +50,24 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a result for every request on standard input; return 1 if any could not be used."""
-    traits = GPT_OSS_TRAITS
+    traits, scale = GPT_OSS_TRAITS, GPT_OSS_SCALE
     if arguments.template is not None:
+        from mlx_backend.chat.effort_probe import probe_effort
+
         try:
-            traits = TemplateTraits.of(arguments.template.read_text(encoding="utf-8"))
+            template = arguments.template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             print(f"mlx-backend sanitise: cannot read {arguments.template}: {error}", file=sys.stderr)
             return 2
+        traits = TemplateTraits.of(template)
+        scale = probe_effort(template, reasons=traits.is_reasoning_model)
     text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
     requests = text.split("\n") if arguments.jsonl else [text]
     failed = False
     for number, request in enumerate(requests, start=1):
         if arguments.jsonl and not request.strip():
             continue
-        result = answer(request, traits, canonical=arguments.canonical)
+        result = answer(request, traits, scale, canonical=arguments.canonical)
         if "error" in result:
             failed = True
             result["error"]["line"] = number
@@ -72,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
 _TOO_DEEP = f"the request is nested too deeply: more than {MAX_DEPTH} levels"
 
 
-def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dict[str, Any]:
+def answer(
+    text: str, traits: TemplateTraits, scale: EffortScale, *, canonical: bool = False
+) -> dict[str, Any]:
     """Return the result object for one request's JSON text; `error` says what was wrong with it."""
     identity: dict[str, Any] = {}
     if not text.strip():
@@ -101,7 +111,7 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
             request.get("messages", []), tools=[tool for tool in tools if isinstance(tool, Mapping)]
         )
         background = find_background_prompt(messages, stream=request.get("stream") is True)
-        resolution = resolve(request, messages, background=background_effort(background, traits))
+        resolution = resolve(request, messages, scale=scale, background=background)
     except (HistoryError, EffortError) as error:
         return {**identity, "error": {"message": str(error), "param": error.param}}
     messages = resolution.messages
@@ -110,5 +120,5 @@ def answer(text: str, traits: TemplateTraits, *, canonical: bool = False) -> dic
     return {
         **identity,
         "messages": accepted(for_template(messages, traits), traits),
-        "template_kwargs": template_kwargs(resolution.effort, traits),
+        "template_kwargs": resolution.template_kwargs,
     }

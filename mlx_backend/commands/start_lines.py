@@ -33,8 +33,7 @@ def start_lines(
     port = url.rpartition(":")[2]
     lines = [f"Model {first.name}"]
     address, body = _EXAMPLES[models.model_type(first.name)]
-    if models.model_type(first.name) == "llm":
-        effort = models.configured_effort(first.name) or settings.reasoning_effort or "medium"
+    if effort := models.describe(first.name).default_effort:
         lines = [f"{lines[0]}, reasoning effort {effort} (default)"]
     if others:
         lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.json_values import is_too_deep
@@ -32,10 +32,8 @@ class TemplateTraits:
 
     reasoning_key: str | None = None
     """The message key it renders reasoning from."""
-    effort: Literal["reasoning_effort", "enable_thinking", "thinking"] | None = None
-    """The keyword argument that takes the effort: a word, or (the other two) whether to reason at all."""
-    switch: Literal["enable_thinking", "thinking"] | None = None
-    """The keyword argument that switches reasoning off, in a template that takes a word too."""
+    takes_effort: bool = False
+    """It takes an argument that says how much to reason, or whether to (chat/effort_probe.py finds out which)."""
     has_reasoning_markers: bool = False
     """It writes or looks for a marker of reasoning, such as `<think>`."""
     has_tools: bool = False
@@ -58,7 +56,7 @@ class TemplateTraits:
     @property
     def is_reasoning_model(self) -> bool:
         """Whether the model reasons, as far as its template tells."""
-        return bool(self.effort or self.reasoning_key or self.has_reasoning_markers)
+        return bool(self.takes_effort or self.reasoning_key or self.has_reasoning_markers)
 
     @classmethod
     def of(cls, chat_template: str | None) -> TemplateTraits:
@@ -66,13 +64,10 @@ class TemplateTraits:
         source = chat_template or ""
         access = re.compile(rf"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])({"|".join(TEMPLATE_KEYS)})\b""")
         keys = set(access.findall(source))
-        switch = _switch(source)
-        takes_words = "reasoning_effort" in source
         refuses_system = re.search(r"raise_exception\([^)]*[Ss]ystem role", source) is not None
         return cls(
             reasoning_key=next((key for key in TEMPLATE_KEYS if key in keys), None),
-            effort="reasoning_effort" if takes_words else switch,
-            switch=switch if takes_words else None,
+            takes_effort=_EFFORT_ARGUMENT.search(source) is not None,
             has_reasoning_markers=any(
                 marker in source for dialect in DIALECTS.values() for marker in dialect.reasoning_markers
             ),
@@ -87,17 +82,15 @@ class TemplateTraits:
         )
 
 
-def _switch(source: str) -> Literal["enable_thinking", "thinking"] | None:
-    """Find the keyword argument that says whether to reason. Many templates have a variable `thinking`."""
-    if "enable_thinking" in source:
-        return "enable_thinking"
-    switch = re.search(r"(?<![\w.'\"])thinking is (?:not )?defined", source)
-    return "thinking" if switch else None
-
+# Many templates have a variable of their own called `thinking`: as an argument it is asked whether it is defined.
+_EFFORT_ARGUMENT = re.compile(
+    r"reasoning_effort|thinking_effort|enable_thinking|thinking_budget|thinking_mode"
+    r"|(?<![\w.'\"])thinking is (?:not )?(?:un)?defined"
+)
 
 GPT_OSS_TRAITS = TemplateTraits(
     reasoning_key="thinking",
-    effort="reasoning_effort",
+    takes_effort=True,
     has_reasoning_markers=True,
     has_tools=True,
     one_call_per_message=True,

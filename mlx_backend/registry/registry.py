@@ -26,7 +26,6 @@ from mlx_backend.registry.model_pool import ModelPool, UnloadResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mlx_backend.conversation.effort import Effort
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
@@ -167,10 +166,6 @@ class MultiModelRegistry:
         """Return a model's type."""
         return self._catalogue.model_type(self._pool.find(name))
 
-    def configured_effort(self, name: str) -> Effort | None:
-        """Return the effort a model is configured with, if any."""
-        return self._catalogue.find(name).defaults.reasoning_effort
-
     def unload(self, name: str) -> str:
         """Unload a model once nothing uses it; return a sentence on what happens."""
         result = self._pool.unload(name)
@@ -242,10 +237,14 @@ class MultiModelRegistry:
         )
 
     def _defaults(self, spec: ModelSpec) -> ModelDefaults:
-        """Return the model's defaults, filled up with the server's for sampling and for the length of a reply."""
+        """Return the model's defaults, with the server's for sampling, budgets and length where they set none."""
         own, server = spec.defaults, self._settings
-        max_tokens = own.max_tokens or server.max_tokens
-        return replace(own, max_tokens=max_tokens, **{**server.sampling, **own.sampling})
+        return replace(
+            own,
+            max_tokens=own.max_tokens or server.max_tokens,
+            effort_budgets=own.effort_budgets or server.effort_budgets,
+            **{**server.sampling, **own.sampling},
+        )
 
 
 class _Memory:

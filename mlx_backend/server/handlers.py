@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ResourceProtocol,
     )
     from mlx_backend.api.errors import ApiError
+    from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.registry.base import ModelRegistry
     from mlx_backend.server.in_flight import InFlightRequests
     from mlx_backend.settings import Settings
@@ -91,8 +92,18 @@ class ReplyHandler:
             response.call_on_close(stack.pop_all().close)
         response.headers["x-request-id"] = writer.id
         if reply.effort is not None:
-            response.headers["x-mlx-backend-effort"] = f"{reply.effort.effort} ({reply.effort.source})"
+            response.headers["x-mlx-backend-effort"] = _effort_header(reply.effort, reply.thinking_budget)
         return _with_ignored(response, call.ignored)
+
+
+def _effort_header(decided: Resolution, budget: int | None) -> str:
+    """Write an effort and its source, with the model's own level and the budget as parameters."""
+    parts = [f"{decided.effort} ({decided.source})"]
+    if decided.level is not None:
+        parts.append(f"level={decided.level.effort}")
+    if budget is not None:
+        parts.append(f"budget={budget}")
+    return "; ".join(parts)
 
 
 class JsonHandler[S]:

@@ -68,7 +68,7 @@ def test_any_other_request_is_answered_as_before() -> None:
     ("switches", "lowest"),
     [
         ("", Effort.LOW),
-        ("{% if enable_thinking %}{% endif %}", Effort.NONE),
+        ("{% if enable_thinking is defined and not enable_thinking %}off{% endif %}", Effort.NONE),
     ],
 )
 def test_the_lowest_effort_is_none_only_for_a_model_that_was_made_for_it(

@@ -24,9 +24,12 @@ QWEN = QWEN_LIKE + "{% for tool in tools %}{% endfor %}<tool_call></tool_call><t
 R1 = "{{ messages[-1].content.split('</think>')[-1] }}{% if add_generation_prompt %}<think>\n{% endif %}"
 QWEN_2 = "{% if tools %}{{ tools }}<tool_call>{% endif %}{{ messages }}"
 CODER = CODER_LIKE + "{% if tools %}{{ tools }}<tool_call><function=f>{% endif %}"
-BOTH = HARMONY_TEMPLATE + "{% if enable_thinking %}{% endif %}"
-GRANITE = "{% if thinking is not defined %}{% set thinking = false %}{% endif %}<think>"
-NAMES_A_VARIABLE = "{% set thinking = 'x' %}{% if message.thinking is defined %}{% endif %}"
+BOTH = HARMONY_TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}off{% endif %}"
+GRANITE = (
+    "{% if thinking is not defined %}{% set thinking = false %}{% endif %}{% if thinking %}<think>{% endif %}"
+)
+NAMES_A_VARIABLE = "<think>{% set thinking = 'x' %}{% if message.thinking is defined %}{% endif %}"
+ALL = "none low medium high"
 CHATML = ["<|im_start|>", "<|im_end|>"]
 
 
@@ -44,12 +47,12 @@ def from_folder(folder: Path, **changes: Any) -> ModelDescription:
 @pytest.mark.parametrize(
     ("template", "tokens", "capabilities", "efforts"),
     [
-        (HARMONY_TEMPLATE, HARMONY_MARKERS, "thinking tools structured_output", "low medium high"),
-        (HARMONY_TEMPLATE, HARMONY_MARKERS[:-1], "thinking tools", "low medium high"),
-        (BOTH, HARMONY_MARKERS, "thinking tools structured_output", "none low medium high"),
-        (QWEN, CHATML, "thinking tools structured_output", "none medium"),
-        (GRANITE, CHATML, "thinking structured_output", "none medium"),
-        (R1, CHATML, "thinking structured_output", "medium"),
+        (HARMONY_TEMPLATE, HARMONY_MARKERS, "thinking tools structured_output", ALL),
+        (HARMONY_TEMPLATE, HARMONY_MARKERS[:-1], "thinking tools", ALL),
+        (BOTH, HARMONY_MARKERS, "thinking tools structured_output", ALL),
+        (QWEN, CHATML, "thinking tools structured_output", ALL),
+        (GRANITE, CHATML, "thinking structured_output", ALL),
+        (R1, CHATML, "thinking structured_output", ALL),
         (QWEN_2, CHATML, "tools structured_output", ""),
         (CODER, CHATML, "structured_output", ""),
         (GEMMA_LIKE, ["<end_of_turn>"], "structured_output", ""),
@@ -80,20 +83,24 @@ def test_what_a_model_can_do_is_read_off_its_template_and_its_tokens(
 
 
 def test_a_variable_called_thinking_is_no_switch() -> None:
-    assert told(NAMES_A_VARIABLE).efforts == ("medium",)
+    description = told(NAMES_A_VARIABLE)
+    assert (description.efforts, description.default_effort) == (tuple(ALL.split()), "high")
 
 
 @pytest.mark.parametrize(
     ("template", "wanted", "default"),
     [
-        (HARMONY_TEMPLATE, Effort.NONE, "low"),
+        (HARMONY_TEMPLATE, Effort.NONE, "none"),
         (HARMONY_TEMPLATE, Effort.XHIGH, "high"),
         (HARMONY_TEMPLATE, None, "medium"),
         (BOTH, Effort.NONE, "none"),
         (QWEN, Effort.NONE, "none"),
-        (QWEN, Effort.LOW, "medium"),
-        (QWEN, Effort.HIGH, "medium"),
-        (R1, Effort.NONE, "medium"),
+        (QWEN, Effort.LOW, "low"),
+        (QWEN, Effort.MAX, "high"),
+        (QWEN, None, "high"),
+        (GRANITE, None, "none"),
+        (R1, Effort.NONE, "none"),
+        (R1, None, "high"),
         (GEMMA_LIKE, Effort.HIGH, None),
     ],
 )
@@ -158,7 +165,7 @@ def test_the_demonstration_model_is_described() -> None:
     assert from_folder(MODEL_PATH) == ModelDescription(
         context_length=4096,
         capabilities=("completion", "thinking", "tools", "structured_output"),
-        efforts=(Effort.LOW, Effort.MEDIUM, Effort.HIGH),
+        efforts=(Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH),
         default_effort=Effort.MEDIUM,
         sampling={"temperature": 0.0},
     )

@@ -2,10 +2,12 @@
 
 import pytest
 
+from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.chat.limits import ReplyLimits
 from mlx_backend.chat.prompt import Prompt
 from mlx_backend.chat.request import UNLIMITED, ChatRequest, CompletionRequest
 from mlx_backend.conversation.effort import Effort
+from mlx_backend.conversation.effort_sources import Resolution, resolve
 from mlx_backend.errors import RequestError
 
 CHAT = ChatRequest(messages=[])
@@ -59,13 +61,27 @@ def test_the_error_says_how_much_of_a_prompt_is_tools(tools: int, tokens: int, s
     )
 
 
+def at(effort: str) -> Resolution:
+    """What an effort comes to on a model without a scale: low 50 tokens, medium 70, high as many as it likes."""
+    scale = probe_effort(None, reasons=True, budgets=((Effort.LOW, 50), (Effort.MEDIUM, 70)))
+    return resolve({"reasoning_effort": effort}, [{"role": "user", "content": "?"}], scale=scale)
+
+
 def test_the_thinking_budget_is_the_requests_then_the_models_and_none_at_effort_none() -> None:
     limits = ReplyLimits(context_length=100, thinking_budget=9)
     unlimited = ChatRequest(messages=[], thinking_budget=UNLIMITED)
-    assert limits.thinking_budget_of(CHAT, Effort.HIGH) == 9
-    assert limits.thinking_budget_of(unlimited, Effort.HIGH) == UNLIMITED
-    assert limits.thinking_budget_of(unlimited, Effort.NONE) == 0
-    assert ReplyLimits(context_length=100).thinking_budget_of(CHAT, Effort.HIGH) is None
+    assert limits.thinking_budget_of(CHAT, at("high")) == 9
+    assert limits.thinking_budget_of(unlimited, at("high")) is None
+    assert limits.thinking_budget_of(unlimited, at("none")) == 0
+    assert ReplyLimits(context_length=100).thinking_budget_of(CHAT, at("high")) is None
+
+
+def test_an_effort_that_stands_for_a_budget_keeps_to_the_models_and_gives_way_to_the_requests() -> None:
+    open_, tight = ReplyLimits(context_length=100), ReplyLimits(context_length=100, thinking_budget=60)
+    assert [open_.thinking_budget_of(CHAT, at(effort)) for effort in ("low", "medium")] == [50, 70]
+    assert [tight.thinking_budget_of(CHAT, at(effort)) for effort in ("low", "medium")] == [50, 60]
+    asked = ChatRequest(messages=[], thinking_budget=99)
+    assert open_.thinking_budget_of(asked, at("low")) == 99
 
 
 def test_a_configured_answer_reserve_is_at_most_half_the_reply_and_a_requested_one_is_not() -> None:

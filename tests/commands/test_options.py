@@ -193,7 +193,31 @@ def test_a_limit_is_the_same_in_an_option_a_file_and_a_request(
 
 
 def test_every_setting_of_a_reply_is_checked_above() -> None:
-    assert BEYOND.keys() | {"reasoning_effort", "background_detection"} == declared(ReplySettings).keys()
+    # Not fields of a request as in a file: spelt in many ways, told by thinking_budget, a boolean.
+    others = {"reasoning_effort", "effort_budgets", "background_detection"}
+    assert BEYOND.keys() | others == declared(ReplySettings).keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["low", "low=0", "low=x", "banana=5", "none=5", "max=5", "", "low=1,,", "low=99999999"]
+)
+def test_a_wrong_budget_of_an_effort_is_refused_in_an_option_and_in_a_file(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        arguments(f"--effort-budgets={text}")
+    assert "efforts with a number of tokens each" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match="efforts with a number of tokens each"):
+        parse(f"[defaults]\neffort_budgets = {text!r}", folder=tmp_path)
+
+
+def test_budgets_of_efforts_are_read_from_an_option_and_from_a_files_table(tmp_path: Path) -> None:
+    budgets = ((Effort.LOW, 500), (Effort.HIGH, 9000))
+    assert values_of(ReplySettings, arguments("--effort-budgets", "low=500,High=9000"), {}) == {
+        "effort_budgets": budgets
+    }
+    written = parse("[defaults]\neffort_budgets = { low = 500, high = 9000 }", folder=tmp_path)
+    assert written.others.defaults.effort_budgets == budgets
 
 
 def test_values_are_those_that_are_set_and_no_others() -> None:

@@ -68,7 +68,8 @@ def test_the_canonical_form_is_printed_on_demand(run: Run) -> None:
 def test_another_template_may_be_named(run: Run, tmp_path: Path) -> None:
     template = tmp_path / "chat_template.jinja"
     template.write_text(
-        "{% if enable_thinking %}{{ message.reasoning_content }}{% endif %}", encoding="utf-8"
+        "{{ messages[0].content }}{% if enable_thinking is false %}<think></think>{% endif %}",
+        encoding="utf-8",
     )
     request = json.dumps({"messages": [QUESTION], "think": False})
     assert json.loads(run(request, "--template", str(template))[1])["template_kwargs"] == {

@@ -17,6 +17,7 @@ from harmony_data import GPT_OSS_TEMPLATE
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import mlx_backend.demo
+from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.commands.sanitise import answer
 from mlx_backend.conversation.template import INVISIBLE, TemplateTraits
 
@@ -64,11 +65,12 @@ class Prompt:
         environment.globals.update(raise_exception=_refuse, strftime_now=lambda _: "2026-11-21")
         source = file.read_text(encoding="utf-8")
         self.traits = TemplateTraits.of(source)
+        self.scale = probe_effort(source, reasons=self.traits.is_reasoning_model)
         self._template = environment.from_string(source)
 
     def of(self, request: dict[str, Any]) -> str:
         """Render what the `sanitise` command prints for a request."""
-        result = answer(json.dumps(request), self.traits)
+        result = answer(json.dumps(request), self.traits, self.scale)
         if "error" in result:
             raise AssertionError(result["error"])
         return self.render(result["messages"], request.get("tools"), **result["template_kwargs"])
@@ -81,7 +83,7 @@ class Prompt:
 
     def shown(self, request: dict[str, Any]) -> list[str]:
         """Return the rendered prompt's messages behind the system message as "who: text"."""
-        result = answer(json.dumps(request), self.traits)
+        result = answer(json.dumps(request), self.traits, self.scale)
         if "error" in result:
             raise AssertionError(result["error"])
         kwargs = result["template_kwargs"]

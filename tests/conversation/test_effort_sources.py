@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from mlx_backend.conversation.effort import Effort, EffortError, resolve, take_lines
+from mlx_backend.conversation.background_requests import BackgroundPrompt
+from mlx_backend.conversation.effort import Effort, EffortError
+from mlx_backend.conversation.effort_sources import resolve, take_lines
 
 QUESTION = {"role": "user", "content": "q"}
 
@@ -55,15 +57,8 @@ def test_a_line_in_the_system_prompt_is_stronger_than_any_field() -> None:
         ({"model_default": Effort.HIGH, "server_default": Effort.LOW}, Effort.HIGH, "model default"),
     ],
 )
-def test_where_nobody_speaks_the_defaults_do(
-    defaults: dict[str, Effort], effort: Effort, source: str
-) -> None:
-    found = resolve(
-        {},
-        [QUESTION],
-        model_default=defaults.get("model_default"),
-        server_default=defaults.get("server_default"),
-    )
+def test_where_nobody_speaks_the_defaults_do(defaults: dict[str, Any], effort: Effort, source: str) -> None:
+    found = resolve({}, [QUESTION], **defaults)
     assert (found.effort, found.source) == (effort, source)
 
 
@@ -72,12 +67,12 @@ def test_a_background_request_comes_before_the_defaults_and_behind_what_the_requ
         return resolve(
             fields,
             messages,
-            background=("background request: a title", Effort.LOW),
+            background=BackgroundPrompt(client="A page", purpose="title", words=("title",)),
             model_default=Effort.HIGH,
             server_default=Effort.MEDIUM,
         ).source
 
-    assert decided({}, [QUESTION]) == "background request: a title"
+    assert decided({}, [QUESTION]) == "background request: A page, title"
     assert decided({"think": False}, [QUESTION]) == "think"
     assert decided({"think": True}, [QUESTION]) == "model default"  # it is to reason, as much as usual
     assert decided({}, system("Reasoning: high")) == "system prompt"
@@ -211,7 +206,8 @@ def test_what_is_no_effort_line_stays_as_text(text: str) -> None:
 )
 def test_the_line_is_taken_out_tidily(text: str, left: str) -> None:
     for role in ("system", "developer"):
-        assert take_lines(system(text, role)) == (system(left, role), [Effort.HIGH])
+        found = take_lines(system(text, role))
+        assert (found.messages, found.efforts) == (system(left, role), [Effort.HIGH])
 
 
 def test_the_last_line_wins_and_all_are_taken_out() -> None:
@@ -222,14 +218,15 @@ def test_the_last_line_wins_and_all_are_taken_out() -> None:
     found = resolve({}, messages)
     assert (found.effort, found.source) == (Effort.HIGH, "system prompt")
     assert [effort for name, effort in found.sources if name == "system prompt"] == [
-        *(Effort.HIGH, Effort.XHIGH, Effort.LOW)
+        *(Effort.HIGH, Effort.MAX, Effort.LOW)
     ]
     assert "Reasoning" not in str(found.messages)
 
 
 def test_a_line_in_a_part_is_taken_out_too() -> None:
     parts = [{"type": "text", "text": "Be short.\nReasoning: high"}, {"type": "other"}, "x"]
-    messages, found = take_lines(system(parts))
+    lines = take_lines(system(parts))
+    messages, found = lines.messages, lines.efforts
     assert found == [Effort.HIGH]
     assert messages[0]["content"] == [{"type": "text", "text": "Be short."}, {"type": "other"}, "x"]
 
@@ -247,3 +244,16 @@ def test_nothing_is_changed_in_place_and_nothing_is_kept() -> None:
     assert resolve(request, messages) == resolve(request, messages)
     assert (messages, request) == before
     assert resolve({}, [QUESTION]).effort is Effort.MEDIUM
+
+
+def test_a_line_with_a_word_that_is_no_effort_stays_and_is_named() -> None:
+    found = resolve({}, system("Be brief.\nReasoning: extreme\nReasoning: explain each step"))
+    assert found.messages[0]["content"] == "Be brief.\nReasoning: extreme\nReasoning: explain each step"
+    assert (found.source, found.unknown_words) == ("default", ("extreme",))
+
+
+def test_half_a_million_lines_are_read_in_one_pass() -> None:
+    text = "Reasoning: high\n" * 480_000 + "Reasoning:" + " " * 500_000 + "x" * 500_000
+    lines = take_lines(system(text))
+    assert len(lines.efforts) == 480_000
+    assert lines.messages[0]["content"].startswith("Reasoning:  ")

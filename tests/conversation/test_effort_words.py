@@ -4,11 +4,7 @@ import math
 
 import pytest
 
-from mlx_backend.conversation.effort import WORDS, Effort, EffortError, parse_effort, template_kwargs
-from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits
-
-ON_OFF = TemplateTraits(effort="enable_thinking")
-SILENT = TemplateTraits()
+from mlx_backend.conversation.effort import WORDS, Effort, EffortError, parse_effort
 
 
 @pytest.mark.parametrize(
@@ -32,7 +28,7 @@ def test_every_word_means_its_effort_in_any_case(effort: Effort, word: str) -> N
         *(("none", Effort.NONE), ("off", Effort.NONE), ("minimal", Effort.MINIMAL), ("low", Effort.LOW)),
         *(("medium", Effort.MEDIUM), ("middle", Effort.MEDIUM), ("mid", Effort.MEDIUM)),
         *(("moderate", Effort.MEDIUM), ("normal", Effort.MEDIUM), ("high", Effort.HIGH)),
-        *(("xhigh", Effort.XHIGH), ("max", Effort.XHIGH), ("ultra", Effort.XHIGH)),
+        *(("xhigh", Effort.XHIGH), ("max", Effort.MAX), ("ultra", Effort.MAX)),
         *(("低", Effort.LOW), ("中", Effort.MEDIUM), ("高", Effort.HIGH)),
         *(("Extra High", Effort.XHIGH), ("x_high", Effort.XHIGH), ("very-high", Effort.XHIGH)),
     ],
@@ -69,23 +65,10 @@ def test_numbers_and_switches(number: object, effort: Effort) -> None:
     ],
 )
 def test_anything_else_is_refused_with_the_words_that_are_known(value: object) -> None:
-    with pytest.raises(EffortError, match="none, minimal, low, medium, high, xhigh") as refused:
+    with pytest.raises(EffortError, match="none, minimal, low, medium, high, xhigh, max") as refused:
         parse_effort(value, "reasoning.effort")
     assert refused.value.param == "reasoning.effort"
     assert len(str(refused.value)) < 200
-
-
-@pytest.mark.parametrize(
-    ("effort", "word"),
-    [
-        *((Effort.NONE, "low"), (Effort.MINIMAL, "low"), (Effort.LOW, "low")),
-        *((Effort.MEDIUM, "medium"), (Effort.HIGH, "high"), (Effort.XHIGH, "high")),
-    ],
-)
-def test_a_template_is_told_what_it_knows(effort: Effort, word: str) -> None:
-    assert template_kwargs(effort, GPT_OSS_TRAITS) == {"reasoning_effort": word}
-    assert template_kwargs(effort, ON_OFF) == {"enable_thinking": effort is not Effort.NONE}
-    assert template_kwargs(effort, SILENT) == {}
 
 
 def test_a_number_of_any_size_is_a_budget() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from mlx_backend.conversation.effort import Effort, parse_effort, resolve, take_lines
+from mlx_backend.conversation.effort import Effort, parse_effort
+from mlx_backend.conversation.effort_sources import resolve, take_lines
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.template import GPT_OSS_TRAITS, for_template
 
@@ -112,7 +113,7 @@ def test_arguments_that_json_cannot_write_stay_text() -> None:
 
 def test_full_width_words_are_words() -> None:
     assert parse_effort("ＨＩＧＨ") is Effort.HIGH
-    assert take_lines([{"role": "system", "content": "Reasoning：ｌｏｗ"}])[1] == [Effort.LOW]
+    assert take_lines([{"role": "system", "content": "Reasoning：ｌｏｗ"}]).efforts == [Effort.LOW]
 
 
 def test_a_field_of_blanks_is_absent() -> None:
@@ -120,5 +121,7 @@ def test_a_field_of_blanks_is_absent() -> None:
 
 
 def test_a_line_goes_with_its_line_break_of_either_kind() -> None:
-    messages, _ = take_lines([{"role": "system", "content": "Reasoning: high\r\nBe brief.\r\nAnd kind.\r\n"}])
+    messages = take_lines(
+        [{"role": "system", "content": "Reasoning: high\r\nBe brief.\r\nAnd kind.\r\n"}]
+    ).messages
     assert messages[0]["content"] == "Be brief.\r\nAnd kind."

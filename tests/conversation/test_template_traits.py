@@ -96,8 +96,10 @@ def test_the_real_template_has_the_traits_that_are_assumed_where_there_is_none_t
 
 def test_the_demonstration_template_is_read_like_the_real_one() -> None:
     traits = TemplateTraits.of(DEMO_TEMPLATE.read_text(encoding="utf-8"))
-    assert (traits.reasoning_key, traits.effort, traits.one_call_per_message) == (
-        *("thinking", "reasoning_effort", True),
+    assert (traits.reasoning_key, traits.takes_effort, traits.one_call_per_message) == (
+        "thinking",
+        True,
+        True,
     )
     assert traits.refused == GPT_OSS_TRAITS.refused
 
@@ -110,7 +112,7 @@ def test_a_template_that_says_nothing_has_no_traits(source: str | None) -> None:
 @pytest.mark.parametrize(
     ("source", "traits"),
     [
-        (QWEN_LIKE, TemplateTraits(reasoning_key="reasoning_content", effort="enable_thinking")),
+        (QWEN_LIKE, TemplateTraits(reasoning_key="reasoning_content", takes_effort=True)),
         (GEMMA_LIKE, TemplateTraits(has_system_role=False, must_alternate=True)),
         (MISTRAL_LIKE, TemplateTraits(must_alternate=True)),
         (CODER_LIKE, TemplateTraits(iterates_arguments=True)),

@@ -163,7 +163,7 @@ def test_every_setting_has_the_name_of_what_it_sets() -> None:
         ("aliases = [7]", "aliases = [7]: must be a text in quotes."),
         (
             'reasoning_effort = "much"',
-            'reasoning_effort = "much": must be one of none, minimal, low, medium, high, xhigh.',
+            'reasoning_effort = "much": must be one of none, minimal, low, medium, high, xhigh, max.',
         ),
         (
             'reasoning_format = "aside"',

@@ -80,7 +80,7 @@ class Page:
         body = {"model": self.model["id"], "messages": [{"role": "user", "content": prompt}], "stream": False}
         with self.server.open("/v1/chat/completions", {**body, **fields}) as response:
             assert isinstance(json.load(response)["choices"][0]["message"]["content"], str)
-            return str(response.headers["x-mlx-backend-effort"])
+            return str(response.headers["x-mlx-backend-effort"]).partition(";")[0]
 
     def ask(self, text: str, **fields: Any) -> str:
         """Send a user's message; return the answer as it was streamed."""

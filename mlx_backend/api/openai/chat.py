@@ -15,6 +15,7 @@ from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.logprobs import ChatLogprobs
 from mlx_backend.api.openai.reasoning import reasoning_deltas
 from mlx_backend.api.openai.stream import Chunk, ChunkWriter
+from mlx_backend.api.openai.usage import reasoning_object
 from mlx_backend.chat.logprobs import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
@@ -72,6 +73,7 @@ class ChatCall(BodyCall[ChatBody]):
             reasoning_field=self.settings.reasoning_field,
             include_usage=self.body.include_usage,
             logprobs=ChatLogprobs(engine.tokenizer.bytes_of) if self.body.logprobs else None,
+            reasoning=reasoning_object(reply),
         )
         return reply, writer
 
@@ -92,8 +94,9 @@ class ChatWriter(ChunkWriter):
         reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT,
         include_usage: bool = False,
         logprobs: LogprobsFormat | None = None,
+        reasoning: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(model, include_usage=include_usage, logprobs=logprobs)
+        super().__init__(model, include_usage=include_usage, logprobs=logprobs, reasoning=reasoning)
         self._call_id = call_id
         self._reasoning = reasoning_deltas(reasoning_format, reasoning_field)
         self._calls: dict[int, tuple[str, list[str]]] = {}  # index -> name, arguments so far

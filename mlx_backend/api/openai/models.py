@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.api.openai.open_webui import page_info
+from mlx_backend.conversation.effort import Effort
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.errors import ModelError
 
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from mlx_backend.registry.base import ModelRegistry, ModelStatus
 
 OWNER = "mlx-backend"
+_LEVELS: Mapping[Effort, str] = {
+    Effort.NONE: "Answers at once",
+    Effort.MINIMAL: "Reasons as little as it can",
+    Effort.LOW: "Reasons briefly",
+    Effort.MEDIUM: "Reasons for a while",
+    Effort.HIGH: "Reasons at length",
+    Effort.XHIGH: "Reasons very long",
+    Effort.MAX: "Reasons as long as it can",
+}
 
 
 class ListModels(OpenAIProtocol):
@@ -82,6 +92,11 @@ def model_object(
             "efforts": list(description.efforts),
             "default": description.default_effort,
         }
+        # As Codex reads them from a catalogue of models.
+        described["supported_reasoning_levels"] = [
+            {"effort": effort, "description": _LEVELS[effort]} for effort in description.efforts
+        ]
+        described["default_reasoning_level"] = description.default_effort
     if description.kind == "llm":
         described["sampling_defaults"] = dict(description.sampling)
     if description.default_max_tokens is not None:

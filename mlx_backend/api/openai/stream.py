@@ -45,6 +45,7 @@ class Chunk:
     finish: str | None = None
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
 
 
 class ChunkWriter(ABC):
@@ -55,11 +56,17 @@ class ChunkWriter(ABC):
     whole_object: ClassVar[str]
 
     def __init__(
-        self, model: str, *, include_usage: bool = False, logprobs: LogprobsFormat | None = None
+        self,
+        model: str,
+        *,
+        include_usage: bool = False,
+        logprobs: LogprobsFormat | None = None,
+        reasoning: dict[str, Any] | None = None,
     ) -> None:
         self.id = self.id_prefix + uuid.uuid4().hex
         self._include_usage = include_usage
         self._logprobs = logprobs
+        self._reasoning_object = reasoning
         self._tokens: Sequence[TokenLogprobs] = ()  # of the content delta that comes next
         self._head = {
             "id": self.id,
@@ -119,12 +126,11 @@ class ChunkWriter(ABC):
         return json_text.body(self._whole(chunks))
 
     def _last(self, end: StreamEnd, usage: Usage, *, include_usage: bool) -> list[Chunk]:
-        """Return the chunks of the end: usage in a chunk of its own if asked for, timings on the last one."""
+        """Return the chunks of the end: usage in a chunk of its own if asked for, the rest on the last one."""
         *chunks, finish = self.chunks(end)
-        timings = timings_object(usage)
-        if not include_usage:
-            return [*chunks, replace(finish, timings=timings)]
-        return [*chunks, finish, Chunk(usage=usage_object(usage), timings=timings)]
+        last = Chunk(usage=usage_object(usage)) if include_usage else finish
+        last = replace(last, timings=timings_object(usage), reasoning=self._reasoning_object)
+        return [*chunks, finish, last] if include_usage else [*chunks, last]
 
     def _sse(self, chunk: Chunk) -> bytes:
         if chunk.delta and not (chunk.finish or chunk.usage or chunk.timings or chunk.logprobs):
@@ -163,5 +169,5 @@ def _comment(text: str) -> bytes:
 
 
 def _extras(chunk: Chunk) -> dict[str, Any]:
-    pairs = (("usage", chunk.usage), ("timings", chunk.timings))
+    pairs = (("usage", chunk.usage), ("timings", chunk.timings), ("reasoning", chunk.reasoning))
     return {key: value for key, value in pairs if value is not None}

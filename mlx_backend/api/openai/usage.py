@@ -1,10 +1,11 @@
-"""The `usage` and `timings` of a reply."""
+"""The `usage`, `timings` and `reasoning` of a reply."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.usage import Usage
 
 
@@ -35,6 +36,23 @@ def timings_object(usage: Usage) -> dict[str, Any]:
         "predicted_per_second": _rate(usage.completion_tokens, usage.decode_seconds),
         "queue_ms": round(usage.queue_seconds * 1000, 3),
         "first_token_ms": round((usage.queue_seconds + usage.prefill_seconds) * 1000, 3),
+    }
+
+
+def reasoning_object(reply: Reply) -> dict[str, Any] | None:
+    """Build what was decided about a reply's reasoning; None for a completion of a bare text.
+
+    `effort` is what was asked for, `source` who asked, `level` which of the model's own levels it comes to (null if it
+    does not reason), `budget` how many tokens may be reasoning (null: as many as it likes).
+    """
+    decided = reply.effort
+    if decided is None:
+        return None
+    return {
+        "effort": decided.effort.value,
+        "level": decided.level.effort.value if decided.level else None,
+        "source": decided.source,
+        "budget": reply.thinking_budget,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,8 +148,22 @@ def test_effort_reaches_the_prompt_from_every_source(
 
 def test_a_header_gives_the_effort_and_its_source(client: Client) -> None:
     response = answered(client, messages=[{"role": "system", "content": "Reasoning: high"}, USER])
-    assert response.headers["x-mlx-backend-effort"] == "high (system prompt)"
-    assert answered(client).headers["x-mlx-backend-effort"] == "medium (default)"
+    assert response.headers["x-mlx-backend-effort"] == "high (system prompt); level=high"
+    assert answered(client).headers["x-mlx-backend-effort"] == "medium (default); level=medium"
+    ultra = answered(client, reasoning_effort="ultra", thinking_budget=100)
+    assert ultra.headers["x-mlx-backend-effort"] == "max (reasoning_effort); level=high; budget=100"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_reply_says_what_was_asked_and_what_the_model_was_told(client: Client, stream: bool) -> None:
+    response = answered(client, reasoning_effort="ultra", stream=stream)
+    last = response.text.split("data: ")[-2] if stream else response.text
+    assert json.loads(last)["reasoning"] == {
+        "effort": "max",
+        "level": "high",
+        "source": "reasoning_effort",
+        "budget": None,
+    }
 
 
 def test_the_servers_own_effort_is_the_default(engine: ScriptedEngine) -> None:

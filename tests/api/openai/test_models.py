@@ -139,6 +139,9 @@ def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_pa
         (tmp_path / "large" / "config.json").write_text('{"max_position_embeddings": 512}')
         _, large = server.call("/v1/models/large")
         assert large.pop("created") > 0
+        levels = large["supported_reasoning_levels"]
+        assert [level["effort"] for level in levels] == ["none", "low", "medium", "high"]
+        assert all(level["description"] for level in levels)
         assert large == {
             "id": "large",
             "object": "model",
@@ -148,7 +151,9 @@ def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_pa
             "context_length": 512,
             "max_model_len": 512,
             "capabilities": ["completion", "thinking", "tools"],
-            "reasoning": {"efforts": ["low", "medium", "high"], "default": "high"},
+            "reasoning": {"efforts": ["none", "low", "medium", "high"], "default": "high"},
+            "supported_reasoning_levels": levels,
+            "default_reasoning_level": "high",
             "sampling_defaults": {"temperature": 0.3},
             "info": {"meta": {"capabilities": {"builtin_tools": False, "vision": False}}},
             "default_max_tokens": 77,

@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
         "/v1/tokenize",
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages[0].content[0]",
-        "reads text only",
+        "cannot see images",
     ),
     "two openings": (
         "/v1/tokenize",

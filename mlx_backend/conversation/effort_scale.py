@@ -1,0 +1,103 @@
+"""A model's own scale of reasoning effort, and which of its levels a requested effort comes to.
+
+People have one dial, `Effort`; every family has levels of its own: gpt-oss low, medium, high; Qwen3.8 low, medium,
+xhigh; GLM-5.3 low, high, max; others only on and off. The rule:
+
+1. `none` is the level `none`, and only `none` is: a request for any other effort never switches reasoning off.
+2. An effort that the model has, or that its template takes for a level, is that level.
+3. Any other is the level nearest to it on the dial; of two that are equally near, the lower one.
+4. A request that states no effort gets the template's own default, without a budget.
+
+Pure data and arithmetic: how a scale is found out is chat/effort_probe.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.conversation.effort import Effort
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DIAL: tuple[Effort, ...] = tuple(Effort)
+"""Every effort, lowest first."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of a model's scale, by its place on the dial.
+
+    `template_kwargs` is what the template is told. `budget` is how many tokens of reasoning the server allows: None for
+    as many as the model likes, 0 for none.
+    """
+
+    effort: Effort
+    template_kwargs: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    budget: int | None = None
+    accepts: frozenset[Effort] = frozenset()
+    """Further efforts that the template itself takes for this level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffortScale:
+    """The levels of one model, lowest first; none for a model that does not reason.
+
+    `default` is the level that its template gives by itself, `on` the one that it gives when reasoning is only switched
+    on. Both are None where there are no levels.
+    """
+
+    levels: tuple[Level, ...] = ()
+    default: Effort | None = None
+    on: Effort | None = None
+    tells_default: bool = True
+    """Whether the default may be told as any other level: not if none of them gives the template's own prompt."""
+
+    @property
+    def efforts(self) -> tuple[Effort, ...]:
+        """The levels by their names."""
+        return tuple(level.effort for level in self.levels)
+
+    @property
+    def lowest(self) -> Effort:
+        """The lowest effort that the template can be told; low for a model that does not reason."""
+        none, *reasoning = self.levels or (None,)
+        if none is None or not reasoning or none.template_kwargs != reasoning[0].template_kwargs:
+            return none.effort if none else Effort.LOW
+        return reasoning[0].effort
+
+    def level_of(self, effort: Effort) -> Level | None:
+        """Return the level that an effort comes to; None if the model does not reason."""
+        if effort is Effort.NONE:
+            return next((level for level in self.levels if level.effort is Effort.NONE), None)
+        reasoning = [level for level in self.levels if level.effort is not Effort.NONE]
+        if exact := next((level for level in reasoning if effort in (level.effort, *level.accepts)), None):
+            return exact
+        wanted = DIAL.index(effort)
+        return min(
+            reasoning,
+            key=lambda level: (abs(DIAL.index(level.effort) - wanted), DIAL.index(level.effort)),
+            default=None,
+        )
+
+
+NO_SCALE = EffortScale()
+"""That of a model which does not reason, or is not known."""
+
+GPT_OSS_SCALE = EffortScale(
+    levels=(
+        # It has no word for none: it is told the lowest, and the server closes its reasoning at once.
+        Level(effort=Effort.NONE, template_kwargs={"reasoning_effort": "low"}, budget=0),
+        *(
+            Level(effort=effort, template_kwargs={"reasoning_effort": effort.value})
+            for effort in (Effort.LOW, Effort.MEDIUM, Effort.HIGH)
+        ),
+    ),
+    default=Effort.MEDIUM,
+    on=Effort.MEDIUM,
+)
+"""That of gpt-oss, for tools that have no template at hand."""

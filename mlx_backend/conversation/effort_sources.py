@@ -1,0 +1,228 @@
+"""Where a request's effort comes from: every source that may state one, strongest first, and the one that wins.
+
+    a line `Reasoning: X` in the system or developer message   the last one; it is then taken out of the text
+    reasoning_effort · reasoning.effort · output_config.effort · chat_template_kwargs · think, enable_thinking, thinking
+    a background request                                       a page's request for a title, say: the lowest level
+    the model's default · the server's default                 as an operator set them
+    the template's own default                                 the model is told nothing
+
+Switching reasoning on says nothing of how much: such a field gives way to an operator's default, and without one it is
+the level that the template itself takes for "on". Pure functions: an effort belongs to one request, and nothing of it
+is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.conversation.effort import EFFORT_OF, Effort, fold, from_budget, parse_effort
+from mlx_backend.conversation.effort_scale import NO_SCALE, EffortScale, Level
+
+if TYPE_CHECKING:
+    from mlx_backend.conversation.background_requests import BackgroundPrompt
+
+# A word of at most 40 characters: what is longer is no effort, and must not be searched again and again.
+_LINE = re.compile(
+    r"^[ \t]*(?:reasoning|reasoning[ _]effort)[ \t]*[:：][ \t]*(\S[^\n]{0,39}?)[ \t]*$", re.I | re.M
+)
+_WORD = re.compile(r"[^\W\d_]+")
+
+DEFAULT = "default"
+"""The source of an effort that nobody stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The messages without their lines `Reasoning: X`, the efforts these stated, and the words that are none."""
+
+    messages: list[dict[str, Any]]
+    efforts: list[Effort]
+    unknown: list[str]
+
+
+def take_lines(messages: Sequence[Mapping[str, Any]]) -> Lines:
+    """Take lines `Reasoning: X` out of system and developer messages.
+
+    A line whose word is not an effort is ordinary text and stays. The messages given are not changed.
+    """
+    efforts: list[Effort] = []
+    unknown: list[str] = []
+
+    def take(text: str) -> str:
+        left: list[str] = []
+        end = 0
+        for match in _LINE.finditer(text):
+            effort = EFFORT_OF.get(fold(match[1].rstrip(".")))
+            if effort is not None:
+                efforts.append(effort)
+                left.append(text[end : match.start()].rstrip(" \t"))
+                end = match.end()
+            elif _WORD.fullmatch(match[1]):
+                unknown.append(match[1])
+        if not left:
+            return text
+        # The line goes with its line break; paragraphs keep one empty line between them.
+        text = re.sub(r"\n*\0\n*", _line_gap, "\0".join([*left, text[end:]]))
+        return text.strip("\r\n")
+
+    rewritten: list[dict[str, Any]] = []
+    for message in messages:
+        copy = dict(message)
+        if message.get("role") in ("system", "developer"):
+            match message.get("content"):
+                case str() as text:
+                    copy["content"] = take(text)
+                case list() as parts:
+                    copy["content"] = [
+                        {**part, "text": take(part["text"])}
+                        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+                        else part
+                        for part in parts
+                    ]
+        rewritten.append(copy)
+    return Lines(rewritten, efforts, unknown)
+
+
+def _line_gap(match: re.Match[str]) -> str:
+    """Return what replaces a line that was taken: as many line breaks as the wider side had, at most two."""
+    before, _, after = match.group().partition("\0")
+    return "\n" * min(2, max(before.count("\n"), after.count("\n")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """The effort of one request, what it comes to on the model's own scale, and where it came from.
+
+    `sources` are all that stated one, strongest first. `level` is None for a model that does not reason.
+    `unknown_words` stood in lines `Reasoning: X` and are no efforts: they stay text.
+    """
+
+    effort: Effort
+    level: Level | None
+    source: str
+    sources: tuple[tuple[str, Effort], ...]
+    messages: list[dict[str, Any]]
+    unknown_words: tuple[str, ...] = ()
+    is_told: bool = True
+    """Whether the template is told the level."""
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the template is told."""
+        return dict(self.level.template_kwargs) if self.level is not None and self.is_told else {}
+
+    @property
+    def budget(self) -> int | None:
+        """How many tokens of reasoning the level allows; None for as many as the model likes."""
+        return self.level.budget if self.level is not None else None
+
+
+def resolve(
+    request: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    scale: EffortScale = NO_SCALE,
+    background: BackgroundPrompt | None = None,
+    model_default: Effort | None = None,
+    server_default: Effort | None = None,
+) -> Resolution:
+    """Decide one request's effort. Null and empty fields are absent; a bad field raises EffortError.
+
+    A background request gets the model's lowest effort, unless it states one itself.
+    """
+    lines = take_lines(messages)
+    sources: _Sources = [("system prompt", effort) for effort in reversed(lines.efforts)]
+    stated, switched_on = _fields(request)
+    switched_on = [(name, scale.on or effort) for name, effort in switched_on]
+    defaults = [
+        (name, effort)
+        for name, effort in (("model default", model_default), ("server default", server_default))
+        if effort is not None
+    ]
+    sources += stated
+    if background is not None and not switched_on:
+        sources.append((f"background request: {background}", scale.lowest))
+    if defaults and defaults[0][1] is not Effort.NONE:
+        sources += defaults + switched_on  # "on" does not say how much; the defaults do
+    else:
+        sources += switched_on + defaults
+    sources.append((DEFAULT, scale.default or Effort.MEDIUM))
+    source, effort = sources[0]
+    return Resolution(
+        effort=effort,
+        level=scale.level_of(effort),
+        source=source,
+        sources=tuple(sources),
+        messages=_without_emptied(lines.messages),
+        unknown_words=tuple(dict.fromkeys(lines.unknown)),
+        is_told=source != DEFAULT or scale.tells_default,
+    )
+
+
+def _without_emptied(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out system messages that held nothing but such a line, unless nothing else is left to render."""
+    kept = [m for m in messages if m.get("content") != "" or m.get("role") not in ("system", "developer")]
+    return kept or messages
+
+
+type _Sources = list[tuple[str, Effort]]
+
+
+def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
+    """Return the fields that state an effort, and those that only switch reasoning on; strongest first."""
+    stated: _Sources = []
+    switched_on: _Sources = []
+
+    def add(name: str, value: object, *, is_switch: bool = False) -> None:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return
+        effort = parse_effort(value, name)
+        is_on = is_switch and (value is True or (isinstance(value, str) and fold(value) in _ON))
+        (switched_on if is_on else stated).append((name, effort))
+
+    def add_budget(name: str, value: object) -> None:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value.strip()):
+            value = int(value)
+        if type(value) is int and value >= 0:
+            stated.append((name, from_budget(value)))
+        else:
+            add(name, value)
+
+    add("reasoning_effort", request.get("reasoning_effort"))
+    reasoning = request.get("reasoning")
+    if isinstance(reasoning, Mapping):
+        add("reasoning.effort", reasoning.get("effort"))
+        if "effort" not in reasoning or reasoning["effort"] in (None, ""):
+            add_budget("reasoning.max_tokens", reasoning.get("max_tokens"))
+            add("reasoning.enabled", reasoning.get("enabled"), is_switch=True)
+    else:
+        add("reasoning", reasoning, is_switch=True)
+    output_config = request.get("output_config")
+    if isinstance(output_config, Mapping):
+        add("output_config.effort", output_config.get("effort"))
+    kwargs = request.get("chat_template_kwargs")
+    if isinstance(kwargs, Mapping):
+        for name in ("reasoning_effort", "thinking_effort"):
+            add(f"chat_template_kwargs.{name}", kwargs.get(name))
+        for name in ("enable_thinking", "thinking"):
+            add(f"chat_template_kwargs.{name}", kwargs.get(name), is_switch=True)
+        mode = kwargs.get("thinking_mode")
+        if isinstance(mode, str) and fold(mode) in EFFORT_OF:  # others ("adaptive") are the template's own
+            add("chat_template_kwargs.thinking_mode", mode, is_switch=True)
+    add("think", request.get("think"), is_switch=True)
+    add("enable_thinking", request.get("enable_thinking"), is_switch=True)
+    thinking = request.get("thinking")
+    if isinstance(thinking, Mapping):
+        if thinking.get("type") == "disabled":
+            stated.append(("thinking.type", Effort.NONE))
+        else:
+            add_budget("thinking.budget_tokens", thinking.get("budget_tokens"))
+    else:
+        add("thinking", thinking, is_switch=True)
+    return stated, switched_on
+
+
+_ON = frozenset({"on", "true", "yes", "enabled", "enable"})

@@ -1,0 +1,272 @@
+"""What a chat template knows of effort, found by rendering it: one template of each kind, and the real ones.
+
+The templates are written for these tests after what the families' own do; only the lines that matter are there.
+"""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+from harmony_data import GPT_OSS_TEMPLATE, HARMONY_DATA, needs_gpt_oss_template
+
+from mlx_backend.chat.effort_probe import probe_effort
+from mlx_backend.chat.request import ChatRequest
+from mlx_backend.chat.service import Service
+from mlx_backend.conversation.effort import Effort
+from mlx_backend.conversation.effort_scale import DIAL, GPT_OSS_SCALE, EffortScale
+from mlx_backend.conversation.template import TemplateTraits
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
+
+CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+SWITCH = (
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}"
+)
+
+TEMPLATES = {
+    "prints any word": "Reasoning: {{ reasoning_effort | default('medium') }}" + CHAT,
+    "prints a word only if told": "{% if reasoning_effort %}Reasoning: {{ reasoning_effort }}{% endif %}"
+    + CHAT
+    + "<think>",
+    "raises on others": "{% set e = reasoning_effort if reasoning_effort is defined else 'xhigh' %}"
+    "{% if e not in ['low', 'medium', 'xhigh'] %}{{ raise_exception('Unexpected ' ~ e) }}{% endif %}"
+    "{% if e == 'low' %}Think briefly.{% elif e == 'xhigh' %}Think hard.{% endif %}" + CHAT + SWITCH,
+    "folds one into another": "{% set e = reasoning_effort if reasoning_effort is defined else 'xhigh' %}"
+    "{% if e == 'high' %}{% set e = 'xhigh' %}{% endif %}"
+    "{% if e not in ['low', 'medium', 'xhigh'] %}{{ raise_exception('Unexpected ' ~ e) }}{% endif %}"
+    "{% if e == 'low' %}Think briefly.{% elif e == 'xhigh' %}Think hard.{% endif %}" + CHAT + SWITCH,
+    "others are its highest": "{% set e = reasoning_effort | default('') %}"
+    "Reasoning Effort: {% if e == 'low' %}Low{% elif e == 'high' %}High{% else %}Max{% endif %}"
+    + CHAT
+    + "<think>",
+    "another name": "{% if thinking_effort is defined and thinking_effort not in ['low', 'high', 'max'] %}"
+    "{{ raise_exception('no such effort') }}{% endif %}{% set on = true if thinking is undefined else thinking %}"
+    + CHAT
+    + "{% if on %}effort={{ thinking_effort | default('max') }}<think>{% else %}<think></think>{% endif %}",
+    "a word for off": "{% set e = reasoning_effort | default('no_think') %}"
+    "{% if e not in ['no_think', 'low', 'high'] %}{{ raise_exception('?') }}{% endif %}"
+    + CHAT
+    + "{% if e == 'no_think' %}<think></think>{% else %}{{ e }}<think>{% endif %}",
+    "none or high": "{% set e = reasoning_effort | default('none') %}"
+    "{% if e not in ['none', 'high'] %}{{ raise_exception('?') }}{% endif %}[SETTINGS]{{ e }}" + CHAT,
+    "only none means something": "{% set on = not (reasoning_effort is defined and reasoning_effort == 'none') %}"
+    + CHAT
+    + "{% if on %}<think>{% else %}<think></think>{% endif %}",
+    "off, with words": "{% set on = thinking | default(false) %}{% set e = reasoning_effort | default('high') %}"
+    + CHAT
+    + "{% if on %}{% if e == 'max' %}MAX{% elif e == 'low' %}{% else %}STD{% endif %}<think>{% else %}</think>"
+    "{% endif %}",
+    "words told even when off": "{% set e = reasoning_effort | default('high') %}"
+    "{% if e not in ['low', 'high'] %}{{ raise_exception('?') }}{% endif %}Effort {{ e }}."
+    + CHAT
+    + "{% if thinking | default(false) %}<think>{% else %}</think>{% endif %}",
+    "a flag for low": CHAT + "{% if low_effort %}{reasoning effort: low}{% endif %}" + SWITCH,
+    "a flag for medium": CHAT + "{% if medium_effort %}{reasoning effort: medium}{% endif %}" + SWITCH,
+    "a mode and words": "{% set mode = thinking_mode | default('enabled') %}"
+    + CHAT
+    + "({{ reasoning_effort }})"
+    "{% if mode == 'enabled' %}<think>{% elif mode == 'disabled' %}</think>{% elif mode == 'adaptive' %}{% endif %}",
+    "a budget": "{% if thinking_budget is defined and thinking_budget != -1 %}Budget {{ thinking_budget }}.{% endif %}"
+    + CHAT
+    + "<seed:think>",
+    "a switch": CHAT + SWITCH,
+    "a switch that is off": CHAT + "{% if enable_thinking %}<|think|>{% endif %}",
+    "it is skipped": CHAT + "{% if not skip_thinking %}<think>{% endif %}",
+    "nothing": CHAT + "<think>",
+    "must be told": "{% if reasoning_effort not in ['low', 'high'] %}{{ raise_exception('no effort') }}{% endif %}"
+    "{{ reasoning_effort }}" + CHAT,
+    "wants a system message": "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    + CHAT
+    + SWITCH,
+    "raises always": "{{ raise_exception('no') }}{{ reasoning_effort }}",
+    "does not reason": CHAT,
+}
+RAISES_ON = {"raises on others": "high", "another name": "medium", "none or high": "low"}
+
+
+def scale_of(kind: str) -> EffortScale:
+    source = TEMPLATES[kind]
+    return probe_effort(source, reasons=TemplateTraits.of(source).is_reasoning_model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "levels", "default"),
+    [
+        ("prints any word", "none low medium high", "medium"),
+        ("prints a word only if told", "none low medium high", "medium"),
+        ("raises on others", "none low medium xhigh", "xhigh"),
+        ("folds one into another", "none low medium xhigh", "xhigh"),
+        ("others are its highest", "none low high max", "max"),
+        ("another name", "none low high max", "max"),
+        ("a word for off", "none low high", "none"),
+        ("none or high", "none high", "none"),
+        ("only none means something", "none low medium high", "high"),
+        ("off, with words", "none low high max", "none"),
+        ("words told even when off", "none low high", "none"),
+        ("a flag for low", "none low high", "high"),
+        ("a flag for medium", "none medium high", "high"),
+        ("a mode and words", "none low medium high", "medium"),
+        ("a budget", "none low medium high", "high"),
+        ("a switch", "none low medium high", "high"),
+        ("a switch that is off", "none low medium high", "none"),
+        ("it is skipped", "none low medium high", "high"),
+        ("nothing", "none low medium high", "high"),
+        ("must be told", "none low high", "high"),
+        ("wants a system message", "none low medium high", "high"),
+        ("raises always", "none low medium high", "high"),
+        ("does not reason", "", None),
+    ],
+)
+def test_a_template_shows_its_own_scale(kind: str, levels: str, default: str | None) -> None:
+    scale = scale_of(kind)
+    assert scale.efforts == tuple(levels.split())
+    assert scale.default == default
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("raises on others", {"none": {"enable_thinking": False}, "xhigh": {"reasoning_effort": "xhigh"}}),
+        ("another name", {"none": {"thinking": False}, "max": {"thinking_effort": "max"}}),
+        ("a word for off", {"none": {"reasoning_effort": "no_think"}, "low": {"reasoning_effort": "low"}}),
+        ("only none means something", {"none": {"reasoning_effort": "none"}, "low": {}, "high": {}}),
+        (
+            "off, with words",
+            {"none": {"thinking": False}, "max": {"thinking": True, "reasoning_effort": "max"}},
+        ),
+        ("words told even when off", {"low": {"thinking": True, "reasoning_effort": "low"}}),
+        ("a flag for low", {"none": {"enable_thinking": False}, "low": {"low_effort": True}, "high": {}}),
+        ("a mode and words", {"none": {"thinking_mode": "disabled"}}),
+        ("a budget", {"none": {"thinking_budget": 0}, "low": {"thinking_budget": 1024}, "high": {}}),
+        ("a switch that is off", {"none": {"enable_thinking": False}, "low": {"enable_thinking": True}}),
+        ("it is skipped", {"none": {"skip_thinking": True}, "high": {}}),
+        ("prints any word", {"none": {"reasoning_effort": "low"}, "high": {"reasoning_effort": "high"}}),
+    ],
+)
+def test_each_level_is_told_in_the_templates_own_words(kind: str, told: dict[str, Any]) -> None:
+    levels = {level.effort.value: dict(level.template_kwargs) for level in scale_of(kind).levels}
+    assert {name: levels[name] for name in told} == told
+
+
+@pytest.mark.parametrize(
+    "kind", ["a switch", "a switch that is off", "nothing", "a budget", "only none means something"]
+)
+def test_without_a_scale_low_and_medium_are_budgets_and_the_highest_has_none(kind: str) -> None:
+    budgets = {level.effort.value: level.budget for level in scale_of(kind).levels}
+    assert budgets == {"none": 0, "low": 1024, "medium": 4096, "high": None}
+
+
+@pytest.mark.parametrize("kind", ["prints any word", "raises on others", "a flag for low", "none or high"])
+def test_a_level_of_the_templates_own_has_no_budget_and_none_has_no_tokens(kind: str) -> None:
+    for level in scale_of(kind).levels:
+        assert level.budget == (0 if level.effort is Effort.NONE else None)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in TEMPLATES if kind not in ("raises always", "must be told")]
+)
+def test_no_effort_makes_a_template_raise_and_equal_prompts_are_one_level(kind: str) -> None:
+    template = ChatTemplate(TEMPLATES[kind])
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    scale = scale_of(kind)
+    for effort in DIAL:
+        level = scale.level_of(effort)
+        template.render(messages, level.template_kwargs if level else {}, deadline=math.inf)
+    if kind in RAISES_ON:
+        name = "thinking_effort" if kind == "another name" else "reasoning_effort"
+        with pytest.raises(TemplateFault):
+            template.render(messages, {name: RAISES_ON[kind]}, deadline=math.inf)
+
+
+def test_the_default_level_gives_the_prompt_of_a_request_that_states_none() -> None:
+    for kind, source in TEMPLATES.items():
+        scale = scale_of(kind)
+        if scale.default is None or not scale.tells_default or kind in ("raises always", "must be told"):
+            continue
+        template, messages = ChatTemplate(source), [{"role": "system", "content": "s"}]
+        level = scale.level_of(scale.default)
+        assert level is not None
+        said, by_itself = (
+            template.render(messages, kwargs, deadline=math.inf) for kwargs in (level.template_kwargs, {})
+        )
+        assert said == by_itself, kind
+
+
+def test_budgets_may_be_set_and_the_level_above_them_is_free() -> None:
+    scale = probe_effort(TEMPLATES["nothing"], reasons=True, budgets=((Effort.LOW, 9), (Effort.HIGH, 99)))
+    assert [(level.effort.value, level.budget) for level in scale.levels] == [
+        *(("none", 0), ("low", 9), ("high", 99), ("xhigh", None)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ reasoning_effort }}{% endfor %}{% endfor %}",
+        "{% if %}",
+        "{{ reasoning_effort.nothing.at_all }}",
+    ],
+)
+def test_a_template_that_cannot_be_probed_is_told_nothing(source: str) -> None:
+    scale = probe_effort(source, reasons=True, seconds=0.05)
+    assert scale.efforts == ("none", "low", "medium", "high")
+    assert all(not level.template_kwargs for level in scale.levels)
+
+
+@needs_gpt_oss_template
+def test_gpt_oss_has_the_scale_that_is_assumed_where_there_is_no_template() -> None:
+    scale = probe_effort(GPT_OSS_TEMPLATE.read_text(encoding="utf-8"), reasons=True)
+    assert [(level.effort, level.template_kwargs, level.budget) for level in scale.levels] == [
+        (level.effort, level.template_kwargs, level.budget) for level in GPT_OSS_SCALE.levels
+    ]
+    assert (scale.default, scale.on) == (GPT_OSS_SCALE.default, GPT_OSS_SCALE.on)
+
+
+@pytest.mark.skipif(
+    not (HARMONY_DATA / "templates").is_dir(),
+    reason="the real chat templates are not here; set HARMONY_DATA to their folder",
+)
+@pytest.mark.parametrize(
+    ("file", "default", "off", "budgeted"),
+    [
+        ("ByteDance-Seed-OSS", "high", {"thinking_budget": 0}, True),
+        ("Cohere2MoE", "high", {"reasoning": False}, True),
+        ("GLM-4.6", "high", {"enable_thinking": False}, True),
+        ("GLM-4.7-Flash", "high", {"enable_thinking": False}, True),
+        ("HuggingFaceTB-SmolLM3-3B", "high", {"enable_thinking": False}, True),
+        ("MiniMax-M2", "high", {}, True),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "high", {"enable_thinking": False}, True),
+        ("Qwen-Qwen3-0.6B", "high", {"enable_thinking": False}, True),
+        ("Qwen3.5-4B", "high", {"enable_thinking": False}, True),
+        ("deepseek-ai-DeepSeek-V3.1", "none", {"enable_thinking": False}, True),
+        ("deepseek-ai-DeepSeek-V3.2", "none", {"enable_thinking": False}, True),
+        ("google-gemma-4-31B-it", "none", {"enable_thinking": False}, True),
+        ("Kimi-K2-Instruct", None, None, False),
+        ("Qwen3-Coder", None, None, False),
+        ("ibm-granite-granite-4.0", None, None, False),
+        ("meta-llama-Llama-3.3-70B-Instruct", None, None, False),
+    ],
+)
+def test_real_templates_show_their_scales(
+    file: str, default: str | None, off: dict[str, Any] | None, budgeted: bool
+) -> None:
+    source = (HARMONY_DATA / "templates" / f"{file}.jinja").read_text(encoding="utf-8")
+    scale = probe_effort(source, reasons=TemplateTraits.of(source).is_reasoning_model)
+    assert scale.default == default
+    none = scale.level_of(Effort.NONE)
+    assert (dict(none.template_kwargs) if none else None) == off
+    assert any(level.budget for level in scale.levels) == budgeted
+
+
+def test_an_unknown_word_in_a_system_prompt_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    messages = [{"role": "system", "content": "Reasoning: extreme"}, {"role": "user", "content": "?"}]
+    with ScriptedEngine(lambda _: "") as engine:
+        service = Service(engine)
+        for _ in range(2):
+            prompt = service.prompt(ChatRequest(messages=messages))
+            assert "Reasoning: extreme" in engine.tokenizer.decode(prompt.tokens)
+    assert [record.message for record in caplog.records if "extreme" in record.message] == [
+        "A system prompt says Reasoning: extreme, which is no effort: it stays text."
+    ]
