@@ -12,7 +12,7 @@ import yaml
 
 import mlx_backend
 from mlx_backend.device.memory import WORKING_SET_SHARE, room_for_weights
-from mlx_backend.device.too_large import MIN_FOR_CACHES
+from mlx_backend.device.too_large import MIN_FOR_CACHES, MIN_FOR_THE_REST
 from mlx_backend.models.recommended import RECOMMENDED_MODELS
 
 ROOT = Path(mlx_backend.__file__).parents[1]
@@ -101,3 +101,13 @@ def test_the_models_that_a_refusal_names_are_those_of_the_readme_and_fit_the_mac
         share = 2 / 3 if int(mac) <= 36 else 3 / 4  # what macOS recommends for the GPU
         limit = int(int(mac) * share * WORKING_SET_SHARE * (1 << 30))
         assert model.weights + MIN_FOR_CACHES <= room_for_weights(limit), repository
+
+
+def test_what_the_page_for_macs_advises_beside_docker_holds_the_model_and_leaves_the_rest() -> None:
+    page = (ROOT / "docs/mac.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) GB \| `--memory-gb (\d+)`[^|]* \| `([^`]+)` \|$", page, re.MULTILINE)
+    assert len(rows) == 3
+    weights = dict(RECOMMENDED_MODELS)
+    for mac, limit, repository in rows:
+        assert weights[repository] + MIN_FOR_CACHES <= room_for_weights(int(limit) << 30), repository
+        assert int(mac) - int(limit) >= 8 + (MIN_FOR_THE_REST >> 30), "for Docker and macOS"

@@ -43,6 +43,11 @@ class KVCacheBudget:
         return self._reservation.max_room
 
     @property
+    def limit(self) -> int:
+        """The bytes that models and caches may take together."""
+        return self._reservation.limit
+
+    @property
     def used(self) -> int:
         """The bytes that are set aside for sequences."""
         return self._total(self._sequences.values())
@@ -58,7 +63,7 @@ class KVCacheBudget:
         needed, room = self._cost(tokens), self.room
         if needed <= room:
             return
-        max_room, limit = self.max_room, format_bytes(self._reservation.limit)
+        max_room, limit = self.max_room, format_bytes(self.limit)
         if needed > max_room:
             raise EngineRefused(
                 f"{subject} would need {format_bytes(needed)} of memory for its cache; the model leaves "

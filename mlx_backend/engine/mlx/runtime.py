@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from mlx_backend.device.memory import room_for_weights
+from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.device.too_large import too_large
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
 MAX_SPARE_LOGITS_BYTES = 64 << 20  # of logits computed for nothing, to save one more run of the network
 WARM_UP_TOKENS = 8
+MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
 
 
 class Runtime:
@@ -87,7 +88,7 @@ class Runtime:
             reservation, cost, are_alike = self._reserve_memory(memory, cost, ranks)
             cleanup.callback(reservation.close)
             self.cache_budget = KVCacheBudget(reservation, cost, padded=self.can_batch)
-            self.cache_budget.check(1, "A single token")
+            self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
             cleanup.callback(self.prefixes.clear)
             self.disk = _open_disk_cache(options, model.folder, cleanup)
@@ -160,6 +161,27 @@ class Runtime:
             )
             self.can_pack = all(ranks.all_gather(self.can_pack)) and self.can_batch
         return memory.reserve(weights, limit=limit), cost, are_alike
+
+    def _check_room(self, cost: CacheCost) -> None:
+        """Refuse a model beside which nothing can be generated, and warn of one that leaves little."""
+        room, limit = self.cache_budget.max_room, self.cache_budget.limit
+        name, left = self.model.name, format_bytes(max(0, self.cache_budget.max_room))
+        if cost(1) > room:
+            raise EngineError(
+                f"The model {name!r} leaves {left} of {format_bytes(limit)} for replies, and a single token needs "
+                f"{format_bytes(cost(1))}. Unload other models, choose a smaller one, or raise --memory-gb."
+            )
+        self.cache_budget.check(1, "A single token")
+        tokens = min(self.options.context_length or self.model.context_length, MIN_COMFORTABLE_TOKENS)
+        if cost(tokens) > room:
+            log.warning(
+                "%s leaves %s of memory for requests, and one of %d tokens needs %s: such will be refused. A smaller "
+                "model leaves more; --memory-gb raises the limit.",
+                name,
+                left,
+                tokens,
+                format_bytes(cost(tokens)),
+            )
 
     def weight_bytes(self) -> int:
         """Return how many bytes the weights take here: of this process's part, with adapters and draft model."""

@@ -389,3 +389,15 @@ def test_a_warm_up_of_a_cached_prompt_prefills_nothing(
 def test_drafts_come_from_one_source(windowed: Path) -> None:
     with pytest.raises(EngineError, match="not from both"):
         load_engine(windowed, draft_model=str(windowed), draft_from_text=True)
+
+
+def test_a_model_that_leaves_no_memory_for_a_reply_is_refused_and_one_that_leaves_little_is_warned_about(
+    qwen: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EngineError, match=r"leaves .* for replies, and a single token needs .* --memory-gb"):
+        load_engine(qwen, memory_bytes=room_beside(qwen, 0))
+    with load_engine(qwen, memory_bytes=room_beside(qwen, 1_000_000)):
+        assert "of memory for requests, and one of" in caplog.text
+    caplog.clear()
+    with load_engine(qwen):
+        assert "of memory for requests" not in caplog.text
