@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted_server import ANSWER, answered, client_of
+from scripted_server import ANSWER, USER, answered, client_of
 
 from mlx_backend import __version__
 from mlx_backend.engine.scripted import ScriptedEngine
@@ -64,3 +64,15 @@ def test_the_log_line_says_what_a_request_was_and_cost(
         "finish=stop",
     ):
         assert part in line
+
+
+def test_the_log_line_names_a_background_request(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    title = {"role": "user", "content": "Generate a concise 3-7 word title for this conversation."}
+    for messages in ([title], [USER]):
+        answered(client, messages=messages)
+    first, second = [r.getMessage() for r in caplog.records if "finish=stop" in r.getMessage()]
+    assert "effort=low (background request: Zed, title)" in first
+    assert first.endswith("finish=stop priority=1")
+    assert "effort=medium (default)" in second
+    assert second.endswith("finish=stop")

@@ -122,6 +122,20 @@ def test_each_model_has_defaults_of_its_own(factory: EngineFactory, tmp_path: Pa
         assert "Reasoning: high" in large.prompt
 
 
+def test_background_requests_are_recognised_as_the_server_and_each_model_are_set(
+    factory: EngineFactory, tmp_path: Path
+) -> None:
+    title = [{"role": "user", "content": "Generate a concise 3-7 word title for this conversation."}]
+    config = CONFIG.replace('reasoning_effort = "high"', "background_detection = true")
+    with serving(factory, tmp_path, config, background_detection=False) as server:
+        for model in ("small", "large"):
+            server.chat(title, model=model)
+        [small], [large] = (factory.engines[name].requests for name in ("small", "large"))
+        assert (small.request.priority, large.request.priority) == (0, 1)
+        assert "Reasoning: medium" in small.prompt
+        assert "Reasoning: low" in large.prompt
+
+
 def test_an_alias_is_listed_like_the_model_it_stands_for(factory: EngineFactory, tmp_path: Path) -> None:
     with serving(factory, tmp_path) as server:
         listed = {model["id"]: model for model in server.call("/v1/models")[1]["data"]}
