@@ -3,7 +3,7 @@
 On the wire they look like any other chat request; only the words of the client's own prompt tell them apart. A client
 is one row of `PROMPTS` for each purpose, with a few words that its versions share and people rarely write. They are
 looked for in the last message and at the start of a short conversation, near the beginning and the end of the text
-alone: however long a request is, this takes microseconds.
+alone: however long a request is, this takes a few milliseconds at most.
 
 Clients let their users edit these prompts, and an edited one may not be recognised; a user who sends such words by
 hand gets what suits them as well: a short answer, soon. What is done about a request is decided by the server and the
