@@ -286,9 +286,11 @@ def test_a_customizable_model_must_be_served(plugin: PluginProcess, credentials:
 def test_default_has_the_context_and_the_efforts_of_the_model_behind_it(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    about = {"provider": "mlx", "model_type": "llm", "credentials": credentials}
     (default,), (named,) = (
-        plugin.request("get_ai_model_schemas", model=model, **about) for model in ("default", "mlx-demo")
+        plugin.request(
+            "get_ai_model_schemas", provider="mlx", model_type="llm", credentials=credentials, model=model
+        )
+        for model in ("default", "mlx-demo")
     )
     assert default["model_schema"]["label"]["en_US"] == "Default"
     assert default["model_schema"]["model_properties"]["context_size"] < 131_072
