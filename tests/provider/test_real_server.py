@@ -171,7 +171,9 @@ def test_a_customizable_model_sends_the_same_effort_as_a_predefined_one(
 def test_a_wrong_option_is_refused_with_the_options(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    with pytest.raises(PluginError, match=r"reasoning_effort should be one of \['low', 'medium', 'high'\]"):
+    with pytest.raises(
+        PluginError, match=r"reasoning_effort should be one of \['none', 'low', 'medium', 'high'\]"
+    ):
         ask(plugin, credentials, user("hi"), parameters={"reasoning_effort": "banana"})
 
 
