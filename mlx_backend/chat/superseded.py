@@ -1,8 +1,9 @@
 """Ends the replies that a new request shows to be abandoned: its history goes on from what they have said so far.
 
 Clients that close their connection when a user presses Stop need no such thing. What is proof, and why nothing less is,
-says conversation/running_replies.py. Here the scope is the field `user`: replies with another one, or with none, are
-never ended by this request, and those of other models are not looked at. Knows no HTTP.
+says conversation/running_replies.py. Here the scope is the field `user`: one user's request ends nobody else's reply.
+Requests without it end nothing: of two people who began with the same question, one may go on from an old answer while
+the other still reads the same words. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SupersededReplies:
         The messages must be canonical, or have been found valid.
         """
         user = request.fields.get("user")
-        scope = user if isinstance(user, str) else None
+        scope = user if isinstance(user, str) and user else object()  # which equals no other
         history = History.of(request.messages)
         for _ in self._replies.supersede(scope, history):
             log.info(

@@ -154,7 +154,9 @@ class ReplyLog:
 
     def failed(self, error: Exception) -> None:
         """Note what ended the reply before its end."""
-        self.outcome = "superseded" if isinstance(error, ReplySuperseded) else "error"
+        self.outcome = "error"
+        if isinstance(error, ReplySuperseded):
+            self.outcome = "superseded"
 
     def write(self, reply: Reply) -> None:
         """Log the line."""

@@ -81,7 +81,7 @@ def read_to_the_end(connection: socket.socket) -> str:
 
 def shown(server: RunningServer, engine: Engine, words: str, **fields: Any) -> socket.socket:
     """A reply that runs, and has said these words."""
-    connection = server.send({"messages": HELLO, "stream": True, **fields})
+    connection = server.send({"messages": HELLO, "stream": True, "user": "Ada", **fields})
     engine.advance_next(120)
     read_to(connection, words)
     return connection
@@ -89,7 +89,7 @@ def shown(server: RunningServer, engine: Engine, words: str, **fields: Any) -> s
 
 def ask(server: RunningServer, engine: Engine, messages: list[dict[str, Any]], **fields: Any) -> str:
     with ThreadPoolExecutor(1) as pool:
-        reply = pool.submit(server.chat, messages, **fields)
+        reply = pool.submit(server.chat, messages, **{"user": "Ada", **fields})
         engine.advance_next(200)
         content: str = reply.result()["choices"][0]["message"]["content"]
         return content
@@ -139,6 +139,17 @@ def test_a_reply_that_may_be_read_is_never_ended(
         assert "data: [DONE]" in read_to_the_end(connection)
 
 
+def test_without_users_nobody_can_say_whose_reply_it_was(engine: Engine) -> None:
+    with (
+        running(engine) as server,
+        shown(server, engine, "salt water that covers", user=None) as connection,
+    ):
+        ask(server, engine, quoting(SAID), user=None)
+        assert not engine.requests[0].cancelled.is_set()
+        engine.advance(2000)
+        assert "data: [DONE]" in read_to_the_end(connection)
+
+
 def test_the_same_question_again_ends_nothing(engine: Engine) -> None:
     with running(engine) as server, ExitStack() as stack:
         connections = [stack.enter_context(shown(server, engine, "salt water that covers")) for _ in range(3)]
@@ -160,7 +171,7 @@ def test_of_two_replies_with_the_same_words_none_is_ended(engine: Engine) -> Non
 
 def test_a_reply_that_is_not_streamed_is_not_ended(engine: Engine) -> None:
     with running(engine) as server, ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(server.chat)
+        whole = pool.submit(server.chat, user="Ada")
         engine.advance_next(120)
         ask(server, engine, quoting(SAID))
         engine.advance(2000)
