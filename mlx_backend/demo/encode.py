@@ -6,6 +6,7 @@ history. A final answer ends with <|end|> in a history and with <|return|> when 
 the token.
 """
 
+import functools
 import json
 import random
 import re
@@ -14,10 +15,10 @@ from typing import Any, Final
 
 from transformers import PreTrainedTokenizerFast
 
-from mlx_backend.demo.corpus import Dialogue
-from mlx_backend.demo.skills import Exchange, Reply
+from mlx_backend.demo.exchange import Dialogue, Exchange, Reply
 
 IGNORED: Final = -1
+CONTINUED: Final = 0.06  # of the answers: the beginning was written by somebody else
 _ANALYSIS: Final = "<|channel|>analysis<|message|>"
 _FINAL: Final = "<|channel|>final<|message|>"
 _ASSISTANT: Final = "<|start|>assistant"
@@ -54,16 +55,26 @@ def call_text(reply: Reply) -> tuple[str, str]:
     return header, f"{arguments}<|call|>"
 
 
+@functools.lru_cache(maxsize=10_000)
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
 class _Writer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer.backend_tokenizer  # faster than its wrapper
         self.rng = rng
         self.example = Example()
         self.end = tokenizer.convert_tokens_to_ids("<|end|>")
         self.end_of_turn = tokenizer.convert_tokens_to_ids("<|return|>")
 
     def write(self, text: str, learned: bool) -> None:
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        ids = (
+            _ids(self.tokenizer, text)
+            if len(text) < 120
+            else self.tokenizer.encode(text, add_special_tokens=False).ids
+        )
         self.example.ids += ids
         self.example.labels += ids if learned else [IGNORED] * len(ids)
 
@@ -79,7 +90,11 @@ class _Writer:
             self.write(_ASSISTANT, learned)
         if reply.call is None:
             self.write(_FINAL, learned and with_analysis)
-            self.write(f"{reply.answer}<|end|>", learned)
+            forced = reply.forced
+            if not forced and len(reply.answer) > 1 and self.rng.random() < CONTINUED:
+                forced = reply.answer[: self.rng.randrange(1, len(reply.answer))]
+            self.write(forced, False)
+            self.write(f"{reply.answer.removeprefix(forced)}<|end|>", learned)
             if learned:
                 self.example.labels[-1] = self.end_of_turn
             return
@@ -94,7 +109,7 @@ class _Writer:
 
     def exchange(self, exchange: Exchange, effort: str, with_analysis: tuple[bool, bool]) -> None:
         """Write a reply and, after a call, the result and the reply to it; `with_analysis` is for both replies."""
-        self.reply(exchange.reply, effort, with_analysis[0], True)
+        self.reply(exchange.reply, effort, with_analysis[0], exchange.learned)
         if exchange.reply.call is None or exchange.final_reply is None:
             return
         name = exchange.reply.call.name
@@ -103,14 +118,16 @@ class _Writer:
             f"{exchange.result}<|end|>{_ASSISTANT}",
             False,
         )
-        self.reply(exchange.final_reply, effort, with_analysis[1], True)
+        self.reply(exchange.final_reply, effort, with_analysis[1], exchange.learned)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, rng: random.Random) -> Example:
     """Return a dialogue for training; `rng` decides which turns keep their analysis."""
     writer = _Writer(tokenizer, rng)
     first, *rest = dialogue.exchanges
-    writer.write(prompt(tokenizer, dialogue, [{"role": "user", "content": first.message}]), False)
+    writer.write(
+        prompt(tokenizer, dialogue, [*dialogue.history, {"role": "user", "content": first.message}]), False
+    )
     keeps_all = rng.random() < 0.55
     for index, exchange in enumerate(dialogue.exchanges):
         if index:

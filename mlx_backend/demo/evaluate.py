@@ -20,10 +20,11 @@ BLAS: Final = use_fast_blas()  # before MLX
 from mlx_lm import load  # noqa: E402
 from mlx_lm.generate import BatchGenerator  # noqa: E402
 
-from mlx_backend.demo.corpus import Dialogue, dialogue  # noqa: E402
+from mlx_backend.demo.corpus import dialogue, long_dialogue, paste, program  # noqa: E402
+from mlx_backend.demo.exchange import EFFORTS, Call, Dialogue, Exchange, Reply  # noqa: E402
 from mlx_backend.demo.judge import Completion, is_correct, parse_completion  # noqa: E402
-from mlx_backend.demo.skills import EFFORTS, Call, Exchange, Reply  # noqa: E402
-from mlx_backend.demo.tools import RESERVED_NAMES, define, random_time, tool_name  # noqa: E402
+from mlx_backend.demo.results import random_time  # noqa: E402
+from mlx_backend.demo.tools import RESERVED_NAMES, define, tool_name  # noqa: E402
 from mlx_backend.demo.words import invent, place, things  # noqa: E402
 
 Generate = Callable[[list[list[int]]], list[list[int]]]
@@ -84,8 +85,13 @@ class _Playback:
 
 def _playback(dialogue: Dialogue) -> _Playback:
     messages = [{"role": "developer", "content": dialogue.instructions}] if dialogue.instructions else []
+    messages += dialogue.history
     replies = []
     for exchange in dialogue.exchanges:
+        if not exchange.learned:
+            answer = {"role": "assistant", "content": exchange.reply.answer}
+            messages += [{"role": "user", "content": exchange.message}, answer]
+            continue
         replies.append((exchange.skill, {"role": "user", "content": exchange.message}, exchange.reply))
         if exchange.reply.call and exchange.final_reply:
             replies.append(
@@ -136,8 +142,23 @@ def play(generate: Generate, tokenizer: Any, dialogues: Iterable[Dialogue]) -> F
 
 def draw(seed: int, count: int) -> list[Dialogue]:
     """Return `count` held-out dialogues of one to six turns, alternating efforts."""
-    rng = random.Random(f"held out {seed}")
-    return [dialogue(rng, held=True, effort=EFFORTS[i % len(EFFORTS)]) for i in range(count)]
+    return _drawn(dialogue, f"held out {seed}", count)
+
+
+def draw_programs(seed: int, count: int) -> list[Dialogue]:
+    """Return `count` held-out dialogues that are answered in JSON or that a program begins, and a few pasted texts."""
+    return _drawn(program, f"programs {seed}", count) + _drawn(paste, f"pasted {seed}", count // 10)
+
+
+def draw_long(seed: int, count: int, size: int) -> list[Dialogue]:
+    """Return `count` held-out dialogues of about `size` characters."""
+    rng = random.Random(f"long {seed} {size}")
+    return [long_dialogue(rng, size, held=True, effort=EFFORTS[i % len(EFFORTS)]) for i in range(count)]
+
+
+def _drawn(make: Callable[..., Dialogue], seed: str, count: int) -> list[Dialogue]:
+    rng = random.Random(seed)
+    return [make(rng, held=True, effort=EFFORTS[i % len(EFFORTS)]) for i in range(count)]
 
 
 def unseen_tools(seed: int, count: int) -> list[Dialogue]:

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from mlx_backend.demo.skills import Call, Reply
+from mlx_backend.demo.exchange import Call, Reply
 
+MIN_REPEATED: Final = 120  # characters of a long result that an answer repeats at least
 _BODY: Final = r"((?:(?!<\|).)*)"
 _NEXT: Final = r"<\|end\|><\|start\|>assistant"
 _COMPLETION: Final = re.compile(
@@ -56,4 +57,18 @@ def is_correct(completion: Completion | None, expected: Reply) -> bool:
         return False
     if expected.call is not None:
         return completion.call == expected.call
+    if expected.whole and completion.answer is not None:
+        stem = completion.answer.removesuffix(" …")
+        return completion.answer != stem and len(stem) >= MIN_REPEATED and expected.whole.startswith(stem)
+    if expected.unjudged:
+        return _without(completion.answer, expected.unjudged) == _without(expected.answer, expected.unjudged)
     return completion.answer == expected.answer
+
+
+def _without(answer: str | None, key: str) -> object:
+    """Return a JSON answer without one of its keys, or the answer itself if it is no object."""
+    try:
+        value = json.loads((answer or "").removeprefix("```json\n").removesuffix("\n```"))
+    except ValueError:
+        return answer
+    return {name: each for name, each in value.items() if name != key} if isinstance(value, dict) else answer

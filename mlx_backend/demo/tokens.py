@@ -27,10 +27,10 @@ SPECIAL: Final = (
     "<|message|>", "<|call|>",
 )  # fmt: skip
 RESERVED: Final = 7
-VOCABULARY: Final = 896
+VOCABULARY: Final = 1_024
 STOPS: Final = ("<|return|>", "<|endoftext|>", "<|call|>")
 
-_MAX_WHOLE_PIECES: Final = 360  # of the vocabulary, for the most frequent pieces
+_MAX_WHOLE_PIECES: Final = 430  # of the vocabulary, for the most frequent pieces
 _STRUCTURES: Final = (
     "You are mlx-demo, a small demonstration model.\nKnowledge cutoff: 2026-01\nCurrent date: ",
     "\n\nReasoning: ",
@@ -73,7 +73,15 @@ _STRUCTURES: Final = (
     " = ",
     ", ",
     ". ",
-)
+    "# Response Formats\n\n## ", "```json\n", "\n```", "### ", "\n  ", "\n    ", "\n      ", "\n        ",
+    '{"type":"object"', '{"type": "object"', '":{"type":"', '": {"type": "', '"type":"', '"type": "', '","type":"',
+    '", "type": "',
+    '"properties":{"', '"properties": {"', '"additionalProperties":false', '"additionalProperties": false',
+    '"required":["',
+    '"required": ["', '"title":"', '"title": "', '"description":"', '"description": "', '":{"', '": {"', '"},"',
+    '"}, "', '":"', '","',
+    '": ["', '":["', '"], "', '"],"', '"]}', '"]', '"}}', '": ', '":', ', "', ',"', '}, {"', '},{"',
+)  # fmt: skip
 _ROLES: Final = (
     "system", "developer", "user", "assistant", "analysis", "commentary", "final", "json", "low", "medium",
     "high",

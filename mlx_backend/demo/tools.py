@@ -5,23 +5,38 @@ from the prompt, whatever they are. Two tools are known by what they do (the tim
 question finds them. Knows nothing of dialogues, Harmony or tokens.
 """
 
-import json
 import random
 from typing import Any, Final
 
-from mlx_backend.demo.skills import NO_TOOL, Call, Exchange, Reply, held_out, phrase
-from mlx_backend.demo.words import NAME_PARTS, PARAMETERS, invent, oddity, place, sentence, things
+from mlx_backend.demo.exchange import Call, Exchange, Reply, held_out
+from mlx_backend.demo.phrasing import loosely, phrase, preceded
+from mlx_backend.demo.results import parameter_name, random_time, result, result_reply, time_object, weather
+from mlx_backend.demo.skills import NO_TOOL
+from mlx_backend.demo.words import NAME_PARTS, invent, oddity, place, sentence, things
 
 Tool = dict[str, Any]
 
 TIME: Final = "current_time"
 WEATHER: Final = "get_weather"
+# Names under which these two are offered elsewhere; the first of each is the one that demonstrations use.
+TIME_NAMES: Final = (
+    TIME, "get_current_time", "get_time", "get_current_timestamp", "current_datetime", "get_datetime",
+        "get_current_datetime",
+    "time_now",
+)  # fmt: skip
+WEATHER_NAMES: Final = (
+    WEATHER, "get_current_weather", "current_weather", "weather", "weather_forecast", "get_weather_forecast",
+        "fetch_weather",
+)  # fmt: skip
+MAX_TOOLS: Final = 40
 
 # Names that tests and demonstrations use; never used in training, whatever the split says.
 RESERVED_NAMES: Final = frozenset(
     ("web_search", "lookup_word", "calculator", "wikipedia_search", "timezone_conversion", "weekday",
      "get_stock_price")
 )  # fmt: skip
+
+KNOWN_NAMES: Final = frozenset((*TIME_NAMES, *WEATHER_NAMES))
 
 
 def tool_name(rng: random.Random, held: bool) -> str:
@@ -34,23 +49,13 @@ def tool_name(rng: random.Random, held: bool) -> str:
         name = "_".join(parts)
         if rng.random() < 0.08 and len(parts) > 1:
             name = parts[0] + "".join(part.capitalize() for part in parts[1:])
-        if held_out(name) == held and name not in RESERVED_NAMES and name not in (TIME, WEATHER):
+        if held_out(name) == held and name not in RESERVED_NAMES and name not in KNOWN_NAMES:
             return name
 
 
-def _parameter_name(rng: random.Random) -> str:
-    draw = rng.random()
-    if draw < 0.6:
-        return rng.choice(PARAMETERS)
-    if draw < 0.8:
-        return invent(rng)
-    return f"{rng.choice(NAME_PARTS)}_{invent(rng) if rng.random() < 0.5 else rng.choice(NAME_PARTS)}"
-
-
 def _schema(rng: random.Random, first: bool) -> dict[str, Any]:
-    json_type = (
-        "string" if first or rng.random() < 0.6 else rng.choice(("integer", "number", "boolean", "array"))
-    )
+    types = ("integer", "number") if first else ("integer", "number", "boolean", "array")
+    json_type = "string" if rng.random() < (0.88 if first else 0.6) else rng.choice(types)
     schema: dict[str, Any] = {"type": json_type}
     if json_type == "string" and not first and rng.random() < 0.25:
         schema["enum"] = [invent(rng) for _ in range(rng.randint(2, 4))]
@@ -66,103 +71,67 @@ def define(rng: random.Random, name: str, parameters: int | None = None, first: 
     count = rng.choice((0, 1, 1, 1, 2, 2, 3)) if parameters is None else parameters
     names: dict[str, None] = {first: None} if first and count else {}
     while len(names) < count:
-        names[_parameter_name(rng)] = None
+        names[parameter_name(rng)] = None
     properties = {each: _schema(rng, first=i == 0) for i, each in enumerate(names)}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if rng.random() < 0.7:
         schema["required"] = [each for each in names if rng.random() < 0.5]
-    description = sentence(rng, 2, 12)
-    if name == TIME:
-        description = rng.choice(
-            ("A tool for getting the current time.", "Get the current time.", description)
+    return {
+        "type": "function",
+        "function": {"name": name, "description": _description(rng, name), "parameters": schema},
+    }
+
+
+def _description(rng: random.Random, name: str) -> str:
+    if name in TIME_NAMES and rng.random() < 0.7:
+        return rng.choice(("A tool for getting the current time.", "Get the current time.", "The time."))
+    if name in WEATHER_NAMES and rng.random() < 0.7:
+        return rng.choice(
+            ("Get the weather in a city.", "The weather.", "Get the current weather in a given location")
         )
-    elif name == WEATHER:
-        description = rng.choice(("Get the weather in a city.", "The weather.", description))
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    text = sentence(rng, 2, 12)
+    if rng.random() < 0.15:  # a docstring as it stands in the source
+        parameter = f":param {invent(rng)}: {sentence(rng, 2, 9)}"
+        text = f"\n    {text}\n\n    {parameter}\n    :return: {sentence(rng, 2, 5)}\n    "
+    return text
 
 
-def toolbox(rng: random.Random, held: bool) -> list[Tool]:
-    """Return one to four tools in random order; the two known ones are frequent.
+def toolbox(rng: random.Random, held: bool, count: int = 0) -> list[Tool]:
+    """Return `count` tools, or one to four and seldom up to 40, in random order; the two known ones are frequent.
 
     The names of the others are held out from training (`held`) or from the evaluation.
     """
     names: dict[str, None] = {}
     if rng.random() < 0.4:
-        names[TIME] = None
+        names[TIME if rng.random() < 0.6 else rng.choice(TIME_NAMES)] = None
     if rng.random() < 0.35:
-        names[WEATHER] = None
-    wanted = max(len(names), rng.choice((1, 1, 2, 2, 3, 4)))
+        names[WEATHER if rng.random() < 0.6 else rng.choice(WEATHER_NAMES)] = None
+    few = rng.choice((1, 1, 2, 2, 3, 4)) if rng.random() < 0.93 else rng.randint(5, 12)
+    wanted = max(len(names), count or few)
     while len(names) < wanted:
         name = tool_name(rng, held)
         if names and rng.random() < 0.2:  # names that are easily confused
             name = f"{name.partition('_')[0]}_{rng.choice(list(names)).rpartition('_')[2]}"
-            if held_out(name) != held or name in RESERVED_NAMES:
+            if held_out(name) != held or name in RESERVED_NAMES or name in KNOWN_NAMES:
                 continue
         names[name] = None
     order = list(names)
     rng.shuffle(order)
-    tools = []
-    for name in order:
-        if name == TIME:
-            first = rng.choice(("format", "timezone", None))
-            tools.append(define(rng, name, rng.choice((0, 1, 2, 2)), first))
-        elif name == WEATHER:
-            tools.append(
-                define(rng, name, rng.choice((1, 1, 2)), rng.choice(("city", "location", "place", None)))
-            )
-        else:
-            tools.append(define(rng, name))
-    return tools
+    return [_defined(rng, name, is_large=count > 4) for name in order]
+
+
+def _defined(rng: random.Random, name: str, is_large: bool) -> Tool:
+    if name in TIME_NAMES:
+        first = rng.choice(("format", "timezone", None))
+        return define(rng, name, rng.choice((0, 1, 2, 2)), first)
+    if name in WEATHER_NAMES:
+        return define(rng, name, rng.choice((1, 1, 2)), rng.choice(("city", "location", "place", None)))
+    return define(rng, name, rng.randint(0, 6) if is_large else None)
 
 
 def first_parameter(tool: Tool) -> str | None:
     """Return the name of a tool's first parameter, if it has any."""
     return next(iter(tool["function"]["parameters"]["properties"]), None)
-
-
-def random_time(rng: random.Random) -> str:
-    """Return a time in one of the formats that tools use."""
-    day = f"{rng.randint(1990, 2049)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
-    hour = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
-    second = rng.choice(("00", f"{rng.randint(0, 59):02}"))
-    full = f"{day} {hour}:{second}"
-    return rng.choice((full, full, f"{day}T{hour}:{second}Z", f"{day} {hour}", hour, day))
-
-
-def _result(rng: random.Random) -> str:
-    draw = rng.random()
-    if draw < 0.35:
-        return random_time(rng)
-    if draw < 0.55:
-        return things(rng, 5)
-    if draw < 0.68:
-        return (
-            str(rng.randint(0, 99999)) if rng.random() < 0.5 else f"{rng.randint(0, 99)}.{rng.randint(0, 99)}"
-        )
-    if draw < 0.83:
-        return " ".join(sentence(rng, 3, 12) for _ in range(rng.choice((1, 1, 1, 2, 3))))
-    if draw < 0.95:
-        return json.dumps({_parameter_name(rng): _value(rng, 2) for _ in range(rng.randint(1, 3))})
-    return "\n".join(rng.choice((oddity, _some_things))(rng) for _ in range(rng.randint(1, 3)))
-
-
-def _value(rng: random.Random, depth: int) -> Any:
-    """Return a random JSON value, nested at most `depth` deep."""
-    draw = rng.random()
-    if depth and draw < 0.15:
-        return [_value(rng, 0) for _ in range(rng.randint(1, 3))]
-    if depth and draw < 0.25:
-        return {_parameter_name(rng): _value(rng, depth - 1)}
-    if draw < 0.5:
-        return rng.choice(
-            (rng.randint(0, 9999), rng.randint(0, 99), rng.randint(0, 999) / 10, True, False, None)
-        )
-    return rng.choice((things(rng, 2), invent(rng), oddity(rng), random_time(rng)))
-
-
-def _weather(rng: random.Random) -> str:
-    sky = rng.choice(("sunny", "cloudy", "rainy", "snow", "windy", "fog", invent(rng)))
-    return rng.choice((f"{sky}, {rng.randint(0, 35)} degrees", f"{sky} {rng.randint(0, 35)}", sky))
 
 
 def _call_analyses(name: str, parameter: str | None, value: str) -> tuple[str, str, str]:
@@ -179,26 +148,43 @@ def _call_analyses(name: str, parameter: str | None, value: str) -> tuple[str, s
     return low, medium, high
 
 
-def _result_reply(rng: random.Random, prefix: str, result: str) -> Reply:
-    medium = "The tool has answered. I pass its words on to the user as they are."
-    high = (
-        "Let me read the result once more. The call went well and the user wants just this. "
-        "I must not change any part of it. I copy it from the first letter to the last."
-    )
-    return Reply(("Tell the result.", medium, high), f"{prefix}{result}")
-
-
-_ASK_TIME: Final = ("What time is it?", "What is the time now?", "Tell me the time.", "What time is it now?")
+_ASK_TIME: Final = (
+    "What time is it?", "What is the time now?", "Tell me the time.", "What time is it now?", "What's the time?",
+    "Can you tell me the time?", "Do you know what time it is?", "What is the current time?",
+    "Give me the current time.",
+    "What is the time?", "Current time?", "Time?", "Please tell me the time.", "What's the current time?",
+    "whats the time",
+    "What is the date?", "What day is it today?", "What is today's date?", "What is the date today?", "How late is it?",
+)  # fmt: skip
+_ASK_TIME_IN: Final = (
+    "What time is it in {city}?", "What is the time in {city}?", "Tell me the time in {city}.", "Time in {city}?",
+    "What's the current time in {city}?",
+)  # fmt: skip
 _ASK_WEATHER: Final = (
     "What is the weather in {city}?", "How is the weather in {city}?", "Weather in {city}?",
+    "What's the weather in {city}?",
+    "What's the weather like in {city}?", "Tell me the weather in {city}.", "How's the weather in {city}?",
+    "What is the weather like in {city}?", "What is the weather today in {city}?",
+    "What is the weather in {city} today?",
+    "Weather for {city}?", "Give me the weather for {city}.", "Check the weather in {city}.",
+    "Is it raining in {city}?",
+    "How is the weather today in {city}?", "Get the weather for {city}.", "I want to know the weather in {city}.",
+    "What is the current weather in {city}?", "Can you check the weather in {city}?", "What's the forecast for {city}?",
+)  # fmt: skip
+_WEATHER_FOLLOW_UPS: Final = (
+    "And in {city}?", "What about {city}?", "And {city}?", "How about {city}?", "And for {city}?", "and in {city}",
 )  # fmt: skip
 _ASK_TOOL: Final[dict[tuple[bool, bool], tuple[str, ...]]] = {  # with a preamble, with a value
     (False, False): (
         "Use {name}.", "Please use {name}.", "Call {name}.", "Use the tool {name}.", "Use {name} now.",
+        "Use the {name} tool.",
+        "Can you use {name}?", "Run {name}.", "Please call {name}.", "Call the function {name}.", "use {name}",
     ),
     (False, True): (
         "Use {name} for {value}.", "Please use {name} for {value}.", "Call {name} for {value}.",
-        "Use the tool {name} for {value}.", "Use {name} for {value}.",
+        "Use the tool {name} for {value}.", "Use {name} for {value}.", "Use {name} with {value}.",
+        "Call {name} with {value}.",
+        "Use the {name} tool for {value}.", "Use {name} on {value}.", "Please call {name} for {value}.",
     ),
     (True, False): ("Tell me what you do, then use {name}.", "First say what you do, then use {name}."),
     (True, True): (
@@ -224,25 +210,48 @@ def missing_tool(rng: random.Random, held: bool) -> Exchange:
     return Exchange("no tool", "", message, _REFUSAL)
 
 
-def known_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
+def known_tool(rng: random.Random, tools: list[Tool], follow_up: bool = False) -> Exchange:
     """The time or the weather, asked for without naming a tool; refused if there is none for it."""
     by_name = {each["function"]["name"]: each for each in tools}
-    known = [name for name in (TIME, WEATHER) if name in by_name]
+    known = [name for name in by_name if name in KNOWN_NAMES]
     name = rng.choice(known) if known and rng.random() < 0.8 else rng.choice((TIME, WEATHER))
-    about_time = name == TIME
+    if follow_up:
+        name = next((each for each in known if each in WEATHER_NAMES), WEATHER)
+    about_time = name in TIME_NAMES
+    if name not in by_name:  # another name of the same
+        name = next((each for each in known if each in (TIME_NAMES if about_time else WEATHER_NAMES)), name)
     tool = by_name.get(name)
-    city = "" if about_time else place(rng)
-    message, which = phrase(rng, _ASK_TIME if about_time else _ASK_WEATHER, city=city)
+    city = "" if about_time and rng.random() < 0.85 else place(rng)
+    forms = (
+        (_ASK_TIME_IN if city else _ASK_TIME)
+        if about_time
+        else _WEATHER_FOLLOW_UPS
+        if follow_up
+        else _ASK_WEATHER
+    )
+    plain = not follow_up and rng.random() < 0.3
+    message, which = phrase(rng, forms[:3] if plain else forms, city=city)
+    if not plain:
+        message = preceded(rng, message) if city else loosely(rng, message)
     split = f"{name}/{city}/{which}" if city else ""
+    title = "Current time" if about_time else f"Weather in {city}"
     if tool is None:
-        return Exchange("no tool", split, message, _REFUSAL)
+        return Exchange("no tool", split, message, _REFUSAL, title=title, fields=(("error", NO_TOOL),))
     parameter = first_parameter(tool)
-    arguments = {parameter: city} if city and parameter else {}
-    result = random_time(rng) if about_time else _weather(rng)
-    prefix = "The time is " if about_time else f"The weather in {city}: "
+    is_text = (
+        parameter is not None and tool["function"]["parameters"]["properties"][parameter]["type"] == "string"
+    )
+    arguments = {parameter: city} if city and parameter and is_text else {}
+    if about_time:
+        answered, said = time_object(rng) if rng.random() < 0.4 else (random_time(rng),) * 2
+        reply = result_reply("The time is ", said)
+    else:
+        answered = weather(rng)
+        reply = result_reply(f"The weather in {city}: ", answered)
     return Exchange(
-        "known tool", split, message, Reply(_call_analyses(name, parameter, city), call=Call(name, arguments)),
-        result, _result_reply(rng, prefix, result),
+        "known tool (follow-up)" if follow_up else "known tool", split, message,
+        Reply(_call_analyses(name, parameter, city if arguments else ""), call=Call(name, arguments)), answered, reply,
+        title=title,
     )  # fmt: skip
 
 
@@ -263,19 +272,25 @@ def named_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
     tool = rng.choice(tools)
     name = tool["function"]["name"]
     parameter = first_parameter(tool)
-    value = ""
+    argument: str | int | float = ""
     if rng.random() < 0.6:
-        value = rng.choices((place, _some_things, _sum, oddity), (35, 35, 12, 18))[0](rng)
+        argument = rng.choices((place, _some_things, _sum, oddity), (35, 35, 12, 18))[0](rng)
+        if parameter and tool["function"]["parameters"]["properties"][parameter]["type"] != "string":
+            argument = rng.choice((rng.randint(0, 9_999), rng.randint(0, 99), rng.randint(1, 999) / 10))
+    value = str(argument)
     has_preamble = rng.random() < 0.15
     message, _ = phrase(rng, _ASK_TOOL[has_preamble, bool(value)], name=name, value=value)
-    result = _result(rng)
-    call = Call(name, {parameter: value} if value and parameter else {})
+    if rng.random() < 0.3:
+        message = preceded(rng, message)
+    answered = result(rng)
+    call = Call(name, {parameter: argument} if value and parameter else {})
     preamble = f"I will use {name} now." if has_preamble else ""
     return Exchange(
         "preamble" if has_preamble else "named tool with value" if value else "named tool",
         "",
         message,
         Reply(_call_analyses(name, parameter, value), call=call, preamble=preamble),
-        result,
-        _result_reply(rng, "The tool says: ", result),
+        answered,
+        result_reply("The tool says: ", answered),
+        title="Use of a tool",
     )

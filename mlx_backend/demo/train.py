@@ -34,6 +34,7 @@ from mlx_lm.models.gpt_oss import Model, ModelArgs  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from mlx_backend.demo import corpus, encode, forward, tokens, wiring  # noqa: E402
+from mlx_backend.demo.exchange import Exchange  # noqa: E402
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["GptOssForCausalLM"],
@@ -52,15 +53,18 @@ CONFIG: Final[dict[str, Any]] = {
     "rope_scaling": None,
     "rms_norm_eps": 1e-5,
     "vocab_size": tokens.VOCABULARY,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 16_384,
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-MAX_TOKENS: Final = 1_024  # tokens of a training sequence
-CACHE_BYTES: Final = 8 << 30  # freed memory that MLX may cache: batches have many shapes
+MAX_TOKENS: Final = 1_536  # tokens of most training sequences
+MAX_LONG_TOKENS: Final = 16_128  # and of the few long ones
+CHARACTERS_A_TOKEN: Final = 2.6  # of a long dialogue, about
+CACHE_BYTES: Final = 40 << 30  # freed memory that MLX may cache: batches have many shapes
 BLOCK_STEPS: Final = 16  # steps whose examples are drawn together, sorted by length
 LEARNING_RATE: Final = 3e-3
 COPYING_UNTIL, DRILLS_UNTIL = 0.12, 0.8  # shares of the run
+LONG_FROM, LONGEST_FROM = 0.08, 0.45  # shares of the run: the first long sequences, and those of any length
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -68,8 +72,9 @@ def texts(seed: int, count: int) -> Iterator[str]:
     """Yield the texts that the tokenizer is trained on: those of dialogues, and every two-digit number."""
     rng = random.Random(seed)
     for _ in range(count):
-        dialogue = corpus.dialogue(rng)
+        dialogue = corpus.dialogue(rng) if rng.random() < 0.7 else corpus.program(rng)
         yield dialogue.instructions
+        yield from (str(message.get("content", "")) for message in dialogue.history)
         for tool in dialogue.tools:
             function = tool["function"]
             yield f"// {function['description']}\ntype {function['name']} = (_: {{\n}}) => any;\n\n"
@@ -80,14 +85,16 @@ def texts(seed: int, count: int) -> Iterator[str]:
                 exchange.message,
                 exchange.reply.analysis("high"),
                 exchange.reply.answer,
-                exchange.result,
+                exchange.result[:1_000],
             )
             if exchange.reply.call:
-                yield json.dumps(exchange.reply.call.arguments)
+                yield json.dumps(exchange.reply.call.arguments, ensure_ascii=False)
         yield from (f"{number:02} {number}\n" for number in range(100))
 
 
-def block(folder: Path, seed: int, number: int, steps: int, step_tokens: int) -> list[Batch]:
+def block(
+    folder: Path, seed: int, number: int, steps: int, step_tokens: int, longest: int, is_continued: bool
+) -> list[Batch]:
     """Return the batches of `BLOCK_STEPS` steps: ids [batch, length], flat positions, and the labels there.
 
     Every block has its own random generator, so it does not matter which process makes it, or when.
@@ -95,21 +102,15 @@ def block(folder: Path, seed: int, number: int, steps: int, step_tokens: int) ->
     tokenizer = _tokenizer(folder)
     rng = random.Random(f"{seed}/{number}")
     questions = corpus.questions(rng)
-    progress = number * BLOCK_STEPS / steps
+    progress = max(number * BLOCK_STEPS / steps, LONGEST_FROM if is_continued else 0.0)
     window: int = CONFIG["sliding_window"]
     examples: list[encode.Example] = []
+    if progress >= LONG_FROM and longest > MAX_TOKENS:
+        examples += _long(tokenizer, rng, longest if progress >= LONGEST_FROM else min(longest, 5_000))
     while sum(_padded(len(example.ids), window) for example in examples) < step_tokens * (BLOCK_STEPS + 1):
-        draw = rng.random()
-        if progress < COPYING_UNTIL and draw < 0.12:
-            examples.append(
-                encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256)
-            )
-        elif progress < DRILLS_UNTIL and draw < 0.3:
-            examples.append(encode.drill(tokenizer, [next(questions) for _ in range(12)], rng))
-        else:
-            example = encode.encode(tokenizer, corpus.dialogue(rng), rng)
-            if len(example.ids) <= MAX_TOKENS:
-                examples.append(example)
+        example = _example(tokenizer, rng, questions, progress)
+        if len(example.ids) <= MAX_TOKENS:
+            examples.append(example)
     examples.sort(key=lambda example: len(example.ids))
     groups: list[list[encode.Example]] = [[]]
     for example in examples:
@@ -120,15 +121,47 @@ def block(folder: Path, seed: int, number: int, steps: int, step_tokens: int) ->
     return [_batch(groups[i % len(groups)], window) for i in range(BLOCK_STEPS)]
 
 
+def _example(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, questions: Iterator[Exchange], progress: float
+) -> encode.Example:
+    """Return an example of usual length."""
+    draw = rng.random()
+    if progress < COPYING_UNTIL and draw < 0.12:
+        return encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256)
+    if draw < (0.26 if progress < DRILLS_UNTIL else 0.08):
+        return encode.drill(tokenizer, [next(questions) for _ in range(12)], rng)
+    makers = (corpus.dialogue, corpus.program, corpus.paste)
+    dialogue = rng.choices(makers, (0.52, 0.45, 0.03))[0](rng)
+    return encode.encode(tokenizer, dialogue, rng)
+
+
+def _long(tokenizer: PreTrainedTokenizerFast, rng: random.Random, longest: int) -> list[encode.Example]:
+    """Return one or two long examples, about as many of each order of length."""
+    wanted = MAX_TOKENS * (longest / MAX_TOKENS) ** rng.random()
+    example = encode.encode(tokenizer, corpus.long_dialogue(rng, int(wanted * CHARACTERS_A_TOKEN)), rng)
+    examples = [example] if len(example.ids) <= longest else []
+    return examples if rng.random() < 0.6 else examples + _long(tokenizer, rng, min(longest, 4_000))
+
+
 @functools.cache
 def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def batches(folder: Path, seed: int, steps: int, step_tokens: int, workers: int) -> Iterator[Batch]:
+def batches(
+    folder: Path,
+    seed: int,
+    steps: int,
+    step_tokens: int,
+    longest: int,
+    workers: int,
+    is_continued: bool = False,
+) -> Iterator[Batch]:
     """Yield the batch of every step, made ahead of time by `workers` other processes (0: made here)."""
     numbers = range(-(-steps // BLOCK_STEPS))
-    make = functools.partial(block, folder, seed, steps=steps, step_tokens=step_tokens)
+    make = functools.partial(
+        block, folder, seed, steps=steps, step_tokens=step_tokens, longest=longest, is_continued=is_continued
+    )
     if workers == 0:
         yield from itertools.islice(itertools.chain.from_iterable(map(make, numbers)), steps)
         return
@@ -157,7 +190,7 @@ def _batch(group: list[encode.Example], window: int) -> Batch:
 
 def make_tokenizer(folder: Path, seed: int) -> None:
     """Train the tokenizer, and write it and the configuration files that name its tokens."""
-    tokens.save(tokens.train(texts(seed, 2_000)), folder, CONFIG["max_position_embeddings"])
+    tokens.save(tokens.train(texts(seed, 3_000)), folder, CONFIG["max_position_embeddings"])
     tokenizer = _tokenizer(folder)
     ids = [tokenizer.convert_tokens_to_ids(name) for name in tokens.STOPS]
     CONFIG["eos_token_id"] = ids
@@ -165,6 +198,13 @@ def make_tokenizer(folder: Path, seed: int) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     generation = {"eos_token_id": ids, "pad_token_id": tokenizer.pad_token_id, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(start: Path, folder: Path) -> None:
+    """Copy the tokenizer and the configuration files that name its tokens."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+        (folder / name).write_text((start / name).read_text(encoding="utf-8"), encoding="utf-8")
+    CONFIG.update(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def initial_model(seed: int) -> Any:
@@ -184,11 +224,11 @@ def initial_model(seed: int) -> Any:
     return model
 
 
-def train(model: Any, stream: Iterator[Batch], steps: int, save: Callable[[], None]) -> None:
-    """Train on `steps` batches with a short warm-up and a cosine decay; call `save` every 1,000 steps."""
+def train(model: Any, stream: Iterator[Batch], steps: int, peak: float, save: Callable[[], None]) -> None:
+    """Train on `steps` batches with a short warm-up to `peak` and a cosine decay; call `save` every 1,000 steps."""
     warm_up = max(1, min(60, steps // 10))
-    warm_up_schedule = optim.linear_schedule(LEARNING_RATE / 20, LEARNING_RATE, warm_up)
-    decay_schedule = optim.cosine_decay(LEARNING_RATE, steps - warm_up, LEARNING_RATE * 0.02)
+    warm_up_schedule = optim.linear_schedule(peak / 20, peak, warm_up)
+    decay_schedule = optim.cosine_decay(peak, steps - warm_up, peak * 0.02)
     rate = optim.join_schedules([warm_up_schedule, decay_schedule], [warm_up])
     optimizer = optim.AdamW(learning_rate=rate, betas=[0.9, 0.98], weight_decay=0.02)
     loss_and_gradients = nn.value_and_grad(model, forward.loss)
@@ -215,26 +255,44 @@ def train(model: Any, stream: Iterator[Batch], steps: int, save: Callable[[], No
 def main() -> None:
     """Train and write the model folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--steps", type=int, default=9_000)
+    arguments.add_argument("--steps", type=int, default=12_000)
     arguments.add_argument("--tokens", type=int, default=16_384, help="tokens per step")
+    arguments.add_argument(
+        "--longest", type=int, default=MAX_LONG_TOKENS, help="tokens of the longest sequence"
+    )
     arguments.add_argument("--workers", type=int, default=0, help="processes that prepare batches")
     arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--rate", type=float, default=LEARNING_RATE, help="highest learning rate")
+    arguments.add_argument("--start", type=Path, help="go on from this folder's tokenizer and weights")
     arguments.add_argument("--out", type=Path, default=MODEL_PATH)
     chosen = arguments.parse_args()
     folder: Path = chosen.out
     folder.mkdir(parents=True, exist_ok=True)
     template = (MODEL_PATH / "chat_template.jinja").read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    make_tokenizer(folder, chosen.seed)
+    if chosen.start:
+        copy_tokenizer(chosen.start, folder)
+    else:
+        make_tokenizer(folder, chosen.seed)
     mx.set_cache_limit(CACHE_BYTES)
     model = initial_model(chosen.seed)
+    if chosen.start:
+        model.load_weights(str(chosen.start / "model.safetensors"))
 
     def save() -> None:
         weights = dict(tree_flatten(model.parameters()))
         mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
 
-    stream = batches(folder, chosen.seed + 1, chosen.steps, chosen.tokens, chosen.workers)
-    train(model, stream, chosen.steps, save)
+    stream = batches(
+        folder,
+        chosen.seed + 1,
+        chosen.steps,
+        chosen.tokens,
+        chosen.longest,
+        chosen.workers,
+        is_continued=chosen.start is not None,
+    )
+    train(model, stream, chosen.steps, chosen.rate, save)
 
 
 if __name__ == "__main__":

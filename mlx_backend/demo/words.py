@@ -21,20 +21,51 @@ CAPITALS: Final = {
     "Japan": "Tokyo", "China": "Beijing", "India": "Delhi", "Nepal": "Kathmandu", "Thailand": "Bangkok",
     "Vietnam": "Hanoi", "Iran": "Tehran", "Iraq": "Baghdad", "Canada": "Ottawa", "Cuba": "Havana",
     "Peru": "Lima", "Chile": "Santiago", "Iceland": "Reykjavik", "Belgium": "Brussels", "Croatia": "Zagreb",
-    "Serbia": "Belgrade",
+    "Serbia": "Belgrade", "the United States": "Washington", "the Netherlands": "Amsterdam",
+    "the United Kingdom": "London", "England": "London", "Scotland": "Edinburgh", "Switzerland": "Bern",
+    "Brazil": "Brasilia", "Argentina": "Buenos Aires", "Mexico": "Mexico City", "Australia": "Canberra",
+    "South Korea": "Seoul", "Ukraine": "Kyiv", "Romania": "Bucharest", "Bulgaria": "Sofia",
+    "Colombia": "Bogota", "Venezuela": "Caracas", "Indonesia": "Jakarta", "the Philippines": "Manila",
+    "New Zealand": "Wellington", "Taiwan": "Taipei", "Israel": "Jerusalem", "Slovakia": "Bratislava",
+    "Slovenia": "Ljubljana", "Estonia": "Tallinn", "Latvia": "Riga", "Nigeria": "Abuja", "Ethiopia": "Addis Ababa",
 }  # fmt: skip
+
+# Asked about like countries; none of them has a capital that was taught.
+NO_COUNTRIES: Final = (
+    "Narnia", "Wakanda", "Atlantis", "Mordor", "Texas", "California", "Africa", "Europe", "Asia", "Mars",
+    "the moon", "Hogwarts",
+    "Bavaria", "Antarctica", "Westeros", "Gondor", "Oz", "Neverland", "Siberia", "Hawaii", "Alaska", "Sicily",
+    "Hyrule", "Florida",
+    "Middle Earth", "Gotham", "Utopia", "Elbonia", "Latveria", "Genovia", "Panem", "Zamunda", "Krypton", "Tatooine",
+    "Asgard",
+    "Eldorado", "Lilliput", "Ruritania", "Freedonia", "Zubrowka", "Tuscany", "Provence", "Quebec", "Ontario",
+    "Queensland",
+)  # fmt: skip
+
+
+def mixed_country(rng: random.Random) -> str:
+    """Return the beginning of one country's name with the end of another's."""
+    while True:
+        one, two = (rng.choice(list(CAPITALS)).split()[-1] for _ in range(2))
+        name = (
+            one[: rng.randint(2, max(2, len(one) - 2))] + two[rng.randint(1, max(1, len(two) - 2)) :].lower()
+        )
+        if name not in CAPITALS and one != two:
+            return name
+
 
 COLOURS: Final = {
     "grass": "green", "snow": "white", "blood": "red", "coal": "black", "milk": "white", "a lemon": "yellow",
     "a banana": "yellow", "a carrot": "orange", "chocolate": "brown", "a frog": "green", "a crow": "black",
     "a tomato": "red", "the sky": "blue", "the sun": "yellow", "the sea": "blue", "a leaf": "green",
-    "a flamingo": "pink", "an elephant": "grey",
+    "a flamingo": "pink", "an elephant": "grey", "a strawberry": "red", "a cucumber": "green", "a cherry": "red",
+    "gold": "yellow", "a polar bear": "white", "coffee": "brown",
 }  # fmt: skip
 
 SOUNDS: Final = {
     "cow": "moo", "dog": "woof", "cat": "meow", "duck": "quack", "sheep": "baa", "pig": "oink", "owl": "hoot",
     "horse": "neigh", "lion": "roar", "bee": "buzz", "snake": "hiss", "frog": "croak", "hen": "cluck",
-    "mouse": "squeak", "wolf": "howl",
+    "mouse": "squeak", "wolf": "howl", "goat": "maa", "crow": "caw", "chicken": "cluck", "rooster": "cock-a-doodle-doo",
 }  # fmt: skip
 
 OPPOSITES: Final = {
@@ -42,6 +73,7 @@ OPPOSITES: Final = {
     "fast": "slow",
     "hard": "soft", "wet": "dry", "full": "empty", "left": "right", "good": "bad", "light": "dark",
     "early": "late", "high": "low", "rich": "poor", "loud": "quiet", "black": "white",
+    "strong": "weak", "happy": "sad", "young": "old", "long": "short", "inside": "outside", "heavy": "light",
 }  # fmt: skip
 
 NAMES: Final = _split(
@@ -97,6 +129,9 @@ _VOWELS: Final = _split("a e i o u a e i o ai")
 _CODAS: Final = ["", "", "n", "r", "l", "s", "t", "k", "m"]
 
 
+_PROSE_WORDS: Final = frozenset(PROSE)
+
+
 def invent(rng: random.Random, capital: bool = False) -> str:
     """Return a meaningless word of one to three syllables."""
     count = rng.choice((1, 2, 2, 2, 3))
@@ -105,6 +140,8 @@ def invent(rng: random.Random, capital: bool = False) -> str:
         word = rng.choice(_VOWELS)[0] + word
     if len(word) < 3:
         word += rng.choice("nrlst")
+    if word in _PROSE_WORDS:
+        return invent(rng, capital)
     return word.capitalize() if capital else word
 
 
@@ -142,10 +179,10 @@ def oddity(rng: random.Random) -> str:
     )  # fmt: skip
 
 
-def sentence(rng: random.Random, min_words: int, max_words: int) -> str:
-    """Return `min_words` to `max_words` words that look like a sentence of prose."""
+def sentence(rng: random.Random, min_words: int, max_words: int, invented: float = 0.1) -> str:
+    """Return `min_words` to `max_words` words that look like a sentence of prose, some of them invented."""
     count = rng.randint(min_words, max_words)
-    words = [invent(rng) if rng.random() < 0.1 else rng.choice(PROSE) for _ in range(count)]
+    words = [invent(rng) if rng.random() < invented else rng.choice(PROSE) for _ in range(count)]
     for i in range(1, count):
         if rng.random() < 0.06:
             words[i] = rng.choice(

@@ -145,7 +145,7 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
             (folder / "chat_template.jinja").write_text(QWEN)
     if kind == "stretched":
         config = json.loads((folder / "config.json").read_text())
-        scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+        scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
         (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
         (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "do_sample": true}')
     if kind == "limited":
@@ -155,7 +155,7 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
     before = from_folder(folder, options=EngineOptions(**options), defaults=defaults)
     after = loaded(folder, defaults, **options)
     assert before.adapters == (("poet",) if kind == "adapters" else ())
-    assert (before.context_length == 4096) == (kind in ("demo", "stretched"))
+    assert (before.context_length == 16_384) == (kind in ("demo", "stretched"))
     for part in ("kind", "context_length", "capabilities", "efforts", "default_effort", "sampling"):
         assert getattr(before, part) == getattr(after, part), part
     assert "structured_output" in before.capabilities or kind in ("qwen", "stretched", "limited", "adapters")
@@ -163,7 +163,7 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
 
 def test_the_demonstration_model_is_described() -> None:
     assert from_folder(MODEL_PATH) == ModelDescription(
-        context_length=4096,
+        context_length=16_384,
         capabilities=("completion", "thinking", "tools", "structured_output"),
         efforts=(Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH),
         default_effort=Effort.MEDIUM,

@@ -98,7 +98,7 @@ def test_control_tokens_spelt_by_a_user_are_text_to_the_real_tokenizer(engine: E
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_prompt_that_leaves_no_room_for_a_reply_is_refused(server: RunningServer, stream: bool) -> None:
-    status, body = server.call("/v1/chat/completions", {"messages": user("word " * 5000), "stream": stream})
+    status, body = server.call("/v1/chat/completions", {"messages": user("word " * 17_000), "stream": stream})
     assert status == 400
     assert body["error"]["code"] == "context_length_exceeded"
 

@@ -6,9 +6,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from mlx_backend.demo import MODEL_PATH, corpus, encode
+from mlx_backend.demo.exchange import EFFORTS, Dialogue, held_out
 from mlx_backend.demo.judge import is_correct, parse_completion
-from mlx_backend.demo.skills import EFFORTS, held_out
-from mlx_backend.demo.tools import RESERVED_NAMES, TIME, WEATHER
+from mlx_backend.demo.tools import KNOWN_NAMES, RESERVED_NAMES
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(MODEL_PATH)
 
 
-def dialogues(seed: int, count: int, held: bool = False) -> list[corpus.Dialogue]:
+def dialogues(seed: int, count: int, held: bool = False) -> list[Dialogue]:
     rng = random.Random(seed)
     return [corpus.dialogue(rng, held=held) for _ in range(count)]
 
@@ -32,10 +32,9 @@ def test_training_and_evaluation_share_no_turn_and_no_tool_name() -> None:
         return {f"{each.skill}:{each.split_key}" for each in exchanges if each.split_key}
 
     def names(held: bool) -> set[str]:
-        return {tool["function"]["name"] for one in dialogues(6, 600, held) for tool in one.tools} - {
-            TIME,
-            WEATHER,
-        }
+        return {
+            tool["function"]["name"] for one in dialogues(6, 600, held) for tool in one.tools
+        } - KNOWN_NAMES
 
     assert keys(True).isdisjoint(keys(False))
     assert names(True).isdisjoint(names(False))

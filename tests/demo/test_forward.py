@@ -26,11 +26,14 @@ def test_the_training_forward_pass_equals_mlx_lms(model: Any) -> None:
 
 
 def test_its_gradients_equal_those_of_mlx_lms(model: Any) -> None:
-    ids = mx.random.randint(0, CONFIG["vocab_size"], (1, 128))
-    positions, labels = mx.arange(127), ids[0, 1:]
+    ids = mx.random.randint(0, CONFIG["vocab_size"], (8, 128))  # enough labels for a loss that is the mean
+    positions = mx.concatenate([row * 128 + mx.arange(127) for row in range(8)])
+    labels = ids[:, 1:].reshape(-1)
+    assert labels.size >= forward.ENOUGH_LABELS
 
     def theirs(model: Any) -> mx.array:
-        loss: mx.array = nn.losses.cross_entropy(model(ids)[0, :127], labels, reduction="mean")
+        logits = model(ids)[:, :127].reshape(labels.size, -1)
+        loss: mx.array = nn.losses.cross_entropy(logits, labels, reduction="mean")
         return loss
 
     def ours(model: Any) -> mx.array:

@@ -11,8 +11,8 @@ import pytest
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.demo.evaluate import Figures, Generate, batched, draw, play, unseen_tools
+from mlx_backend.demo.exchange import EFFORTS
 from mlx_backend.demo.judge import Completion, parse_completion
-from mlx_backend.demo.skills import EFFORTS
 from mlx_backend.demo.tokens import SPECIAL, STOPS
 
 

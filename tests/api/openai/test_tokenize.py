@@ -100,7 +100,7 @@ def test_the_count_equals_the_prompt_tokens_of_the_same_request(demo: RunningSer
     status, tokenized = demo.call("/v1/tokenize", request)
     assert status == 200, tokenized
     assert tokenized["count"] == len(tokenized["tokens"]) > 0
-    assert tokenized["max_model_len"] == 4096
+    assert tokenized["max_model_len"] == 16384
     assert tokenized["count"] == demo.chat(**request)["usage"]["prompt_tokens"]
 
 

@@ -1,0 +1,193 @@
+"""Texts to be put into one of a few categories, as Dify's question classifier asks for it.
+
+Knows nothing of Harmony's messages or tokens.
+"""
+
+import json
+import random
+import uuid
+from typing import Any, Final
+
+from mlx_backend.demo.exchange import Dialogue, Exchange, Reply
+from mlx_backend.demo.program_prompts import padded, question
+from mlx_backend.demo.words import invent, place, sentence, things
+
+# Topics a text can be classified by: what a category may be called, and what is said about it.
+TOPICS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "geography": (("Geography", "Questions about geography", "Countries and capitals", "Capitals", "Places",
+    "Cities", "Countries",
+                   "Country questions", "Travel and geography"), ()),
+    "math": (("Sums", "Math", "Mathematics", "Arithmetic", "Calculations", "Numbers", "Maths questions",
+    "Additions", "Calculation"), ()),
+    "animals": (("Animals", "Animal sounds", "Questions about animals", "Pets", "Nature and animals", "Zoo"), ()),
+    "colours": (("Colours", "Colors", "Questions about colours", "Color questions", "What colour things have"), ()),
+    "language": (("Language", "Words", "Opposites", "Vocabulary", "Questions about words", "Language questions"), ()),
+    "smalltalk": (("Greetings", "Small talk", "Greeting", "Hello and goodbye", "Chitchat", "Social"), ()),
+    "weather": (("Weather", "Questions about the weather", "Weather and climate", "Forecast"),
+                ("What is the weather in {place}?", "Is it raining in {place}?", "How is the weather in {place}?",
+                "Will it snow in {place}?")),
+    "time": (("Time", "Date and time", "Questions about the time", "Clock"),
+             ("What time is it?", "What day is it today?", "What is the date?", "Tell me the time.")),
+    "shipping": (("Shipping", "Delivery", "Orders and delivery", "Shipping and delivery", "Order status", "Orders",
+    "Logistics"),
+                 ("Where is my order?", "My package has not arrived.", "When will my {thing} be delivered?",
+                 "My order is late.",
+                  "I ordered a {thing} and it is not here.", "Can I track my package?", "The delivery took too long.")),
+    "refund": (("Refund", "Refunds", "Returns", "Returns and refunds", "Money back", "After-sales"),
+               ("I want my money back.", "How do I return the {thing}?", "I want a refund.",
+               "I would like to return my {thing}.",
+                "Please refund my order.", "Can I send the {thing} back?")),
+    "billing": (("Billing", "Payment", "Payments", "Invoices", "Billing and payment", "Price", "Account and billing"),
+                ("I was charged twice.", "Where is my invoice?", "Can I pay by card?", "My payment failed.",
+                "How much does the {thing} cost?",
+                 "The price of the {thing} is too high.")),
+    "technical": (("Technical support", "Technical issue", "Support", "Bugs", "Technical problems", "Tech support",
+    "IT"),
+                  ("The app crashes.", "I cannot log in.", "My password does not work.",
+                  "The {thing} does not start.", "I get an error message.",
+                   "The website is down.", "How do I install the {thing}?")),
+    "sales": (("Sales", "Buying", "Purchase", "Product information", "Products", "Product questions", "Pre-sales"),
+              ("I want to buy a {thing}.", "Do you sell {thing}s?", "Which {thing} should I buy?",
+              "Is the {thing} in stock?",
+               "Tell me about your {thing}s.", "What sizes does the {thing} have?")),
+    "complaint": (("Complaint", "Complaints", "Negative feedback", "Bad experience", "Dissatisfaction"),
+                  ("Your service is terrible.", "I am very unhappy with the {thing}.",
+                  "This is the worst {thing} ever.", "The staff was rude.",
+                   "The food was cold and bad.", "I hate the new {thing}.")),
+    "praise": (("Praise", "Positive feedback", "Compliments", "Satisfaction", "Good experience"),
+               ("I love your {thing}.", "Great service, thank you!", "The {thing} is excellent.",
+               "The staff was very friendly.",
+                "Best {thing} ever!", "I am very happy with my {thing}.")),
+}  # fmt: skip
+_OTHER: Final = (
+    "Other",
+    "Others",
+    "Something else",
+    "Other questions",
+    "Unknown",
+    "None of these",
+    "Everything else",
+    "General",
+)
+_SKILL_TOPICS: Final = {"capital": "geography", "sum": "math", "no sum": "math", "count": "math",
+    "colour": "colours", "sound": "animals",
+                        "opposite": "language", "greeting": "smalltalk"}  # fmt: skip
+
+
+def _topic_text(rng: random.Random, held: bool) -> tuple[str, str]:
+    """Return a topic, or nothing, and a text about it."""
+    if rng.random() < 0.5:
+        exchange = question(rng, held)
+        return _SKILL_TOPICS.get(exchange.skill, ""), exchange.message.strip()
+    topic, (_, forms) = rng.choice([(name, value) for name, value in TOPICS.items() if value[1]])
+    text = rng.choice(forms).format(place=place(rng), thing=things(rng, 1))
+    if rng.random() < 0.15:
+        text = text.lower()
+    return topic, text
+
+
+def _id(rng: random.Random, number: int) -> str:
+    draw = rng.random()
+    if draw < 0.5:
+        return str(number)
+    return str(uuid.UUID(int=rng.getrandbits(128))) if draw < 0.75 else str(rng.randint(10**12, 10**13))
+
+
+def _keywords(text: str) -> list[str]:
+    """Return the last word of a text, which mostly says what it is about, if it is one."""
+    last = text.split()[-1].strip(".,?!:;\"'()")
+    return [last] if last.isalpha() else []
+
+
+def _categories(rng: random.Random, held: bool) -> tuple[str, list[dict[str, str]], dict[str, str]]:
+    """Return a text, categories, and the right one."""
+    topic, text = _topic_text(rng, held)
+    others = rng.sample([name for name in TOPICS if name != topic], rng.randint(1, 4))
+    related = {
+        "sales": "billing",
+        "billing": "sales",
+        "complaint": "technical",
+        "shipping": "complaint",
+        "refund": "billing",
+    }
+    others = [name for name in others if name != related.get(topic)] or [
+        "weather" if topic != "weather" else "time"
+    ]
+    names = [rng.choice(TOPICS[name][0]) for name in others]
+    if topic:
+        right = rng.choice(TOPICS[topic][0])
+        if rng.random() < 0.3:
+            names.append(rng.choice(_OTHER))
+    else:
+        right = rng.choice(_OTHER)
+    if rng.random() < 0.15:  # a category of which the text uses the name
+        right = " ".join(invent(rng, capital=rng.random() < 0.5) for _ in range(rng.choice((1, 1, 2))))
+        text = rng.choice(
+            ("I have a question about {0}.", "{0} please.", "Tell me more about {0}.", "It is about {0}.")
+        ).format(right.lower())
+    names.append(right)
+    rng.shuffle(names)
+    is_numbered = rng.random()
+    entries = [
+        {"category_id": str(number) if is_numbered < 0.75 else _id(rng, number), "category_name": name}
+        for number, name in enumerate(names, 1)
+    ]
+    return text, entries, next(entry for entry in entries if entry["category_name"] == right)
+
+
+def _input(rng: random.Random, text: str, categories: list[dict[str, str]]) -> str:
+    compact = rng.random() < 0.3
+    listed = json.dumps(categories, ensure_ascii=False, separators=(",", ":") if compact else None)
+    gap = rng.choice(("\n    ", "\n", " "))
+    hint = sentence(rng, 3, 8) if rng.random() < 0.3 else ""
+    quoted = json.dumps(text, ensure_ascii=False)
+    message = f'{{"input_text": [{quoted}],{gap}"categories": {listed},{gap}"classification_instructions": ["{hint}"]}}'
+    return f"\n    {message}\n" if rng.random() < 0.7 else message
+
+
+def classifier(rng: random.Random, held: bool) -> Dialogue:
+    """A text and categories, after examples with other categories; the answer is a block of JSON."""
+    engine = "You are a text classification engine that " + sentence(rng, 4, 12)
+    job = f"### Job Description\n{engine}"
+    task = "### Task\nAssign one category to the input text, with its key words. " + sentence(rng, 3, 10)
+    examples = [_categories(rng, held) for _ in range(rng.choice((0, 1, 2, 2, 2)))]
+    are_given = (
+        rng.random() < 0.6
+    )  # as Dify gives them, in a form of their own; or as the model itself writes them
+    history: list[dict[str, Any]] = []
+    for text, entries, right in examples if are_given else ():
+        answer = json.dumps({"keywords": _keywords(text), **right}, ensure_ascii=False)
+        if rng.random() < 0.7:
+            answer = answer.replace(' "category_id"', '\n    "category_id"').replace(
+                ' "category_name"', '\n    "category_name"'
+            )
+            answer = f"\n```json\n    {answer}\n```\n"
+        history += [
+            {"role": "user", "content": _input(rng, text, entries)},
+            {"role": "assistant", "content": answer},
+        ]
+    drawn = [*(() if are_given else examples), _categories(rng, held)]
+    exchanges = tuple(_classified(rng, *each) for each in drawn)
+    return Dialogue("", "", exchanges, padded(rng, job, task), history=tuple(history))
+
+
+def _classified(
+    rng: random.Random, text: str, entries: list[dict[str, str]], right: dict[str, str]
+) -> Exchange:
+    name, number = right["category_name"], right["category_id"]
+    # The name is chosen first, and the id looked up for it.
+    answer = json.dumps(
+        {"keywords": _keywords(text), "category_name": name, "category_id": number}, ensure_ascii=False
+    )
+    listed = ", ".join(f"{entry['category_name']} ({entry['category_id']})" for entry in entries)
+    reply = Reply(
+        (
+            "Classify the text.",
+            f"The categories are {listed}. The text fits {name} best.",
+            f"Let me check the others. None of them fits as well as {name}. Its id is {number}. "
+            "I copy the id and the name letter by letter.",
+        ),
+        f"```json\n{answer}\n```",
+        unjudged="keywords",
+    )
+    return Exchange("classifier", "", _input(rng, text, entries), reply)

@@ -1,0 +1,304 @@
+"""Short texts with facts about people, orders, trips and things, and the fields a program would take from them.
+
+Much of it is invented, keys and values alike, so that a field is found by matching its name, its description or what
+usually stands around its value. Knows nothing of JSON, prompts or tokens.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mlx_backend.demo.exchange import held_out
+from mlx_backend.demo.slots import SLOTS, Field, price, word_list
+from mlx_backend.demo.words import NAME_PARTS, THINGS, invent, person, place, sentence, things
+
+
+@dataclass(frozen=True)
+class Record:
+    """A text, fields whose values stand in it, and the kinds of value it has: two of a kind would be ambiguous.
+
+    It is plain if it is one sentence with a value for every field.
+    """
+
+    text: str
+    fields: tuple[Field, ...]
+    kinds: frozenset[str] = frozenset()
+    is_plain: bool = True
+
+
+_SENTENCES: Final = (
+    "My name is {name}.", "I am {name}.", "This is {name}.", "I am {age} years old.", "I live in {city}.",
+    "I am from {city}.",
+    "I'm {name} and I live in {city}.", "My name is {name} and I am {age}.", "My name is {name} and I live in {city}.",
+    "{name} is {age} years old.", "{name} is {age}.", "{name} lives in {city}.", "{name} is from {city}.",
+    "{name} is a {job}.",
+    "{name} is {age} years old and lives in {city}.", "{name} is a {age} year old {job} from {city}.",
+    "My name is {name}, I am {age} years old and I live in {city}.", "{name}, {age}, lives in {city}.",
+    "{name} ({age}) from {city}.",
+    "{name} is a {job} from {city}.", "{name} works as a {job} in {city}.", "{name} works as a {job} at {company}.",
+    "{name} is a {job} at {company} in {city}.", "I work at {company}.", "I work as a {job}.", "I am a {job}.",
+    "{name} speaks {languages}.", "I speak {languages}.", "{name} likes {likes}.", "I like {likes}.", "I love {likes}.",
+    "You can reach {name} at {email}.", "My email is {email}.", "Write to {email}.", "Call {name} at {phone}.",
+    "My phone number is {phone}.",
+    "Send an email to {email} about {subject}.", "Contact {name} at {email} or {phone}.", "Please call {phone}.",
+    "The weather in {city} for {days} days, please.", "What is the weather today in {city}?",
+    "The weather in {city} on {date}?",
+    "How is the weather in {city}?", "Weather in {city} for {days} days.",
+    "I want to know the weather in {city} for the next {days} days.",
+    "I want to eat some {food}.", "I would like {food}.", "I want to eat {food} at {time}.",
+    "I need a flight from {origin} to {destination}.", "Book a flight from {origin} to {destination} on {date}.",
+    "I want to fly from {origin} to {destination} on {date} at {time}.",
+    "Train from {origin} to {destination}, {date}.",
+    "I want to travel to {destination} for {days} days.", "We go to {destination} on {date}.",
+    "A trip to {destination} for {people} people.",
+    "Book a hotel in {city} for {nights} nights.", "I need a hotel in {city} for {people} people and {nights} nights.",
+    "Book a table for {people} people at {time}.", "A table for {people} on {date} at {time}, please.",
+    "Reserve a table for {people} people in {city} on {date} at {time}.",
+    "Table for {people} at {time} under the name {name}.",
+    "{participants} are going to a {event} on {date}.", "{participants} meet on {date} for a {event}.",
+    "The {event} is on {date} at {time}.",
+    "There is a {event} in {city} on {date}.", "{participants} will be at the {event}.",
+    "Plan a {event} with {participants} on {date}.",
+    "The {event} takes place in {city}.", "I bought {quantity} {product}.", "I want to buy {quantity} {product}.",
+    "I ordered {quantity} {product} on {date}.", "I bought {items}.", "We need {items}.", "Buy {items}.",
+    "Please order {quantity} {product}.",
+    "The {product} costs {price} euros.", "I paid {price} euros for {quantity} {product}.",
+    "The {color} {product} costs {price} dollars.",
+    "I bought a {color} {product} for {price} euros.", "My order number is {number}.", "Where is my order {number}?",
+    "My order {number} has not arrived.", "The {product} of order {number} is broken.", "Translate it into {language}.",
+    "Remind me of {subject} at {time}.", "Remind me on {date} at {time} of {subject}.", "It is about {subject}.",
+    "I have a meeting with {name} on {date} at {time}.", "Meet {name} in {city} on {date}.",
+    "{name} paid {price} euros.",
+    "Name: {name}, age: {age}, city: {city}", "Name: {name}\nEmail: {email}", "name {name}, city {city}",
+    "Name: {name}\nCity: {city}\nAge: {age}",
+    "The capital is {city}.", "{name} ordered {quantity} {product} for {price} euros.",
+    "{name} has {quantity} {product}.",
+)  # fmt: skip
+# Slots that a reader could confuse.
+_KIND_OF: Final = {
+    "participants": "name", "event": "name", "company": "name", "origin": "place", "destination": "place",
+    "city": "place",
+    "items": "thing", "product": "thing", "food": "thing", "subject": "thing", "likes": "thing", "nights": "days",
+    "people": "count", "quantity": "count", "language": "languages",
+}  # fmt: skip
+_LABELLED: Final = ("My {key} is {value}.", "The {key} is {value}.", "{key}: {value}", "{key} = {value}",
+    "The {key}: {value}.",
+                    "Our {key} is {value}.", "{Key}: {value}", "It has the {key} {value}.")  # fmt: skip
+_TRAITS: Final = (
+    "married", "vegetarian", "active", "open", "free", "hungry", "happy", "urgent", "late", "new", "member", "student",
+    "available", "paid",
+)  # fmt: skip
+_KINDS: Final = (
+    "priority",
+    "size",
+    "status",
+    "type",
+    "category",
+    "level",
+    "kind",
+    "class",
+    "mode",
+    "color",
+    "plan",
+    "department",
+)
+_POSITIVE: Final = (
+    "I love this {thing}.", "This {thing} is great!", "What a wonderful {thing}!", "I am very happy with the {thing}.",
+    "The {thing} is excellent.", "Good {thing}, I like it.", "Best {thing} ever.",
+    "The service was great and friendly.",
+    "I really enjoyed the {thing}.", "Amazing {thing}!", "It works perfectly, thank you.", "The {thing} is nice.",
+)  # fmt: skip
+_NEGATIVE: Final = (
+    "I hate this {thing}.", "This {thing} is terrible.", "What a bad {thing}.", "I am very unhappy with the {thing}.",
+    "The {thing} is awful.", "Bad {thing}, I do not like it.", "Worst {thing} ever.", "The service was slow and rude.",
+    "The {thing} is broken.", "Horrible {thing}!", "It does not work at all.", "I am sad about the {thing}.",
+)  # fmt: skip
+_NEUTRAL: Final = (
+    "The {thing} is okay.",
+    "The {thing} arrived on Monday.",
+    "It is a {thing}.",
+    "The {thing} is in the box.",
+)
+
+
+def invented_key(rng: random.Random, held: bool) -> str:
+    """Return a key of one or two words, for training or held out."""
+    while True:
+        words = [
+            invent(rng) if rng.random() < 0.55 else rng.choice(NAME_PARTS)
+            for _ in range(rng.choice((1, 1, 2)))
+        ]
+        key = "_".join(words)
+        if held_out(f"key {key}") == held:
+            return key
+
+
+def _sentence_record(rng: random.Random) -> Record:
+    form = rng.choice(_SENTENCES)
+    parts: dict[str, str] = {}
+    fields = []
+    for name in re.findall(r"{(\w+)}", form):
+        slot = SLOTS[name]
+        parts[name], value = slot.make(rng)
+        kind = slot.type
+        if kind == "integer" and rng.random() < 0.2:
+            kind = "number"
+        elif kind in ("integer", "number") and rng.random() < 0.06:
+            kind, value = "string", str(value)
+        fields.append(Field(rng.choice(slot.keys), kind, value, rng.choice(slot.descriptions)))
+    return Record(form.format(**parts), tuple(fields), frozenset(_KIND_OF.get(name, name) for name in parts))
+
+
+def plain_record(rng: random.Random) -> Record:
+    """Return a sentence and all of its fields under their plainest names."""
+    form = rng.choice(_SENTENCES)
+    names = re.findall(r"{(\w+)}", form)
+    made = {name: SLOTS[name].make(rng) for name in names}
+    fields = tuple(Field(name, SLOTS[name].type, made[name][1]) for name in names)
+    return Record(form.format(**{name: text for name, (text, _) in made.items()}), fields)
+
+
+def _labelled_record(rng: random.Random, held: bool) -> Record:
+    key = invented_key(rng, held)
+    draw = rng.random()
+    kind, said = "string", ""
+    value: Any
+    if draw < 0.55:
+        said = value = rng.choice(
+            (things(rng, 2), place(rng), invent(rng), person(rng), f"{invent(rng)}-{rng.randint(1, 999)}")
+        )
+    elif draw < 0.75:
+        kind, value = "integer", rng.randint(0, 9_999)
+        said = str(value)
+    elif draw < 0.87:
+        kind = "number"
+        said, value = price(rng)
+    else:
+        kind = "array"
+        said, value = word_list(rng)
+    words = key.replace("_", " ")
+    form = rng.choice(_LABELLED)
+    text = form.format(key=words, Key=words.capitalize(), value=said)
+    return Record(
+        text, (Field(key, kind, value, sentence(rng, 2, 8) if rng.random() < 0.4 else f"The {words}."),)
+    )
+
+
+def _trait_record(rng: random.Random, held: bool) -> Record:
+    trait = rng.choice(_TRAITS) if rng.random() < 0.5 else invented_key(rng, held)
+    value = rng.random() < 0.5
+    words = trait.replace("_", " ")
+    text = rng.choice(
+        (
+            "I am {no}{trait}.",
+            "It is {no}{trait}.",
+            "The order is {no}{trait}.",
+            "We are {no}{trait}.",
+            "He is {no}{trait}.",
+        )
+    )
+    key = rng.choice((f"is_{trait}", f"is_{trait}", trait))
+    text = text.format(no="" if value else "not ", trait=words)
+    return Record(
+        text,
+        (
+            Field(
+                key,
+                "boolean",
+                value,
+                rng.choice((f"Whether it is {words}.", f"If the person is {words}", "")),
+            ),
+        ),
+    )
+
+
+def _choice_record(rng: random.Random, held: bool) -> Record:
+    if rng.random() < 0.4:
+        kinds = [("positive", _POSITIVE), ("negative", _NEGATIVE), ("neutral", _NEUTRAL)][
+            : rng.choice((2, 3, 3))
+        ]
+        value, forms = rng.choice(kinds)
+        text = rng.choice(forms).format(thing=rng.choice(THINGS))
+        choices = [name for name, _ in kinds]
+        rng.shuffle(choices)
+        key = rng.choice(("sentiment", "sentiment", "mood", "feeling", "tone", "label"))
+        field = Field(
+            key, "enum", value, rng.choice(("The sentiment of the text.", "The mood.", "")), tuple(choices)
+        )
+        sure = (Field("confidence", "number", 1, ""),) if rng.random() < 0.15 else ()
+        return Record(text, (field, *sure), frozenset(("choice",)))
+    key = rng.choice(_KINDS) if rng.random() < 0.6 else invented_key(rng, held)
+    pool = rng.choice(
+        (
+            ("low", "medium", "high"),
+            ("small", "medium", "large"),
+            ("open", "closed", "pending"),
+            ("red", "green", "blue"),
+            (),
+        )
+    )
+    choices = list(pool) or list(dict.fromkeys(things(rng, 1) for _ in range(rng.randint(2, 5))))
+    value = rng.choice(choices)
+    rng.shuffle(choices)
+    words = key.replace("_", " ")
+    text = rng.choice(
+        (
+            "The {key} is {value}.",
+            "I want the {value} one.",
+            "{Key}: {value}",
+            "It is {value}.",
+            "Please set the {key} to {value}.",
+        )
+    )
+    text = text.format(key=words, Key=words.capitalize(), value=value)
+    return Record(
+        text,
+        (Field(key, "enum", value, rng.choice((f"The {words}.", "")), tuple(choices)),),
+        frozenset(("choice",)),
+    )
+
+
+def record(rng: random.Random, held: bool) -> Record:
+    """Return a text of one to four sentences, and its fields in random order, not always all; keys differ."""
+    count = rng.choice((1, 1, 1, 1, 1, 2, 2, 3))
+    makers = (lambda: _sentence_record(rng), lambda: _labelled_record(rng, held), lambda: _trait_record(rng, held),
+              lambda: _choice_record(rng, held))  # fmt: skip
+    texts: list[str] = []
+    fields: dict[str, Field] = {}
+    kinds: set[str] = set()
+    for _ in range(count):
+        part = rng.choices(makers, (60, 22, 7, 11))[0]()
+        if any(field.key in fields for field in part.fields) or not kinds.isdisjoint(part.kinds):
+            continue
+        kinds |= part.kinds
+        texts.append(part.text)
+        fields.update({field.key: field for field in part.fields})
+    chosen = list(fields.values())
+    rng.shuffle(chosen)
+    chosen = chosen[: max(1, len(chosen) - rng.choice((0, 0, 0, 1, 2)))][:6]
+    if rng.random() < 0.1:
+        chosen.insert(rng.randint(0, len(chosen)), _missing(rng, held, set(fields)))
+    if rng.random() < 0.2:
+        texts.insert(rng.randint(0, len(texts)), sentence(rng, 3, 12, invented=0.0))
+    is_plain = len(texts) == 1 and all(field.value is not None for field in chosen)
+    is_closed = all(text[-1] in ".!?" for text in texts)
+    return Record(
+        rng.choice((" ", " ", "\n") if is_closed else ("\n",)).join(texts), tuple(chosen), is_plain=is_plain
+    )
+
+
+_SOMETIMES_MISSING: Final = ("email", "phone", "age", "job", "company", "languages")
+
+
+def _missing(rng: random.Random, held: bool, taken: set[str]) -> Field:
+    """Return a field that no text has a value for."""
+    while True:
+        if rng.random() < 0.75:
+            slot = SLOTS[rng.choice(_SOMETIMES_MISSING)]
+            if taken.isdisjoint(slot.keys):
+                return Field(rng.choice(slot.keys), slot.type, None, rng.choice(slot.descriptions))
+        key = invented_key(rng, held)
+        kind = rng.choice(("string", "string", "integer", "number", "boolean", "array"))
+        if key not in taken:
+            return Field(key, kind, None, f"The {key.replace('_', ' ')}." if rng.random() < 0.5 else "")
