@@ -8,7 +8,7 @@ What Dify's SDK loads, and where a call of Dify goes from there:
     chat/                  invocation (one call), messages, content_parts, extra_body, token_limits, background_requests
                            (those Dify makes by itself), history_trimming (leaves out old turns) with turns,
                            cut_search and oversized_prompt; back: stream_reader (chunks to events), leaked_markup,
-                           tool_calls, think_block, agent_rounds, cut_answers
+                           tool_calls, think_block, agent_rounds, cut_answers, abandoned_answers
     knowledge/             embeddings, rerank
     upstream/              the server: client (HTTP), sse, requests, server_kinds, probe, discovery, listings,
                            server_info, cache, last_values, credentials, token_count, versions, effort_levels,

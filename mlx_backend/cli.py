@@ -15,7 +15,7 @@ from mlx_backend import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("serve", "parse", "sanitise")
+COMMANDS = ("serve", "parse", "sanitise", "render")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ EngineError           the engine could not go on
 ├── EngineBusy        the queue is full, or memory is short for now
 ├── EngineStopped     the engine thread has ended
 └── EngineFailed      the engine broke in the middle of a reply and is being restarted
+ReplySuperseded       the conversation has gone on without this reply
 
 Errors about a model's name are in registry/errors.py; api/errors.py decides which HTTP status a client gets.
 """
@@ -70,3 +71,7 @@ class EngineFailed(EngineError):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ReplySuperseded(Exception):
+    """A reply was ended because a newer request goes on from what it had said: nobody waits for it."""

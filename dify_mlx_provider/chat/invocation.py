@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from dify_plugin.entities.model.llm import LLMResult, LLMResultChunk, LLMResultChunkDelta, LLMUsage
 from dify_plugin.entities.model.message import AssistantPromptMessage, PromptMessage, PromptMessageTool
 
+from dify_mlx_provider.chat.abandoned_answers import ShownText, answer_to, until_abandoned
 from dify_mlx_provider.chat.agent_rounds import shown_before
 from dify_mlx_provider.chat.background_requests import (
     asks_for_json,
@@ -41,6 +42,7 @@ from dify_mlx_provider.upstream.token_count import TOKENS_PER_MESSAGE, count_tok
 
 if TYPE_CHECKING:
     from dify_mlx_provider.chat.tool_calls import ToolCall
+    from mlx_backend.conversation.running_replies import RunningReply
 
 type UsageOf = Callable[[int, int], LLMUsage]
 type ChunkStream = Generator[dict[str, Any], None, None]
@@ -97,13 +99,14 @@ def invoke(
     stop: Sequence[str] | None,
     stream: bool,
     usage_of: UsageOf,
+    user: str | None = None,
     chosen: Collection[str] = (),
     efforts: Collection[str] = (),
 ) -> Generator[LLMResultChunk, None, None]:
     """Send the request and return its answer's chunks; closing them leaves the server.
 
     What is wrong with the request is raised here, as one of Dify's errors; what goes wrong later, by the chunks.
-    `chosen` are the settings that Dify sent, `efforts` those the model has.
+    `user` is Dify's id of who asks, `chosen` are the settings that Dify sent, `efforts` those the model has.
     """
     texts = [message.get_text_content() for message in messages]
     is_background = is_background_request(texts, parameters, chosen=chosen, stream=stream)
@@ -120,6 +123,7 @@ def invoke(
         body = chat_request(
             model, credentials, messages, parameters, tools=tools, stop=stop, described=described
         )
+        running = answer_to(messages, user, stream=stream)
         sent = chat_within_context(
             credentials,
             body,
@@ -145,7 +149,8 @@ def invoke(
         )
     except Exception as error:
         raise to_dify_error(error) from error
-    answer = _stream(answer_format, sent.chunks) if stream else _collect(answer_format, sent.chunks)
+    chunks = until_abandoned(sent.chunks, running)
+    answer = _stream(answer_format, chunks) if stream else _collect(answer_format, chunks)
 
     def usage(result: StreamResult, estimated: int) -> LLMUsage:
         """The server's counts, or estimates."""
@@ -155,20 +160,22 @@ def invoke(
             completion if _is_count(completion) else estimated,
         )
 
-    return _dify_chunks(model, sent.chunks, answer, usage)
+    return _dify_chunks(model, chunks, answer, running, usage)
 
 
 def _dify_chunks(
     model: str,
     chunks: ChunkStream,
     answer: Generator[str, None, StreamResult],
+    running: RunningReply,
     usage_of: Callable[[StreamResult, int], LLMUsage],
 ) -> Generator[LLMResultChunk, None, None]:
     """Yield an answer's text as Dify's chunks, then its calls, then its usage."""
     numbers = count()
     estimated = 0
+    shown = ShownText(running)
     try:
-        with closing(chunks), closing(answer):
+        with running, closing(chunks), closing(answer):
             while True:
                 try:
                     piece = next(answer)
@@ -176,6 +183,7 @@ def _dify_chunks(
                     result: StreamResult = end.value
                     break
                 estimated += estimate_tokens(piece)
+                shown.add(piece)
                 yield _dify_chunk(model, next(numbers), piece)
     except Exception as error:
         raise to_dify_error(error) from error

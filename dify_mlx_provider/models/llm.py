@@ -62,6 +62,7 @@ class MLXLargeLanguageModel(ServerSchemas, DifyErrorMapping, LargeLanguageModel)
             tools=tools,
             stop=stop,
             stream=stream,
+            user=user,
             chosen=self._chosen,
             efforts=self._efforts(model, credentials),
             usage_of=lambda prompt, completion: self._calc_response_usage(

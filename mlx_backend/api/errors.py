@@ -11,6 +11,7 @@ ApiError                     status, message, param, code
     ├── ModelPinned                409
     ├── ModelLoading               503  with Retry-After
     ├── InsufficientMemory         503  with Retry-After, unless waiting cannot help
+    ├── ReplySuperseded            409  the conversation has gone on without this reply
     ├── EngineRefused              400  what the engine cannot run
     ├── EngineBusy                 503  with Retry-After
     ├── EngineFailed               503  with Retry-After: it broke and is being restarted
@@ -35,6 +36,7 @@ from mlx_backend.errors import (
     EngineFailed,
     EngineRefused,
     EngineStopped,
+    ReplySuperseded,
     RequestError,
 )
 from mlx_backend.registry.errors import (
@@ -126,6 +128,8 @@ def as_api_error(error: Exception) -> ApiError:
             if error.retry_after is None:
                 return ApiError(503, str(error), param="model", code="no_room")
             return unavailable(error.retry_after, str(error), "no_room", "model")
+        case ReplySuperseded():
+            return ApiError(409, str(error), code="superseded")
         case EngineRefused():
             return refuse(str(error), _REQUEST_FIELDS.get(error.field, error.field))
         case EngineBusy():

@@ -118,7 +118,7 @@ class ChatPrompts:
             return self._builder.mapped(
                 messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
             )
-        kwargs = self._template_kwargs(request, conversation.resolution)
+        kwargs = self.template_kwargs(request, conversation)
         tools = list(request.tools) or None
         if not conversation.is_continued:
             return self._builder.build(
@@ -169,7 +169,9 @@ class ChatPrompts:
                 self._logged_words.add(word)
                 log.info("A system prompt says Reasoning: %s, which is no effort: it stays text.", word)
 
-    def _template_kwargs(self, request: ChatRequest, resolution: Resolution) -> dict[str, Any]:
+    def template_kwargs(self, request: ChatRequest, conversation: Conversation) -> dict[str, Any]:
+        """Return what the template is given beside messages and tools."""
+        resolution = conversation.resolution
         return {
             **self._budget_kwarg(request, resolution),
             **self._defaults.template_kwargs,

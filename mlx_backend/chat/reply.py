@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.chat.logprobs import ContentLogprobs, LogprobsAligner
 from mlx_backend.chat.stop_strings import StopFilter
+from mlx_backend.chat.superseded import CONTENT, REASONING
 from mlx_backend.chat.usage import UsageMeter
-from mlx_backend.conversation.events import ContentDelta, Event, StreamEnd, ToolCallEnd
+from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, StreamEnd, ToolCallEnd
 from mlx_backend.conversation.parser import fold
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.engine.base import Finished, Progress, TokenDelta
+from mlx_backend.errors import ReplySuperseded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.usage import Usage
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
+    from mlx_backend.conversation.running_replies import RunningReply
     from mlx_backend.engine.base import Generation
 
 type ReplyEvent = Event | ContentLogprobs
@@ -90,7 +93,7 @@ class ReplyPlan:
     """How a generation becomes a reply.
 
     `on_finished` is called once, before the StreamEnd is handed out: the client's next request may follow at
-    once. It is not called for a reply that was closed or failed.
+    once. It is not called for a reply that was closed or failed. `running` learns what is said, and may end the reply.
     """
 
     parser: Parser
@@ -102,6 +105,7 @@ class ReplyPlan:
     stop: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
     on_finished: Callable[[FinishedReply], None] | None = None
+    running: RunningReply | None = None
 
 
 class Reply:
@@ -123,6 +127,10 @@ class Reply:
         self._stop = StopFilter(plan.stop)
         self._call_ids: dict[int, str] = {}
         self._shown: list[Event] = []  # for on_finished
+        self._running = plan.running
+        if self._running is not None:
+            self._running.start()
+            self._running.watch(self._generation.close)
 
     @property
     def usage(self) -> Usage:
@@ -136,18 +144,24 @@ class Reply:
     def close(self) -> None:
         """Stop generating. Idempotent, from any thread."""
         self._generation.close()
+        if self._running is not None:
+            self._running.end()
 
     def events(self, patience: float | None = None) -> Iterator[ReplyEvent | Progress | None]:
         """Yield everything up to one StreamEnd; a reply that was closed elsewhere ends without one.
 
         Besides events there is `Progress` during prefill, and None whenever `patience` seconds have passed
-        without anything. Raises EngineError if the generation fails.
+        without anything. Raises EngineError if the generation fails, and ReplySuperseded if nobody waits for the reply.
         """
         try:
             while self.finish is None:
                 try:
                     item = self._generation.next(patience)
                 except StopIteration:
+                    if self._running is not None and self._running.is_superseded:
+                        raise ReplySuperseded(
+                            "This reply was ended: the conversation has gone on without it."
+                        ) from None
                     return
                 match item:
                     case None:
@@ -163,7 +177,7 @@ class Reply:
         finally:
             if self.finish is None:  # closed, or failed: what it has cost so far is logged all the same
                 self._meter.take_times(self._generation.times())
-            self._generation.close()
+            self.close()
 
     def _token(self, delta: TokenDelta) -> list[ReplyEvent]:
         if self._parser.ended:  # at an end marker that is not one of the engine's end tokens
@@ -201,7 +215,17 @@ class Reply:
             shown.append(event)
             if self._plan.on_finished is not None:
                 self._shown.append(event)
+            if self._running is not None:
+                _note(self._running, event)
         return shown
+
+
+def _note(running: RunningReply, event: Event) -> None:
+    match event:
+        case ContentDelta(text):
+            running.add(CONTENT, text)
+        case ReasoningDelta(text):
+            running.add(REASONING, text)
 
 
 def _completes_a_call(events: Sequence[Event]) -> bool:

@@ -22,6 +22,7 @@ from mlx_backend.chat.raw_text import RawText
 from mlx_backend.chat.reasoning_store import ReasoningStore
 from mlx_backend.chat.reply import Reply, ReplyPlan
 from mlx_backend.chat.reply_constraints import ReplyConstraints
+from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.parser import ChannelParser
@@ -76,6 +77,7 @@ class Service:
         self._prewarm = prewarm
         self._one_process = one_process
         self._reasoning_store = ReasoningStore()
+        self._superseded = SupersededReplies(engine.model_id)
         self._limits = ReplyLimits(
             context_length=engine.context_length,
             max_tokens=defaults.max_tokens or max_tokens,
@@ -148,6 +150,7 @@ class Service:
             stop=request.stop,
             parallel_tool_calls=request.parallel_tool_calls,
             on_finished=lambda finished: self._on_finished(request, open_call_ids, finished),
+            running=self._superseded.reply_to(request),
         )
         return Reply(self._generate(prompt, request, constraint), plan)
 

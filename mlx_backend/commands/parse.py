@@ -6,9 +6,13 @@ Raw text comes on standard input and one JSON message goes out:
     {"reasoning": "Easy.", "content": "4", "tool_calls": [], "finish": "stop"}
 
 With `--jsonl` every line is an object of its own: `raw_text`, or `tokens` (ids) with as many `token_texts`;
-and optionally `id`, `tools` (names, or OpenAI's tool objects) and `ended_by`. Its result is one line with
-the same `id`. A line that cannot be parsed gives `{"id": …, "error": …}` in its place, and exit status 1 at
-the end. A call that the token limit has cut is printed as far as it goes, with `"finish": "length"`.
+and optionally `id`, `dialect`, `tools` (names, or OpenAI's tool objects: with their schemas, arguments that a
+family writes as bare text get their types), `opens_in` ("reasoning" where the prompt has opened it) and
+`ended_by`. Its result is one line with the same `id`. A line that cannot be parsed gives `{"id": …, "error": …}`
+in its place, and exit status 1 at the end. A call that the token limit has cut is printed as far as it goes,
+with `"finish": "length"`.
+
+`--list` shows the dialects, each with an example. With `--jsonl` its lines can be read by `parse --jsonl`.
 
 Input and output are UTF-8 whatever the locale is. The text is taken as it is: `echo` adds a line break,
 `printf` does not.
@@ -28,11 +32,18 @@ from mlx_backend.conversation.json_values import json_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from mlx_backend.conversation.events import EndedBy, Message
+    from mlx_backend.conversation.events import Channel, EndedBy, Message
+    from mlx_backend.conversation.tools import ToolDefinition
 
 _ENDINGS: Mapping[str, EndedBy] = {
     **dict.fromkeys(("stop", "eos", "end", "return", "call", "tool_calls"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length"), "length"),
+}
+
+
+_OPENED = {
+    **dict.fromkeys(("reasoning", "thinking", "analysis"), "analysis"),
+    **dict.fromkeys(("answer", "content", "final"), "final"),
 }
 
 
@@ -41,8 +52,10 @@ class Transcript:
     """One output to be parsed: pieces of text, each with its token id or None."""
 
     pieces: Sequence[tuple[str, int | None]]
-    tools: Sequence[str] | None
+    dialect: str
+    tools: Sequence[ToolDefinition] | None
     ended_by: EndedBy
+    opens_in: Channel | None
 
 
 class LineError(ValueError):
@@ -56,10 +69,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="show what a model's raw output means",
         description="Read a model's raw output on standard input; print reasoning, content and tool calls.",
     )
-    parser.add_argument("--dialect", default="harmony", help="harmony (the default), think or plain")
+    parser.add_argument(
+        "--dialect", default="harmony", help="how the model writes (default: harmony); --list names them all"
+    )
+    parser.add_argument("--list", action="store_true", help="list the dialects, with an example of each")
     parser.add_argument("--tools", metavar="A,B", type=_names, help="the names of the request's tools")
     parser.add_argument(
         "--ended-by", choices=("stop", "length"), default="stop", help="what ended the output"
+    )
+    parser.add_argument(
+        "--opens-in",
+        choices=("reasoning", "answer"),
+        help="what the prompt has opened already (default: nothing)",
     )
     parser.add_argument("--chunk", metavar="N", type=_positive, help="feed N characters at a time")
     parser.add_argument("--jsonl", action="store_true", help="read one JSON object a line")
@@ -76,19 +97,25 @@ def run(arguments: argparse.Namespace) -> int:
     from mlx_backend.conversation.dialects import DIALECTS
 
     if arguments.dialect not in DIALECTS:
-        arguments.refuse(f"--dialect: {arguments.dialect!r} is not one of {', '.join(DIALECTS)}")
+        arguments.refuse(f"--dialect: {_unknown(arguments.dialect)}")
     if arguments.by and not arguments.jsonl:
         arguments.refuse("--by is for --jsonl: plain input has no tokens")
     if arguments.by == "tokens" and arguments.chunk:
         arguments.refuse("--chunk cuts text: it cannot go with --by tokens")
     try:
+        if arguments.list:
+            return _list_dialects(as_lines=arguments.jsonl)
         if arguments.jsonl:
             return _run_lines(sys.stdin.buffer, arguments, _write)
         text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
         transcript = Transcript(
-            pieces=_cut(text, arguments.chunk), tools=arguments.tools, ended_by=arguments.ended_by
+            pieces=_cut(text, arguments.chunk),
+            dialect=arguments.dialect,
+            tools=arguments.tools,
+            ended_by=arguments.ended_by,
+            opens_in=_opens_in(arguments.opens_in, None),
         )
-        _write(_as_json(_parse(transcript, arguments.dialect)))
+        _write(_as_json(_parse(transcript)))
     except BrokenPipeError:  # the reader has gone; Python would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -104,6 +131,7 @@ def _run_lines(
         dialect=arguments.dialect,
         tools=arguments.tools,
         ended_by=arguments.ended_by,
+        opens_in=_opens_in(arguments.opens_in, None),
         chunk=arguments.chunk,
         by=arguments.by,
     ):
@@ -118,6 +146,7 @@ def parse_lines(
     dialect: str = "harmony",
     tools: Sequence[str] | None = None,
     ended_by: EndedBy = "stop",
+    opens_in: Channel | None = None,
     chunk: int | None = None,
     by: str | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -132,19 +161,21 @@ def parse_lines(
                 identity = {"id": row["id"]}
             transcript = Transcript(
                 pieces=_pieces(row, chunk, by),
+                dialect=_dialect(row.get("dialect"), dialect),
                 tools=_tools(row.get("tools")) or tools,
                 ended_by=_ended_by(row.get("ended_by"), ended_by),
+                opens_in=_opens_in(row.get("opens_in"), opens_in),
             )
         except LineError as error:
             yield {**identity, "error": {"message": str(error), "line": number}}
         else:
-            yield identity | _as_json(_parse(transcript, dialect))
+            yield identity | _as_json(_parse(transcript))
 
 
-def _parse(transcript: Transcript, dialect: str) -> Message:
+def _parse(transcript: Transcript) -> Message:
     from mlx_backend.conversation.parser import ChannelParser, fold
 
-    parser = ChannelParser(dialect, tools=transcript.tools)
+    parser = ChannelParser(transcript.dialect, tools=transcript.tools, opens_in=transcript.opens_in)
     events = [event for text, token in transcript.pieces for event in parser.feed(text, token)]
     return fold([*events, *parser.close(transcript.ended_by)])
 
@@ -232,18 +263,61 @@ def _whole_characters(texts: list[str], raw_text: Any) -> list[str]:
     return repaired
 
 
-def _tools(tools: Any) -> list[str]:
+def _list_dialects(*, as_lines: bool) -> int:
+    """Print every dialect: its names, and an example."""
+    from mlx_backend.conversation.dialects import DIALECTS
+
+    for dialect in DIALECTS.values():
+        if as_lines:
+            _write({"dialect": dialect.name, "aliases": list(dialect.aliases), "raw_text": dialect.example})
+            continue
+        names = f"{dialect.name} ({', '.join(dialect.aliases)})" if dialect.aliases else dialect.name
+        example = "".join(f"    {line}\n" for line in dialect.example.splitlines())
+        sys.stdout.buffer.write(f"{names}\n{example}\n".encode())
+    return 0
+
+
+def _unknown(dialect: str) -> str:
+    from mlx_backend.conversation.dialects import DIALECTS
+
+    return f"{dialect!r} is not one of {', '.join(DIALECTS)}"
+
+
+def _dialect(value: Any, default: str) -> str:
+    from mlx_backend.conversation.dialects import DIALECTS
+
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise LineError(f"dialect: a name is expected, not {json_type(value)}")
+    if value not in DIALECTS:
+        raise LineError(f"dialect: {_unknown(value)}")
+    return value
+
+
+def _opens_in(value: Any, default: Channel | None) -> Channel | None:
+    from mlx_backend.conversation.events import Channel
+
+    if value is None:
+        return default
+    if isinstance(value, str) and value in _OPENED:
+        return Channel(_OPENED[value])
+    raise LineError('opens_in: "reasoning" or "answer" is expected')
+
+
+def _tools(tools: Any) -> list[ToolDefinition]:
     if tools is None:
         return []
     if not isinstance(tools, list):
         raise LineError(f"tools: a list is expected, not {json_type(tools)}")
-    return [_tool_name(tool, at) for at, tool in enumerate(tools)]
+    return [_tool(tool, at) for at, tool in enumerate(tools)]
 
 
-def _tool_name(tool: Any, at: int) -> str:
+def _tool(tool: Any, at: int) -> ToolDefinition:
     match tool:
-        case str(name) | {"function": {"name": str(name)}} | {"name": str(name)}:
-            return name
+        case str() | {"function": {"name": str()}} | {"name": str()}:
+            definition: ToolDefinition = tool
+            return definition
     raise LineError(f"tools[{at}]: a name is expected, or an object with function.name")
 
 

@@ -91,7 +91,7 @@ class Grammars:
         Strict: a keyword that cannot be enforced is an error, and objects have no properties but those that are
         named, where the schema does not say. Otherwise such keywords are ignored.
         """
-        return self._answer(schema_rule(schema, strict=strict))
+        return self._answer(schema_rule(_with_type(schema), strict=strict))
 
     def regex(self, pattern: str) -> Spec:
         """Constrain the answer to a regular expression, from its first character to its last."""
@@ -156,6 +156,20 @@ def can_constrain(dialect: Dialect, control_tokens: Collection[str], vocabulary_
     if machine is None or (vocabulary_size is not None and vocabulary_size > MAX_TOKENS):
         return False
     return machine.has_required_tokens(frozenset(control_tokens))
+
+
+_OBJECT_KEYWORDS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+_OTHER_TYPES = frozenset({"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const"})
+
+
+def _with_type(schema: Any) -> Any:
+    """Return an answer's schema, as an object's if it has properties and names no type.
+
+    By JSON Schema a number would do, since properties say nothing of numbers; nobody who writes them means that.
+    """
+    if isinstance(schema, dict) and schema.keys() & _OBJECT_KEYWORDS and not schema.keys() & _OTHER_TYPES:
+        return {"type": "object", **schema}
+    return schema
 
 
 def _arguments(what: str, function: Mapping[str, Any]) -> tuple[Rule, list[str]]:

@@ -150,6 +150,8 @@ class ChannelParser:
 
     def _flush(self) -> None:
         held, self._held = self._held, ""
+        if self._closed and self._reader.is_cut_marker(held):
+            return
         while held and not self._reader.ended:
             held = self._reader.text(held) or ""
 

@@ -12,7 +12,7 @@ from mlx_backend.device.machine import this_machine
 from mlx_backend.device.memory import STEP_MARGIN, WORKING_SET_SHARE, format_bytes, room_for_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mlx_backend.device.machine import Machine
 
@@ -42,32 +42,28 @@ def too_large(
     if is_given:
         parts.append(f"and --memory-gb {limit / (1 << 30):.3g} leaves {format_bytes(room)} for weights.")
     else:
-        parts.append(f"and models may use {format_bytes(room)} of the {format_bytes(machine.memory)} here.")
+        # Elsewhere the limit may be a GPU's, and the machine's memory another.
+        total = f" of the {format_bytes(machine.memory)}" if machine.is_mac else ""
+        parts.append(f"and models may use {format_bytes(room)}{total} here.")
     if fitting := [each for each in smaller if each[1] + MIN_FOR_CACHES <= room]:
         parts.append(f"A smaller one that fits: {fitting[0][0]} ({format_bytes(fitting[0][1])}).")
-    if needed << 30 > machine.memory:
+    if machine.is_mac and needed << 30 > machine.memory:
         return " ".join(parts)
-    if is_given:
-        parts.append(f"Or set --memory-gb {needed} or more.")
-        return " ".join(parts)
-    if advice := _wired_limit_advice(weights, machine):
-        parts.append(advice)
-    parts.append(
-        f"--memory-gb {needed} loads it regardless; the machine may then swap, and answer very slowly."
-    )
+    if machine.is_mac and not is_given:
+        parts += _advice_for_macs(weights, needed, machine)
+    else:
+        parts.append(f"If there is more memory, --memory-gb {needed} raises the limit.")
     return " ".join(parts)
 
 
-def _wired_limit_advice(weights: int, machine: Machine) -> str:
-    """Return the command that lets a Mac's GPU use enough memory; empty if too little would be left for the rest."""
-    if not machine.is_mac:
-        return ""
+def _advice_for_macs(weights: int, needed: int, machine: Machine) -> Iterator[str]:
+    """Yield the command that lets the GPU use enough, if enough is left for the rest, and how to insist."""
     megabytes = weights / (1 - STEP_MARGIN) / WORKING_SET_SHARE / (1 << 20)
     rounded = _WIRED_STEP * math.ceil(megabytes / _WIRED_STEP)
     rest = machine.memory - (rounded << 20)
-    if rest < MIN_FOR_THE_REST:
-        return ""
-    return (
-        f"`sudo sysctl iogpu.wired_limit_mb={rounded}` lets models use enough until the next restart of the Mac, and "
-        f"leaves {format_bytes(rest)} for everything else."
-    )
+    if rest >= MIN_FOR_THE_REST:
+        yield (
+            f"`sudo sysctl iogpu.wired_limit_mb={rounded}` lets models use enough until the next restart of the "
+            f"Mac, and leaves {format_bytes(rest)} for everything else."
+        )
+    yield f"--memory-gb {needed} loads it regardless; the Mac may then swap, and answer very slowly."

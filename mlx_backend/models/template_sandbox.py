@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 
 MAX_SOURCE: Final = 1 << 20
 """Characters of a template; the longest that are published have about 20,000."""
-_DATE: Final = "2026-01-01"  # any: a rendering must not depend on the day
+
+
+def _any_day(_form: str) -> str:
+    """Return a fixed date: what is found out about a template must not depend on the day."""
+    return "2026-01-01"
+
+
+_NAMES_OF_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TemplateFault(Exception):
@@ -34,14 +41,17 @@ class TemplateFault(Exception):
 
 
 class ChatTemplate:
-    """One parsed template. Raises TemplateFault if it cannot be parsed."""
+    """One parsed template. Raises TemplateFault if it cannot be parsed.
 
-    def __init__(self, source: str) -> None:
+    `date` writes the date in a form of `strftime`.
+    """
+
+    def __init__(self, source: str, *, date: Callable[[str], str] = _any_day) -> None:
         if len(source) > MAX_SOURCE:
             raise TemplateFault(
                 f"The chat template has {len(source):,} characters, more than {MAX_SOURCE:,}."
             )
-        environment = _environment()
+        environment = _environment(date)
         try:
             tree = environment.parse(source)
             self.variables: frozenset[str] = frozenset(find_undeclared_variables(tree))
@@ -69,6 +79,7 @@ class ChatTemplate:
                 return self._template.render(
                     messages=messages,
                     tools=tools,
+                    documents=None,
                     add_generation_prompt=add_generation_prompt,
                     **arguments,
                 )
@@ -110,13 +121,15 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(date: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda _form: _DATE
+    environment.globals["strftime_now"] = date
+    # A model's own tokenizer knows them; templates join them with texts.
+    environment.globals |= dict.fromkeys(_NAMES_OF_TOKENS, "")
     return environment
 
 

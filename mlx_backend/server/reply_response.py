@@ -14,7 +14,7 @@ from werkzeug import Response
 
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import Progress
-from mlx_backend.errors import EngineStopped
+from mlx_backend.errors import EngineStopped, ReplySuperseded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,8 +65,8 @@ class ReplyResponder:
             body = self._writer.fold(events, self._reply.usage)
         except ClientLeft:
             return Response(status=CLIENT_CLOSED_REQUEST)
-        except Exception:
-            self._log.outcome = "error"
+        except Exception as error:
+            self._log.failed(error)
             raise
         else:
             return Response(body, mimetype="application/json")
@@ -103,7 +103,7 @@ class ReplyResponder:
         except ClientLeft:
             pass
         except Exception as error:
-            self._log.outcome = "error"
+            self._log.failed(error)
             yield writer.error(self._explain(error))
         finally:
             self._end()
@@ -151,6 +151,12 @@ class ReplyLog:
         """Note when the first event came; later calls do nothing."""
         if self._first is None:
             self._first = time.perf_counter()
+
+    def failed(self, error: Exception) -> None:
+        """Note what ended the reply before its end."""
+        self.outcome = "error"
+        if isinstance(error, ReplySuperseded):
+            self.outcome = "superseded"
 
     def write(self, reply: Reply) -> None:
         """Log the line."""

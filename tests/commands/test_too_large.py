@@ -34,4 +34,7 @@ def test_a_repository_is_refused_by_its_listing(tmp_path: Path) -> None:
 def test_a_folder_is_refused_with_the_limit_that_was_given() -> None:
     done = run_to_end("--model", str(MODEL_PATH), "--memory-gb", "0.001")
     assert done.returncode == 1
-    assert "--memory-gb 0.001 leaves 996 KB for weights. Or set --memory-gb 1 or more." in done.stderr
+    assert (
+        "--memory-gb 0.001 leaves 996 KB for weights. If there is more memory, --memory-gb 1 raises the limit."
+        in done.stderr
+    )

@@ -171,6 +171,20 @@ def test_answers_fit_their_schema_whatever_is_drawn_and_reasoning_is_there(
         assert "capital of France" in message.reasoning
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"n": {"type": "string", "maxLength": 9}}, "required": ["n"]},
+        {"required": ["n"]},
+        {"additionalProperties": {"type": "boolean"}},
+    ],
+)
+def test_a_schema_with_properties_and_no_type_is_an_objects(demo: Held, schema: dict[str, Any]) -> None:
+    for seed in range(4):
+        message = demo.ask(FRANCE, demo.grammars.json_schema(schema, strict=False), seed=seed)
+        assert message.content.lstrip().startswith("{")
+
+
 def test_what_the_model_knows_it_still_says(demo: Held) -> None:
     sentence = demo.grammars.regex("The .{5,30} is [A-Z][a-z]+\\.")
     assert demo.ask(FRANCE, sentence, temperature=0).content == "The capital of France is Paris."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mlx_backend.conversation.events import EndedBy, Event
+    from mlx_backend.conversation.tools import ToolDefinition
+
+OFFERED = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string"},
+                    "limit": {"type": "integer"},
+                    "exact": {"type": "boolean"},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "opts": {"type": "object"},
+                    "score": {"type": ["number", "null"]},
+                },
+            },
+        },
+    },
+]
+"""The tools of a request, for the families whose values have no types of their own."""
 
 FOLDER = Path(__file__).parent / "cases"
 PLAIN_TOKEN = 1000  # any id that is no control token
@@ -31,7 +63,7 @@ class Case:
     name: str
     dialect: str
     written: str
-    tools: Sequence[str] | None
+    tools: Sequence[ToolDefinition] | None
     opens_in: Channel | None
     ended_by: EndedBy
     message: Message
@@ -81,14 +113,28 @@ def cut(text: str, *places: int) -> list[str]:
 
 
 def load(name: str, dialect: str) -> list[Case]:
+    return [_case(row, dialect) for row in _rows(name)]
+
+
+def load_families() -> list[Case]:
+    """The cases of every family; the tools of their requests are `OFFERED`."""
+    cases = []
+    for row in _rows("families.toml"):
+        dialect = row.pop("dialect")
+        cases.append(_case({"tools": OFFERED, **row}, dialect))
+    return [replace(case, name=f"{case.dialect}: {case.name}") for case in cases]
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = tomllib.loads((FOLDER / name).read_text(encoding="utf-8"))["case"]
-    return [_case(row, dialect) for row in rows]
+    return rows
 
 
 def _case(row: dict[str, Any], dialect: str) -> Case:
     number = f"{row.pop('row')}: " if "row" in row else ""
     calls = [(name, _unquoted(arguments)) for name, arguments in row.pop("calls", [])]
     finish = row.pop("finish", "stop")
+    ids = row.pop("ids", [""] * len(calls))
     cut_call = len(calls) - 1 if finish == "length" and not row.pop("whole_calls", False) else len(calls)
     case = Case(
         name=number + row.pop("name"),
@@ -101,8 +147,8 @@ def _case(row: dict[str, Any], dialect: str) -> Case:
             reasoning=_unquoted(row.pop("reasoning", "")),
             content=_unquoted(row.pop("content", "")),
             tool_calls=tuple(
-                ToolCall(name, arguments, complete=at != cut_call)
-                for at, (name, arguments) in enumerate(calls)
+                ToolCall(name, arguments, complete=at != cut_call, id=own_id)
+                for at, ((name, arguments), own_id) in enumerate(zip(calls, ids, strict=True))
             ),
             finish=finish,
         ),

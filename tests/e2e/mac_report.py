@@ -26,8 +26,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("MLX_ENABLE_TF32", "0")  # before MLX is imported, as in the tests (conftest.py)
-
 import mlx.core as mx
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
@@ -129,6 +127,7 @@ def versions(report: Report) -> None:
     report.row("processor", _output("sysctl", "-n", "machdep.cpu.brand_string"))
     report.row("memory", format_bytes(machine.memory))
     report.row("iogpu.wired_limit_mb", _output("sysctl", "-n", "iogpu.wired_limit_mb"))
+    report.row("MLX_ENABLE_TF32", os.environ.get("MLX_ENABLE_TF32", "not set, as for users"))
     report.row("device", str(mx.default_device()))
     for name, value in mx.device_info().items():
         report.row(f"device_info: {name}", _with_unit(value))

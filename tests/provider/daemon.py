@@ -78,7 +78,9 @@ class PluginProcess:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def request(self, action: str, **data: Any) -> Iterator[dict[str, Any]]:
+    def request(
+        self, action: str, *, app_id: str | None = None, user_id: str = "user-1", **data: Any
+    ) -> Iterator[dict[str, Any]]:
         """Send a model request; yield what the plugin streams. Raises PluginError for an error."""
         self._count += 1
         session = f"session-{self._count}"
@@ -88,11 +90,11 @@ class PluginProcess:
             "session_id": session,
             "conversation_id": None,
             "message_id": None,
-            "app_id": None,
+            "app_id": app_id,
             "endpoint_id": None,
             "context": {},
             "event": "request",
-            "data": {"user_id": "user-1", "type": "model", "action": action, **data},
+            "data": {"user_id": user_id, "type": "model", "action": action, **data},
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(line) + "\n")
@@ -109,8 +111,9 @@ class PluginProcess:
         tools: list[dict[str, Any]] | None = None,
         stop: list[str] | None = None,
         stream: bool = True,
+        **sender: Any,
     ) -> Iterator[dict[str, Any]]:
-        """Send `invoke_llm` as Dify does, empty values and all."""
+        """Send `invoke_llm` as Dify does, empty values and all. `sender` is what `request` takes of app and user."""
         return self.request(
             "invoke_llm",
             provider="mlx",
@@ -122,6 +125,7 @@ class PluginProcess:
             tools=tools or [],
             stop=stop or [],
             stream=stream,
+            **sender,
         )
 
     def _answers(self, session: str, answers: queue.Queue[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:

@@ -63,7 +63,7 @@ class RawServer:
             connection, _ = self._socket.accept()
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                request = _read_request(connection)
+                request = read_request(connection)
                 if self._chats_only and not request.startswith(b"POST /v1/chat"):
                     connection.sendall(status("404 Not Found"))
                     continue
@@ -81,7 +81,8 @@ class RawServer:
             self.left.set()
 
 
-def _read_request(connection: socket.socket) -> bytes:
+def read_request(connection: socket.socket) -> bytes:
+    """Read one request, head and body."""
     request = b""
     while b"\r\n\r\n" not in request:
         request += connection.recv(65_536)

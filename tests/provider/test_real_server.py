@@ -171,7 +171,9 @@ def test_a_customizable_model_sends_the_same_effort_as_a_predefined_one(
 def test_a_wrong_option_is_refused_with_the_options(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    with pytest.raises(PluginError, match=r"reasoning_effort should be one of \['low', 'medium', 'high'\]"):
+    with pytest.raises(
+        PluginError, match=r"reasoning_effort should be one of \['none', 'low', 'medium', 'high'\]"
+    ):
         ask(plugin, credentials, user("hi"), parameters={"reasoning_effort": "banana"})
 
 
@@ -286,9 +288,11 @@ def test_a_customizable_model_must_be_served(plugin: PluginProcess, credentials:
 def test_default_has_the_context_and_the_efforts_of_the_model_behind_it(
     plugin: PluginProcess, credentials: dict[str, str]
 ) -> None:
-    about = {"provider": "mlx", "model_type": "llm", "credentials": credentials}
     (default,), (named,) = (
-        plugin.request("get_ai_model_schemas", model=model, **about) for model in ("default", "mlx-demo")
+        plugin.request(
+            "get_ai_model_schemas", provider="mlx", model_type="llm", credentials=credentials, model=model
+        )
+        for model in ("default", "mlx-demo")
     )
     assert default["model_schema"]["label"]["en_US"] == "Default"
     assert default["model_schema"]["model_properties"]["context_size"] < 131_072

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -54,6 +54,9 @@ class Tool(Lenient):
 )
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
+
+    # Which replies are one user's is looked up in the request too.
+    read_elsewhere: ClassVar[frozenset[str]] = GenerationBody.read_elsewhere | {"user"}
 
     messages: list[Any]
     tools: list[Tool] | None = None

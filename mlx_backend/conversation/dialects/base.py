@@ -102,6 +102,10 @@ class Reader:
         """
         return ()
 
+    def is_cut_marker(self, text: str) -> bool:
+        """Whether the end of the output, which may be the beginning of a marker, cannot be text."""
+        return False
+
     def text(self, text: str) -> str | None:
         """Take plain text, which is never empty. Return the end of it that has to be cut at markers afresh, if any."""
         raise NotImplementedError

@@ -87,6 +87,8 @@ class BlockFormat:
     """Characters between calls, beside blanks."""
     ends: frozenset[str] = frozenset()
     """Control tokens that end a turn, and are looked for by their spelling where there are no ids."""
+    controls: tuple[str, ...] = ()
+    """What markers begin with that no text does: where the output ends within a marker, it is not shown."""
     suffixes: tuple[str, ...] = ()
     """What may stand in a marker behind a colon, `<think:…>`: each of the family's checkpoints has its own."""
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.conversation.dialects.block_states import IN_CALL, State
 from mlx_backend.conversation.dialects.call_reader import CallReader
 from mlx_backend.conversation.dialects.plain import END_MARKERS
-from mlx_backend.conversation.events import Channel, ReasoningDelta
+from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
 from mlx_backend.conversation.scanner import CONTROL
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _MAX_LAYOUT = 16  # white space that is held, at the end of reasoning or before 
 class BlockReader(CallReader):
     """Reads one turn of a model that writes blocks."""
 
-    __slots__ = ("_closers",)
+    __slots__ = ("_closers", "_holds_breaks")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class BlockReader(CallReader):
     ) -> None:
         super().__init__(form, tools, special_tokens)
         self._closers: frozenset[str] = frozenset()  # of the block that is open
+        self._holds_breaks = False  # line breaks at the end of the answer are layout
         match opens_in:
             case Channel.ANALYSIS if form.reasoning:
                 self._enter_reasoning([*form.reasoning.values(), *form.reasoning])
@@ -198,12 +199,16 @@ class BlockReader(CallReader):
                 return
             self._trims_layout = False
             self._expect(State.REASONING, self._expected.difference(self._format.reasoning), watched=_LAYOUT)
+        self._put_out_but_breaks(text, ReasoningDelta)
+
+    def _put_out_but_breaks(self, text: str, event: type[ReasoningDelta] | type[ContentDelta]) -> None:
+        """Put text out; hold the line breaks at its end, which are layout if a marker follows."""
         text = self._layout + text
         visible = text[: max(len(text.rstrip(_LAYOUT)), len(text) - _MAX_LAYOUT)]
         self._layout = text[len(visible) :]
-        self.delta = None if self._layout else ReasoningDelta
+        self.delta = None if self._layout else event
         if visible:
-            self.events.append(ReasoningDelta(visible))
+            self.events.append(event(visible))
 
     def _answer(self, text: str) -> None:
         if self._trims_layout:
@@ -211,7 +216,10 @@ class BlockReader(CallReader):
             self._trims_layout = not text
             if not self._trims_layout:
                 self._open(Channel.FINAL)
-        self._emit(text)
+        if self._holds_breaks and text:
+            self._put_out_but_breaks(text, ContentDelta)
+        else:
+            self._emit(text)
 
     # markers
 
@@ -246,9 +254,12 @@ class BlockReader(CallReader):
                 self._leave_block()
         elif marker in self._openers:
             self._open_calls(marker)
-        elif any(marker == each.opener for each in form.answers):
+        elif block := next((each for each in form.answers if each.opener == marker), None):
             self._layout = ""
             self._enter_answer()
+            self._holds_breaks = block.has_layout
+            if block.has_layout:
+                self._expect(State.ANSWER, self._expected, watched=_LAYOUT)
             self._trims_layout = True
             self.delta = None
         else:  # the closer of an answer or of a section
@@ -257,6 +268,7 @@ class BlockReader(CallReader):
 
     def _leave_block(self) -> None:
         self._layout = ""
+        self._holds_breaks = False
         self._trims_layout = True
         self._enter_opening()
 

@@ -64,6 +64,10 @@ class MarkerReader(Reader):
             if token and token not in form.markers and any(token in marker for marker in form.markers)
         )
 
+    def is_cut_marker(self, text: str) -> bool:
+        """Whether the beginning of a marker cannot be text: it holds a control token, or what is known to be one."""
+        return CONTROL in text or (bool(self._format.controls) and text.startswith(self._format.controls))
+
     def _expect(self, state: State, markers: Iterable[str], *, watched: str = "") -> None:
         self._state = state
         self._expected = expected = frozenset(markers)

@@ -89,7 +89,7 @@ class CallReader(MarkerReader):
     def _open_calls(self, marker: str) -> None:
         """Open a section, or a call outside of one."""
         self._in_reasoning = self._state is State.REASONING
-        self._written = [self._layout] if self._in_reasoning else []
+        self._written = [] if self._state is State.OPENING else [self._layout]
         self._layout = ""
         if (section := self._sections.get(marker)) is not None:
             self._written.append(marker)
@@ -278,6 +278,10 @@ class CallReader(MarkerReader):
         self._doubts += 1
         return self._block.syntax.is_open("".join(self._body))
 
+    def _is_cut_in_value(self) -> bool:
+        assert self._block is not None
+        return self._block.syntax.is_open("".join(self._body))
+
     def _may_be_next_call(self) -> bool:
         """See whether an opener within a call begins another one, because the first has lost its closer."""
         assert self._block is not None
@@ -383,7 +387,10 @@ class CallReader(MarkerReader):
             if not self._has_calls and ended_by == "stop":
                 self._give_up()
         elif ended_by == "stop":
-            self._end_call("")
+            if self._state is State.CALL and self._is_cut_in_value():
+                self._give_up()
+            else:
+                self._end_call("")
         elif self._state is not State.CALL:
             self._close_call(complete=False)
         elif calls := self._decoded("".join(self._body)):

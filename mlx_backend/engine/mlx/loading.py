@@ -106,6 +106,18 @@ def load_model(
     )
 
 
+def load_tokenizer(model: str | Path) -> tuple[MLXTokenizer, int]:
+    """Load the tokenizer of a folder, or of a repository that has been downloaded; no weights.
+
+    Return it and the context length. Raises EngineError.
+    """
+    folder, name = find_folder(str(model), allow_download=False)
+    config = read_config(folder, name)
+    with explain_load_errors(name):
+        wrapper = mlx_lm.utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+    return MLXTokenizer(wrapper, _vocabulary_size(config, wrapper)), context_length_of(config)
+
+
 def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, check_size: CheckSize) -> Any:
     """Return a second network that shares the model's weights and has a LoRA adapter on top.
 

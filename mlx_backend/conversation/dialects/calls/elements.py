@@ -39,6 +39,12 @@ class ElementCalls(CallSyntax):
         text = f'{NAMESPACE}<invoke name="{name}">{_written(dict(arguments))}{NAMESPACE}</invoke>'
         return _pieces(text)
 
+    def is_open(self, body: str) -> bool:
+        """Whether the last tag opened a value."""
+        last = body.rfind(NAMESPACE)
+        tag = _TAG.match(body, last) if last >= 0 else None
+        return tag is None or not (tag["close"] or tag["name"] == "invoke")
+
     def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         """Return the calls, with the values that their schemas say."""
         calls: list[DecodedCall] = []

@@ -40,6 +40,10 @@ class GemmaCalls(CallSyntax):
         """Write a call."""
         return Piece(f"call:{name}"), *_joined(self._encode(dict(arguments)))
 
+    def is_open(self, body: str) -> bool:
+        """Whether the last bracket is open."""
+        return not body.rstrip().endswith(("}", "]"))
+
     def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         """Return the calls. A value without delimiters that is no JSON is a text."""
         calls: list[DecodedCall] = []

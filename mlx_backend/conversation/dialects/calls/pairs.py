@@ -28,6 +28,7 @@ _TAG = re.compile(
 )
 _NAME = re.compile(r"[\w.:/-]{1,256}\Z")
 _WHOLE = re.compile(r"</[^<>]{0,64}arg_value[^<>]{0,32}>\s*\Z|\A[^<]{1,512}\Z")
+_OPENED = re.compile(r"<(?:longcat_|ifm\|)?(?:arg_key|arg_value)")
 _OBJECTS = JsonObjects()
 
 
@@ -59,6 +60,11 @@ class PairCalls(CallSyntax):
                 if self._break:
                     pieces.append(Piece(self._break))
         return tuple(piece for piece in pieces if piece.text)
+
+    def is_open(self, body: str) -> bool:
+        """Whether a key or a value is open."""
+        last = body.rfind("<")
+        return _OPENED.match(body, last) is not None if last >= 0 else False
 
     def is_whole(self, body: str) -> bool:
         """Whether no value is open."""
@@ -113,6 +119,6 @@ def _pairs(body: str) -> dict[str, str]:
             key = ""
         opened = kind if not closes and kind != "tool_sep" else ""
         at = tag.end()
-    if key and (opened == "arg_value" or body[at:].strip()):
+    if key and (opened == "arg_value" or (body[at:].strip() and "<" not in body[at:])):
         pairs[key] = body[at:]
     return pairs

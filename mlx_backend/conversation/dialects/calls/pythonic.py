@@ -175,6 +175,8 @@ def _calls_in(node: ast.expr) -> Iterator[ast.Call]:
             for each in printed:
                 if isinstance(each, ast.Call | ast.Await):
                     yield from _calls_in(each)
+        case ast.Call(func=ast.Name(id="print")):  # of a result
+            return
         case ast.Call():
             yield node
         case ast.Constant(value=str()):  # a remark

@@ -43,6 +43,10 @@ class XtmlCalls(CallSyntax):
             pieces += _tag("argument", CLOSE)
         return tuple(piece for piece in (*pieces, *_tag("call", CLOSE)) if piece.text)
 
+    def is_open(self, body: str) -> bool:
+        """Whether an argument is open."""
+        return body.rfind(f"{OPEN}argument") > body.rfind(f"{CLOSE}argument")
+
     def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         """Return the calls."""
         calls: list[DecodedCall] = []

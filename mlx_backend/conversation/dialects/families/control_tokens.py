@@ -124,6 +124,7 @@ KIMI_K3 = family(
         sections=(CallSection(openers=(_xtml("tools")[0],), closer=_xtml("tools")[1]),),
         blocks=(CallBlock(opener=CALL_OPENER, closers=(CALL_CLOSER,), syntax=XtmlCalls(), is_text=True),),
         ends=frozenset({"<|end_of_msg|>"}),
+        controls=(OPEN, CLOSE),
     ),
     example=(
         "<|open|>think<|sep|>I need the weather.<|close|>think<|sep|><|open|>response<|sep|>I look."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
@@ -88,6 +90,12 @@ STEP = family(
         sections=(tool_call(_XML), _STEP_3),
         blocks=(
             _BARE_FUNCTION,
+            CallBlock(
+                opener="<｜tool_call_begin｜>",
+                closers=("<｜tool_call_end｜>",),
+                syntax=_STEP_XML,
+                head=re.compile(r".*", re.DOTALL),  # "function", and a separator
+            ),
             CallBlock(
                 opener="<steptml:invoke", closers=("</steptml:invoke>",), syntax=_STEP_XML, is_text=True
             ),

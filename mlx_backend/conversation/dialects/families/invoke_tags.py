@@ -44,6 +44,7 @@ MINIMAX_M3 = family(
             ),
         ),
         ends=frozenset({"[e~["}),
+        controls=(NAMESPACE,),
     ),
     example=(
         f"<mm:think>I need the weather.</mm:think>\n{NAMESPACE}<tool_call>\n{NAMESPACE}"
@@ -86,6 +87,7 @@ DSML = family(
             for blank in ("", " ")
         ),
         ends=frozenset({"<｜end▁of▁sentence｜>"}),
+        controls=(f"<{_DSML}", f"</{_DSML}"),
     ),
     example=(
         f'{REASONED}<{_DSML}function_calls>\n<{_DSML}invoke name="get_weather">\n'

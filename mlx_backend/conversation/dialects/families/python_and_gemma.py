@@ -22,6 +22,7 @@ GEMMA_4 = family(
         sections=(CallSection(openers=("<|tool_call>",), closer="<tool_call|>", syntax=GemmaCalls('<|"|>')),),
         separators=",",
         ends=frozenset({"<|tool_response>", "<turn|>"}),
+        controls=("<|channel>",),
     ),
     example=(
         "<|channel>thought\nI need the weather.<channel|>"

@@ -1,0 +1,207 @@
+"""`mlx-backend render`: show the prompt that a model would get for a chat request, and the effort it is told.
+
+Reads the body of a chat request (`messages`, `tools`, any field that states an effort, `chat_template_kwargs`) as JSON
+on standard input, or one a line with `--jsonl`. The prompt is built as the server builds it, with the tokenizer of a
+model's folder (`--model`; no weights are read) or with a chat template alone (`--template`; in lines also
+`template_file`, which comes first). Without a tokenizer the template's `bos_token` and `eos_token` are empty.
+
+    {"prompt": …, "template_kwargs": {…}, "effort": {"asked": …, "level": …, "source": …, "budget": …},
+     "levels": […], "default": …, "dialect": …}
+
+`asked` is the effort that was meant, null where nothing states one; `level` is which of the model's own `levels` it
+comes to, `budget` how many tokens may be reasoning (null: as many as it likes). A line that cannot be used gives an
+object with `error` in its place, and exit status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.conversation.json_values import json_type
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from mlx_backend.chat.chat_prompt import ChatPrompts
+    from mlx_backend.chat.limits import ReplyLimits
+    from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.effort_scale import EffortScale
+    from mlx_backend.engine.base import Tokenizer
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command and its options."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "render",
+        help="show the prompt that a model would get for a chat request",
+        description="Read a chat request as JSON on standard input; print the prompt, and the effort that is told.",
+    )
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument(
+        "--model", metavar="FOLDER", help="the model: its tokenizer is loaded, not its weights"
+    )
+    model.add_argument("--template", metavar="FILE", help="a chat template, for want of a model")
+    parser.add_argument(
+        "--jsonl", action="store_true", help="read one request a line, print one result a line"
+    )
+    parser.set_defaults(run=run, refuse=parser.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a result for every request on standard input; return 1 if any could not be used."""
+    from mlx_backend.errors import EngineError
+
+    default: _Model | None = None
+    if arguments.model or arguments.template:
+        try:
+            default = _of_folder(arguments.model) if arguments.model else _of_template(arguments.template)
+        except EngineError as error:
+            print(f"mlx-backend render: {error}", file=sys.stderr)
+            return 2
+    elif not arguments.jsonl:
+        arguments.refuse("name a model's folder (--model) or a chat template (--template)")
+    find = lru_cache(maxsize=64)(_of_template)
+    text = sys.stdin.buffer.read()
+    failed = False
+    for number, request in enumerate(text.split(b"\n") if arguments.jsonl else [text], start=1):
+        if arguments.jsonl and not request.strip():
+            continue
+        result = answer(request, default, find=find)
+        if "error" in result:
+            failed = True
+            result["error"]["line"] = number
+        printed = json.dumps(result, ensure_ascii=False)
+        sys.stdout.buffer.write(printed.encode("utf-8", "backslashreplace") + b"\n")
+    sys.stdout.buffer.flush()
+    return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model as far as prompts need it."""
+
+    dialect: Dialect
+    scale: EffortScale
+    limits: ReplyLimits
+    prompts: ChatPrompts
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, context_length: int) -> _Model:
+        """Make it of a tokenizer, as the server does for a model without settings of its own."""
+        from mlx_backend.chat.capabilities import effort_scale
+        from mlx_backend.chat.chat_prompt import ChatPrompts
+        from mlx_backend.chat.limits import ReplyLimits
+        from mlx_backend.chat.reasoning_store import ReasoningStore
+        from mlx_backend.conversation.dialects import detect
+        from mlx_backend.models.spec import ModelDefaults
+
+        dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())
+        limits = ReplyLimits(context_length=context_length)
+        defaults = ModelDefaults()
+        scale = effort_scale(tokenizer.chat_template, dialect, defaults)
+        prompts = ChatPrompts(
+            tokenizer,
+            dialect,
+            scale=scale,
+            defaults=defaults,
+            server_effort=None,
+            limits=limits,
+            reasoning_store=ReasoningStore(),
+        )
+        return cls(dialect, scale, limits, prompts, tokenizer)
+
+
+_NO_CONTEXT_LENGTH = 1 << 30  # a template says nothing of it
+
+
+def _of_template(file: str) -> _Model:
+    from mlx_backend.commands.template_tokenizer import TemplateTokenizer
+    from mlx_backend.errors import EngineError
+
+    try:
+        source = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise EngineError(f"cannot read {file}: {error}") from error
+    return _Model.of(TemplateTokenizer(source), _NO_CONTEXT_LENGTH)
+
+
+def _of_folder(folder: str) -> _Model:
+    from mlx_backend.engine.mlx.loading import load_tokenizer
+
+    return _Model.of(*load_tokenizer(folder))
+
+
+def answer(line: bytes, default: _Model | None, find: Callable[[str], _Model]) -> dict[str, Any]:
+    """Return the result object for one request's JSON; `error` says what was wrong with it.
+
+    `find` makes the model of a line's own `template_file`.
+    """
+    from mlx_backend.api.errors import ApiError, as_api_error
+    from mlx_backend.api.json_body import decode_json
+    from mlx_backend.conversation.effort import EffortError
+    from mlx_backend.conversation.history import HistoryError
+    from mlx_backend.errors import EngineError, RequestError
+
+    if not line.strip():
+        return {
+            "error": {"message": "there is nothing on standard input; a chat request as JSON is expected"}
+        }
+    identity: dict[str, Any] = {}
+    try:
+        request = decode_json(line)
+        if isinstance(request, list):
+            request = {"messages": request}
+        if not isinstance(request, dict):
+            return {"error": {"message": f"a request is an object with `messages`, not {json_type(request)}"}}
+        if "id" in request:
+            identity = {"id": request["id"]}
+        return identity | _rendered(request, _model_of(request, default, find))
+    except (ApiError, RequestError, HistoryError, EffortError, EngineError) as error:
+        refused = as_api_error(error)
+        where = {"param": refused.param} if refused.param else {}
+        return {**identity, "error": {"message": refused.message, **where}}
+
+
+def _model_of(request: dict[str, Any], default: _Model | None, find: Callable[[str], _Model]) -> _Model:
+    from mlx_backend.errors import RequestError
+
+    file = request.get("template_file")
+    if isinstance(file, str) and file:
+        return find(file)
+    if file is not None:
+        raise RequestError(f"template_file: a path is expected, not {json_type(file)}", "template_file")
+    if default is None:
+        raise RequestError("the line names no template_file, and neither --model nor --template was given")
+    return default
+
+
+def _rendered(request: dict[str, Any], model: _Model) -> dict[str, Any]:
+    from mlx_backend.api.openai.chat_body import ChatBody
+    from mlx_backend.chat.background import recognised
+    from mlx_backend.conversation.effort_sources import DEFAULT
+    from mlx_backend.settings import ReasoningFormat
+
+    chat = recognised(ChatBody.parse(request).request(request, ReasoningFormat.SEPARATE), None)
+    conversation = model.prompts.conversation(chat)
+    prompt = model.prompts.prompt(chat, conversation)
+    decided = conversation.resolution
+    return {
+        "prompt": model.tokenizer.decode(prompt.tokens),
+        "template_kwargs": model.prompts.template_kwargs(chat, conversation),
+        "effort": {
+            "asked": None if decided.source == DEFAULT else decided.effort.value,
+            "level": decided.level.effort.value if decided.level else None,
+            "source": decided.source,
+            "budget": model.limits.thinking_budget_of(chat, decided),
+        },
+        "levels": [effort.value for effort in model.scale.efforts],
+        "default": model.scale.default.value if model.scale.default else None,
+        "dialect": model.dialect.name,
+    }

@@ -1,0 +1,135 @@
+"""A model's family is told by its chat template, and by its control tokens only where that tells nothing."""
+
+from __future__ import annotations
+
+import pytest
+from harmony_data import HARMONY_DATA
+
+from mlx_backend.conversation.dialects import DIALECTS, detect
+
+# A template of each family's layout, in our words: how it renders an earlier call, or begins a turn.
+TEMPLATES = {
+    "harmony": "{{ '<|start|>assistant<|channel|>commentary to=functions.' + name + '<|message|>' }}",
+    "hermes-json": "{{ '<tool_call>\\n{\"name\": \"' + call.name + '\"}\\n</tool_call>' }}",
+    "qwen-xml": "{{ '<tool_call>\\n<function=' + call.name + '>\\n<parameter=' + key + '>' }}",
+    "glm": "[gMASK]<sop>{{ '<tool_call>' + call.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",
+    "laguna": "All available function signatures are listed below{{ '<tool_call>' }}<arg_key>{{ k }}</arg_key>",
+    "ling": "<role>ASSISTANT</role>{{ '<tool_call>' + call.name }}<arg_key>{{ k }}</arg_key><arg_value>",
+    "hunyuan": "{{ '<tool_calls>\\n<tool_call>' + call.name + '<tool_sep>' }}<arg_key>{{ k }}</arg_key>",
+    "longcat": "<longcat_tool_call>{{ call.name }}<longcat_arg_key>",
+    "gemma4": "{{ '<|turn>model\\n<|tool_call>call:' + name }}<tool_call|>",
+    "functiongemma": "<start_of_turn>model<start_function_call>call:{{ name }}",
+    "gemma3-tool_code": "{{ '<start_of_turn>' + role }}{{ message.content | trim }}<end_of_turn>",
+    "mistral": "[INST]{{ text }}[/INST][TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}",
+    "llama3-json": "<|start_header_id|>{{ role }}<|end_header_id|>Environment: ipython <|python_tag|>",
+    "llama-pythonic": "<|header_start|>{{ role }}<|header_end|>[func_name1(params_name1=params_value1)]<|eot|>",
+    "deepseek-v3": "<｜tool▁calls▁begin｜>{{ 'function<｜tool▁sep｜>' + name + '\\n```json\\n' }}",
+    "deepseek-v3.1": "<｜tool▁calls▁begin｜>{{ name + '<｜tool▁sep｜>' + arguments }}<think>",
+    "dsml": "{%- set token = '｜DSML｜' -%}{{ '<' + token + 'invoke name=' }}<think>",
+    "kimi-k2": "<|tool_calls_section_begin|>{{ id }}<|tool_call_argument_begin|>",
+    "kimi-k3": "{{ '<|open|>' + element + '<|sep|>' }}",
+    "minimax-m2": "{{ '<minimax:tool_call>' }}<invoke name=\"{{ name }}\"><think>",
+    "minimax-m3": "]<]minimax[>[<tool_call>{{ '<mm:think>' }}",
+    "lfm2": "<|im_start|>{{ '<|tool_call_start|>[' + call + ']<|tool_call_end|>' }}",
+    "seed-oss": "{{ '<seed:tool_call>\\n<function=' + name + '>\\n<parameter=' }}<seed:think>",
+    "nemotron": "{%- set truncate_history_thinking = true %}<tool_call>\\n<function={{ name }}>\\n<parameter=a>",
+    "granite": '<|start_of_role|>assistant<|end_of_role|><tool_call>\\n{"name": ',
+    "granite-4.2": "defer_loading truncate_history_thinking <tool_call>\\n<function={{ name }}>\\n<parameter=a>",
+    "olmo": "<|im_start|>{{ '<function_calls>' + calls + '</function_calls>' }}<think>",
+    "apertus": "{{ '<|inner_prefix|>' + thoughts }}<|tools_prefix|>",
+    "cohere": "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_ACTION|>",
+    "step": "{{ 'Reasoning: ' + reasoning_effort }}<tool_call>\\n<function={{ name }}>\\n<parameter=a>",
+    "mimo": "You are MiMo.<tool_call>\\n<function={{ name }}>\\n<parameter=a>",
+    "minicpm5": '<function name="{{ name }}"><param name="{{ key }}">',
+    "k2-horizon": "<ifm|think>{{ thoughts }}</ifm|think><ifm|tool_calls>",
+    "plain": "{{ role }}: {{ message.content }}",
+}
+REAL_TEMPLATES = {
+    "ByteDance-Seed-OSS": "seed-oss",
+    "Cohere2MoE": "cohere",
+    "GLM-4.6": "glm",
+    "GLM-4.7-Flash": "glm",
+    "HuggingFaceTB-SmolLM3-3B": "hermes-json",
+    "Kimi-K2-Instruct": "kimi-k2",
+    "MiniMax-M2": "minimax-m2",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron",
+    "Qwen-Qwen3-0.6B": "hermes-json",
+    "Qwen3-Coder": "qwen-xml",
+    "Qwen3.5-4B": "qwen-xml",
+    "deepseek-ai-DeepSeek-V3.1": "deepseek-v3.1",
+    "deepseek-ai-DeepSeek-V3.2": "dsml",
+    "google-gemma-4-31B-it": "gemma4",
+    "ibm-granite-granite-4.0": "granite",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama3-json",
+}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_family_is_recognised_by_its_template(name: str) -> None:
+    assert detect(TEMPLATES[name], []).name == name
+
+
+@pytest.mark.parametrize(("template", "name"), REAL_TEMPLATES.items())
+def test_a_real_template_is_recognised_and_teaches_the_calls_that_are_read(template: str, name: str) -> None:
+    file = HARMONY_DATA / "templates" / f"{template}.jinja"
+    if not file.exists():
+        pytest.skip(
+            "the real chat templates are not here; set HARMONY_DATA to the folder that holds templates/"
+        )
+    source = file.read_text(encoding="utf-8")
+    dialect = detect(source, [])
+    assert dialect.name == name
+    assert dialect.calls is not None
+    assert dialect.calls.is_taught_by(source) or template == "HuggingFaceTB-SmolLM3-3B"
+
+
+INHERITED = [
+    "<|tool_calls_section_begin|>",
+    "<|tool_call>",
+    "[TOOL_CALLS]",
+    "<tool_call>",
+    "<|channel|>",
+    "<|message|>",
+]
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in ("plain", "llama3-json")])
+def test_the_template_decides_where_a_vocabulary_has_other_families_markers(name: str) -> None:
+    assert detect(TEMPLATES[name], INHERITED).name == name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"),
+    [
+        (["<think>", "</think>"], "hermes-json"),
+        (["<arg_key>", "<arg_value>", "<tool_call>", "<think>"], "glm"),
+        (["[TOOL_CALLS]", "[ARGS]"], "mistral"),
+        (["<|tool_call_start|>", "<|im_end|>"], "lfm2"),
+        (["<tool_calls:6124c78e>", "<tool_sep:6124c78e>"], "hunyuan"),
+        (["｜DSML｜"], "dsml"),
+        (["<eos>"], "plain"),
+    ],
+)
+def test_without_a_telling_template_the_control_tokens_decide(tokens: list[str], name: str) -> None:
+    for template in (None, "", "{{ message.content }}"):
+        assert detect(template, tokens).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "channel"),
+    [
+        ("qwen-xml", "<|im_start|>assistant\n<think>\n", "analysis"),
+        ("glm", "<|assistant|></think>", "final"),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", "final"),
+        ("gemma4", "<|turn>model\n", None),
+        ("kimi-k3", "<|open|>think<|sep|>", "analysis"),
+        ("kimi-k3", "<|open|>response<|sep|>", "final"),
+        ("cohere", "<|CHATBOT_TOKEN|><|START_THINKING|>", "analysis"),
+        ("hunyuan", "<think:opensource>", "analysis"),
+        ("seed-oss", "<seed:think>\n</seed:think>", "final"),
+        ("k2-horizon", "<ifm|think_fast>", "analysis"),
+        ("llama3-json", "<|start_header_id|>assistant<|end_header_id|>\n\n", None),
+    ],
+)
+def test_a_prompt_tells_what_it_has_opened(name: str, prompt: str, channel: str | None) -> None:
+    assert DIALECTS[name].opens_in(prompt) == channel

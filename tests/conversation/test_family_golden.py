@@ -1,0 +1,191 @@
+"""Every family's transcripts give their messages, however they are cut, by text and by tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from conversation_cases import OFFERED, PLAIN_TOKEN, cut, load_families, pieces
+
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.events import Channel, ReasoningDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
+from mlx_backend.conversation.tools import ToolSet
+
+if TYPE_CHECKING:
+    from conversation_cases import Case
+
+    from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.events import Event, Message
+
+CASES = load_families()
+MAX_PAIRS = 60
+# What a tokenizer of one family or another has as one token. Tags of calls are plain text in most of them.
+CONTROL = re.compile(
+    r"<\|[^<>|\s]{1,40}\|?>|<[a-z_]{1,20}\|>|\[/?[A-Z_]{3,12}\]|<｜[^｜<>]{1,40}｜>|｜DSML｜|\]<\]minimax\[>\["
+    r"|</?(?:seed:|mm:|minimax:|longcat_)?(?:think|tool_call|tool_calls|arg_key|arg_value|tool_sep)(?::\w+)?>"
+    r"|<end_of_turn>|</s>|<seed:eos>|\[e~\[|<(?:start|end)_function_\w+>"
+)
+FAMILIES = [dialect for dialect in DIALECTS.values() if dialect.name not in ("harmony", "plain")]
+
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+by_family = pytest.mark.parametrize("dialect", FAMILIES, ids=lambda dialect: dialect.name)
+
+
+@by_case
+def test_a_transcript_means_its_message(case: Case) -> None:
+    assert case.read(case.text) == case.message
+
+
+@by_case
+def test_it_means_the_same_at_every_cut(case: Case) -> None:
+    assert case.read(*case.text) == case.message
+    for place in range(len(case.text) + 1):
+        assert case.read(*cut(case.text, place)) == case.message, cut(case.text, place)
+    places = list(combinations(range(1, len(case.text)), 2))
+    for pair in places[:: max(1, len(places) // MAX_PAIRS)]:
+        assert case.read(*cut(case.text, *pair)) == case.message, cut(case.text, *pair)
+
+
+@by_case
+@pytest.mark.parametrize("size", [1, 4])
+def test_it_means_the_same_by_tokens(case: Case, size: int) -> None:
+    assert read_tokens(case, size) == case.message
+
+
+def read_tokens(case: Case, size: int) -> Message:
+    """Control tokens by their ids, all other text in tokens of `size` characters."""
+    texts = sorted({match[0] for match in CONTROL.finditer(case.text)})
+    ids = {text: at for at, text in enumerate(texts)}
+    parser = ChannelParser(
+        case.dialect,
+        tools=case.tools,
+        opens_in=case.opens_in,
+        special_tokens={token: text for text, token in ids.items()},
+    )
+    events: list[Event] = []
+    at = 0
+    for match in [*CONTROL.finditer(case.text), None]:
+        plain = case.text[at : match.start() if match else len(case.text)]
+        events += [event for piece in pieces(plain, size) for event in parser.feed(piece, PLAIN_TOKEN)]
+        if match:
+            events += parser.feed(match[0], ids[match[0]])
+            at = match.end()
+    return fold([*events, *parser.close(case.ended_by)])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+def test_the_example_of_a_dialect_is_what_it_reads(dialect: Dialect) -> None:
+    message = parse_text(dialect.example, dialect, tools=OFFERED)
+    if dialect.calls is None:
+        assert message.content == dialect.example
+        return
+    [call] = message.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris", "days": 3})
+    assert message.reasoning in ("", "I need the weather.")
+    assert message.content in ("", "I look.")
+
+
+@by_family
+def test_every_family_has_cases(dialect: Dialect) -> None:
+    assert [case for case in CASES if case.dialect == dialect.name]
+
+
+@by_family
+def test_calls_of_a_request_without_tools_are_text(dialect: Dialect) -> None:
+    message = parse_text(dialect.example, dialect, tools=())
+    assert not message.tool_calls
+    assert "get_weather" in message.reasoning + message.content
+
+
+@by_family
+def test_markers_that_reasoning_quotes_are_text_where_ids_tell(dialect: Dialect) -> None:
+    if not dialect.has_reasoning:
+        return
+    tokens = dict(enumerate(sorted({match[0] for match in CONTROL.finditer(dialect.example)}), start=2))
+    parser = ChannelParser(dialect, tools=OFFERED, opens_in=Channel.ANALYSIS, special_tokens=tokens)
+    quoted = f"as in {' '.join(tokens.values())} so"
+    events = [event for piece in pieces(quoted, 3) for event in parser.feed(piece, 1)]
+    assert fold([*events, *parser.close()]).reasoning == quoted
+
+
+@pytest.mark.parametrize("dialect", ["hermes-json", "mistral", "kimi-k2", "deepseek-v3", "deepseek-v3.1"])
+def test_arguments_of_json_come_while_they_are_written(dialect: str) -> None:
+    example = DIALECTS[dialect].example
+    begins, ends = example.index('"Paris"') + 3, example.index("3}") + 1
+    parser = ChannelParser(dialect, tools=OFFERED)
+    assert parser.feed(example[:begins])[-2:] == [
+        ToolCallStart(0, "get_weather", "functions.get_weather:0" if dialect == "kimi-k2" else ""),
+        ToolCallDelta(0, '{"city": "Pa'),
+    ]
+    assert parser.feed(example[begins:ends]) == [ToolCallDelta(0, 'ris", "days": 3')]
+    rest = [*parser.feed(example[ends:]), *parser.close()]
+    assert rest[:2] == [ToolCallDelta(0, "}"), ToolCallEnd(0)]
+
+
+@pytest.mark.parametrize("dialect", ["qwen-xml", "minimax-m2", "glm"])
+def test_other_arguments_come_when_their_call_is_closed(dialect: str) -> None:
+    example = DIALECTS[dialect].example
+    parser = ChannelParser(dialect, tools=OFFERED)
+    closer = {"qwen-xml": "</function>", "minimax-m2": "</invoke>", "glm": "</tool_call>"}[dialect]
+    before, _, _ = example.partition(closer)
+    assert not [event for event in parser.feed(before) if not isinstance(event, ReasoningDelta)]
+    assert parser.feed(closer) == [
+        ToolCallStart(0, "get_weather"),
+        ToolCallDelta(0, '{"city": "Paris", "days": 3}'),
+        ToolCallEnd(0),
+    ]
+
+
+def test_text_behind_an_opener_is_held_only_as_long_as_it_may_begin_a_call() -> None:
+    parser = ChannelParser("qwen-xml", tools=OFFERED)
+    assert fold(parser.feed("Write <tool_call>")).content == "Write "
+    assert fold(parser.feed(" and then")).content == "<tool_call> and then"
+
+
+HOSTILE = [
+    "</think>",
+    "<think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<function=",
+    "<function=f>",
+    "</function>",
+    "<parameter=a>",
+    '<tool_call>{"name": "f", ',
+    "<arg_key>a</arg_key>",
+    "[TOOL_CALLS]",
+    "{",
+    "[f(",
+    "\\",
+    '"',
+    "<|open|>",
+    "<|tool_call>call:f{",
+    "<|channel>thought",
+    "<｜DSML｜",
+    "\n",
+]
+
+
+@pytest.mark.parametrize(
+    "dialect", ["hermes-json", "qwen-xml", "glm", "mistral", "gemma4", "dsml", "kimi-k3", "llama3-json"]
+)
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_what_never_ends_is_read_in_pieces_as_in_one(dialect: str, hostile: str) -> None:
+    """Nothing raises, however deep it nests, and no piece of it is looked at again and again."""
+    text = hostile * 3000
+    whole = parse_text(text, dialect, tools=["f"])
+    parser = ChannelParser(dialect, tools=["f"])
+    events = [event for piece in pieces(text, 97) for event in parser.feed(piece)]
+    assert fold([*events, *parser.close()]) == whole
+
+
+def test_a_model_that_changes_a_name_calls_the_tool_it_means() -> None:
+    tools = ToolSet(["web-search", "Files.read"])
+    assert tools.offered_name("web_search") == "web-search"
+    assert tools.offered_name("functions.web-search") == "web-search"
+    assert tools.offered_name("default_api.files_read") == "Files.read"
+    assert tools.offered_name("other") == "other"
