@@ -137,7 +137,7 @@ class Causes:
 LOADING = {"message": "The model 'm' is being loaded (40 %); try again in 900 s.", "code": "model_loading"}
 BUSY = {"message": "The server is busy: 272 requests are running or waiting already.", "code": "queue_full"}
 CUT = 'data: {{"choices": [{{"index": 0, "delta": {}, "finish_reason": "length"}}]}}\n\ndata: [DONE]\n\n'
-LONG_TEXT = {"properties": {"n": {"type": "string", "minLength": 400}}, "required": ["n"]}
+LONG_TEXT = {"type": "object", "properties": {"n": {"type": "string", "minLength": 400}}, "required": ["n"]}
 PICTURE = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
 CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     "no server at …: start it with": [
