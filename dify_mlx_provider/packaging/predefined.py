@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dify_mlx_provider.settings.parameters import ParameterOptions, parameter_rules
-from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH
+from dify_mlx_provider.upstream.effort_levels import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,17 +24,20 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parents[2] / "provider_assets" / "llm"
 ORDER = "_position.yaml"
 WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/packaging/predefined.py: change it there.\n"
-ANY_EFFORT = ("none", *LEVELS)
+GPT_OSS_EFFORTS = ("none", *LEVELS)
+SWITCH_EFFORTS = ("none", *LEVELS)
+"""Of a model whose template only switches reasoning: low and medium are budgets, high is the model as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predefined:
-    """A model people run with MLX. `efforts` has one word if it always reasons, none if it never does."""
+    """A model people run with MLX. `efforts` are its levels as mlx-backend finds them; none if it never reasons."""
 
     model: str
     label: Mapping[str, str]
     context_size: int
     efforts: Sequence[str] = ()
+    default_effort: str = "medium"
     tools: bool = True
     comment: str = ""
 
@@ -48,7 +51,7 @@ def _gpt_oss(size: str) -> Predefined:
         model=f"mlx-community/gpt-oss-{size}-MXFP4-Q8",
         label=_named(f"gpt-oss {size} (MXFP4, Q8)"),
         context_size=131_072,
-        efforts=LEVELS,
+        efforts=GPT_OSS_EFFORTS,
     )
 
 
@@ -61,7 +64,7 @@ MODELS: tuple[Predefined, ...] = (
         model="default",
         label={"en_US": "Default", "ja_JP": "既定", "zh_Hans": "默认"},
         context_size=131_072,
-        efforts=ANY_EFFORT,
+        efforts=GPT_OSS_EFFORTS,
         comment=(
             "# The server serves the model it was started with under this name: nobody has to type a model's name.\n"
             "# What that model is and can do, the server says; gpt-oss is assumed here.\n"
@@ -73,19 +76,22 @@ MODELS: tuple[Predefined, ...] = (
         model="mlx-community/Qwen3.8-27B-4bit",
         label=_named("Qwen3.8 27B (4 bit)"),
         context_size=262_144,
-        efforts=("none", "low", "medium"),  # its template refuses `high`, unless it is a later one
+        efforts=("none", "low", "medium", "xhigh"),  # its first template refuses `high`
+        default_effort="xhigh",
     ),
     Predefined(
         model="mlx-community/Qwen3.6-35B-A3B-4bit",
         label=_named("Qwen3.6 35B-A3B (4 bit)"),
         context_size=262_144,
-        efforts=SWITCH,
+        efforts=SWITCH_EFFORTS,
+        default_effort="high",
     ),
     Predefined(
         model="mlx-community/Qwen3.5-9B-4bit",
         label=_named("Qwen3.5 9B (4 bit)"),
         context_size=262_144,
-        efforts=SWITCH,
+        efforts=SWITCH_EFFORTS,
+        default_effort="high",
     ),
     Predefined(
         model="mlx-community/Qwen3-4B-Instruct-2507-4bit",
@@ -96,7 +102,8 @@ MODELS: tuple[Predefined, ...] = (
         model="mlx-community/GLM-4.7-Flash-4bit",
         label=_named("GLM-4.7-Flash (4 bit)"),
         context_size=202_752,
-        efforts=SWITCH,
+        efforts=SWITCH_EFFORTS,
+        default_effort="high",
     ),
 )
 
@@ -105,6 +112,7 @@ def declaration(model: Predefined) -> dict[str, Any]:
     """Return a model's declaration as Dify reads it."""
     options = ParameterOptions(
         efforts=model.efforts,
+        default_effort=model.default_effort,
         reasons=bool(model.efforts),
         max_output=min(131_072, model.context_size),
     )

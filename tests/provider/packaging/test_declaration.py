@@ -228,14 +228,15 @@ def test_a_choice_of_effort_is_a_select_that_always_has_a_value(model: predefine
     assert first["type"] == "string"
     assert first["options"] == list(model.efforts)
     assert first["required"] is True
-    assert first["default"] == "medium" in first["options"]
+    assert first["default"] == model.default_effort
+    assert first["default"] in first["options"]
 
 
-def test_gpt_oss_offers_low_medium_and_high(provider: dict[str, Any]) -> None:
+def test_gpt_oss_offers_none_low_medium_and_high(provider: dict[str, Any]) -> None:
     found = [model for model in provider["models"] if "gpt-oss" in model["model"]]
     assert len(found) == 2
     for model in found:
-        assert model["parameter_rules"][0]["options"] == ["low", "medium", "high"]
+        assert model["parameter_rules"][0]["options"] == ["none", "low", "medium", "high"]
         assert model["model_properties"]["context_size"] == 131_072
 
 
