@@ -161,6 +161,11 @@ def _drawn(make: Callable[..., Dialogue], seed: str, count: int) -> list[Dialogu
     return [make(rng, held=True, effort=EFFORTS[i % len(EFFORTS)]) for i in range(count)]
 
 
+def _first_type(tool: dict[str, Any]) -> str:
+    first: dict[str, str] = next(iter(tool["function"]["parameters"]["properties"].values()))
+    return first["type"]
+
+
 def unseen_tools(seed: int, count: int) -> list[Dialogue]:
     """Return dialogues of one turn with three tools whose names were never in training."""
     rng = random.Random(f"unseen tools {seed}")
@@ -169,6 +174,8 @@ def unseen_tools(seed: int, count: int) -> list[Dialogue]:
         names = [rng.choice(sorted(RESERVED_NAMES)), tool_name(rng, held=True), tool_name(rng, held=True)]
         tools = [define(rng, name, parameters=rng.randint(1, 4)) for name in names]
         name = names[0]
+        while _first_type(tools[0]) != "string":  # the value is a text
+            tools[0] = define(rng, name, parameters=rng.randint(1, 4))
         rng.shuffle(tools)
         value = rng.choice(("", place(rng), things(rng, 2), invent(rng)))
         tool = next(each for each in tools if each["function"]["name"] == name)
@@ -245,14 +252,17 @@ def main() -> None:
     generate = batched(model, tokenizer)
     print(BLAS)
     for seed in chosen.seeds:
-        figures = play(generate, tokenizer, draw(seed, chosen.dialogues))
-        unseen = play(generate, tokenizer, unseen_tools(seed, max(1, chosen.dialogues // 4)))
-        print(f"draw {seed}: {figures.replies} replies in {chosen.dialogues} dialogues")
-        report(figures)
-        for skill in unseen.total:
-            print(f"  unseen tools: {skill:16} {_rate(unseen.correct[skill], unseen.total[skill])}")
-        if chosen.slips:
-            print("\n".join(f"    - {slip}" for slip in figures.mistakes + unseen.mistakes))
+        drawn = {
+            "dialogues": draw(seed, chosen.dialogues),
+            "programs": draw_programs(seed, chosen.dialogues),
+            "unseen tools": unseen_tools(seed, max(1, chosen.dialogues // 4)),
+        }
+        for name, dialogues in drawn.items():
+            figures = play(generate, tokenizer, dialogues)
+            print(f"draw {seed}, {name}: {figures.replies} replies in {len(dialogues)} dialogues", flush=True)
+            report(figures)
+            if chosen.slips:
+                print("\n".join(f"    - {slip}" for slip in figures.mistakes))
     prompts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, reasoning_effort=effort
