@@ -11,11 +11,13 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.prompt import PromptBuilder
+from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.effort_sources import resolve
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
-from mlx_backend.conversation.template import TemplateTraits, for_template
+from mlx_backend.conversation.template import for_template
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+_KEEP = HistoryPolicy()
 
 _MAX_LOGGED_WORDS = 256  # a client may send any number of them
 
@@ -84,7 +88,7 @@ class ChatPrompts:
         self._server_effort = server_effort
         self._limits = limits
         self._reasoning_store = reasoning_store
-        self._traits = TemplateTraits.of(tokenizer.chat_template)
+        self._traits = probe_history(tokenizer.chat_template)
         self._logged_words: set[str] = set()
         self._builder = PromptBuilder(tokenizer, dialect)
 
@@ -122,7 +126,7 @@ class ChatPrompts:
         tools = list(request.tools) or None
         if not conversation.is_continued:
             return self._builder.build(
-                for_template(messages, self._traits),
+                for_template(messages, self._traits, self._dialect),
                 tools,
                 kwargs,
                 add_generation_prompt=request.add_generation_prompt,
@@ -130,7 +134,7 @@ class ChatPrompts:
         # Templates cannot render an empty history: an answer without a question gets an empty one.
         earlier = messages[:-1] or [{"role": "user", "content": ""}]
         return self._builder.continued(
-            for_template(earlier, self._traits),
+            for_template(earlier, self._traits, self._dialect),
             tools,
             kwargs,
             reasoning=messages[-1].get(REASONING_CONTENT, ""),
@@ -152,7 +156,12 @@ class ChatPrompts:
         return [{**first, "content": instructions}, *messages[1:]]
 
     def next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
-        """Return the tokens with which the prompt after this answer will begin: the prefix of any two of them."""
+        """Return the tokens with which the prompt after this answer will begin: the prefix of any two of them.
+
+        The answer's reasoning is part of it where the client sends reasoning back and the template keeps it.
+        """
+        if not answer.get("tool_calls") and _loses_reasoning(request.messages):
+            answer = {key: value for key, value in answer.items() if key != REASONING_CONTENT}
         prompts = []
         for text in ("a", "1"):
             replies: list[Mapping[str, Any]] = [
@@ -173,11 +182,24 @@ class ChatPrompts:
         """Return what the template is given beside messages and tools."""
         resolution = conversation.resolution
         return {
+            **self._history_kwargs(request),
             **self._budget_kwarg(request, resolution),
             **self._defaults.template_kwargs,
             **request.template_kwargs,
             **resolution.template_kwargs,
         }
+
+    @property
+    def keeps_answered_reasoning(self) -> bool:
+        """Whether the reasoning of answered turns can be part of a prompt."""
+        traits = self._traits
+        can_keep = traits.keeps_answered_reasoning or bool(traits.keep_switches)
+        return self._dialect.history.keeps_answered_turns and can_keep
+
+    def _history_kwargs(self, request: ChatRequest) -> dict[str, bool]:
+        """Return the template's switch for the reasoning of answered turns, set as the family needs it for agents."""
+        is_set = bool(request.tools) and self._dialect.history.keeps_with_tools
+        return dict(self._traits.keep_switches) if is_set else {}
 
     def _budget_kwarg(self, request: ChatRequest, resolution: Resolution) -> dict[str, int]:
         """Return the thinking budget for a template that uses it (Seed-OSS)."""
@@ -186,9 +208,12 @@ class ChatPrompts:
         return {"thinking_budget": budget} if is_used and budget is not None else {}
 
     def _restore_reasoning(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with the reasoning behind open tool calls where the client has lost it."""
+        """Return the messages with the reasoning behind tool calls where the client has lost it.
+
+        That of answered turns only where the template may render it.
+        """
         restored = [dict(message) for message in messages]
-        for message in _unfinished_turn(restored):
+        for message in restored if self.keeps_answered_reasoning else _unfinished_turn(restored):
             if message.get("tool_calls") and not message.get(REASONING_CONTENT):
                 reasoning = self._reasoning_store.get(message["tool_calls"][0]["id"])
                 if reasoning:
@@ -205,6 +230,14 @@ def _unfinished_turn(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
         if message["role"] == "assistant":
             found.append(message)
     return found
+
+
+def _loses_reasoning(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a client has sent earlier answers back, and none of them with its reasoning."""
+    answers = [
+        m for m in sanitise(messages, policy=_KEEP) if m["role"] == "assistant" and "tool_calls" not in m
+    ]
+    return bool(answers) and not any(REASONING_CONTENT in answer for answer in answers)
 
 
 def _common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:

@@ -71,9 +71,11 @@ class FinishedReply:
         return self.message.finish == "length"
 
     def as_history(self) -> dict[str, Any]:
-        """Return the assistant message that a client would send back; reasoning belongs to tool calls alone."""
+        """Return the assistant message that a client would send back; which reasoning stays is the prompt's matter."""
         message = self.message
         answer: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if message.reasoning:
+            answer[REASONING_CONTENT] = message.reasoning
         if not self.call_ids:
             return answer
         complete = [call for call in message.tool_calls if call.complete]
@@ -85,7 +87,7 @@ class FinishedReply:
             }
             for call_id, call in zip(self.call_ids, complete, strict=True)
         ]
-        return {**answer, "tool_calls": calls, REASONING_CONTENT: message.reasoning}
+        return {**answer, "tool_calls": calls}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,10 +255,10 @@ class Service:
     def _on_finished(
         self, request: ChatRequest, open_call_ids: Sequence[str], finished: FinishedReply
     ) -> None:
-        """Keep the reasoning behind tool calls until the turn ends in an answer, and prewarm the next turn."""
+        """Keep the reasoning behind tool calls for as long as prompts may need it, and prewarm the next turn."""
         if finished.call_ids:
             self._reasoning_store.put(finished.call_ids, finished.message.reasoning)
-        elif finished.message.finish == "stop":
+        elif finished.message.finish == "stop" and not self._prompts.keeps_answered_reasoning:
             self._reasoning_store.drop(open_call_ids)
         if not finished.is_cut:
             self._prewarm_next_turn(request, finished.as_history())

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a result for every request on standard input; return 1 if any could not be used."""
     from mlx_backend.errors import EngineError
 
-    default: _Model | None = None
+    default: Model | None = None
     if arguments.model or arguments.template:
         try:
             default = _of_folder(arguments.model) if arguments.model else _of_template(arguments.template)
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class _Model:
+class Model:
     """A model as far as prompts need it."""
 
     dialect: Dialect
@@ -93,7 +93,7 @@ class _Model:
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, context_length: int) -> _Model:
+    def of(cls, tokenizer: Tokenizer, context_length: int) -> Model:
         """Make it of a tokenizer, as the server does for a model without settings of its own."""
         from mlx_backend.chat.capabilities import effort_scale
         from mlx_backend.chat.chat_prompt import ChatPrompts
@@ -121,7 +121,7 @@ class _Model:
 _NO_CONTEXT_LENGTH = 1 << 30  # a template says nothing of it
 
 
-def _of_template(file: str) -> _Model:
+def _of_template(file: str) -> Model:
     from mlx_backend.commands.template_tokenizer import TemplateTokenizer
     from mlx_backend.errors import EngineError
 
@@ -129,16 +129,16 @@ def _of_template(file: str) -> _Model:
         source = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise EngineError(f"cannot read {file}: {error}") from error
-    return _Model.of(TemplateTokenizer(source), _NO_CONTEXT_LENGTH)
+    return Model.of(TemplateTokenizer(source), _NO_CONTEXT_LENGTH)
 
 
-def _of_folder(folder: str) -> _Model:
+def _of_folder(folder: str) -> Model:
     from mlx_backend.engine.mlx.loading import load_tokenizer
 
-    return _Model.of(*load_tokenizer(folder))
+    return Model.of(*load_tokenizer(folder))
 
 
-def answer(line: bytes, default: _Model | None, find: Callable[[str], _Model]) -> dict[str, Any]:
+def answer(line: bytes, default: Model | None, find: Callable[[str], Model]) -> dict[str, Any]:
     """Return the result object for one request's JSON; `error` says what was wrong with it.
 
     `find` makes the model of a line's own `template_file`.
@@ -169,7 +169,7 @@ def answer(line: bytes, default: _Model | None, find: Callable[[str], _Model]) -
         return {**identity, "error": {"message": refused.message, **where}}
 
 
-def _model_of(request: dict[str, Any], default: _Model | None, find: Callable[[str], _Model]) -> _Model:
+def _model_of(request: dict[str, Any], default: Model | None, find: Callable[[str], Model]) -> Model:
     from mlx_backend.errors import RequestError
 
     file = request.get("template_file")
@@ -182,7 +182,7 @@ def _model_of(request: dict[str, Any], default: _Model | None, find: Callable[[s
     return default
 
 
-def _rendered(request: dict[str, Any], model: _Model) -> dict[str, Any]:
+def _rendered(request: dict[str, Any], model: Model) -> dict[str, Any]:
     from mlx_backend.api.openai.chat_body import ChatBody
     from mlx_backend.chat.background import recognised
     from mlx_backend.conversation.effort_sources import DEFAULT

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.background_requests import find_background_prompt
+from mlx_backend.conversation.dialects import detect
+from mlx_backend.conversation.dialects.harmony import HARMONY
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.effort_scale import GPT_OSS_SCALE
 from mlx_backend.conversation.effort_sources import resolve
@@ -28,6 +30,7 @@ from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits, ac
 if TYPE_CHECKING:
     import argparse
 
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.effort_scale import EffortScale
 
 
@@ -50,16 +53,17 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a result for every request on standard input; return 1 if any could not be used."""
-    traits, scale = GPT_OSS_TRAITS, GPT_OSS_SCALE
+    traits, scale, dialect = GPT_OSS_TRAITS, GPT_OSS_SCALE, HARMONY
     if arguments.template is not None:
         from mlx_backend.chat.effort_probe import probe_effort
+        from mlx_backend.chat.history_probe import probe_history
 
         try:
             template = arguments.template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             print(f"mlx-backend sanitise: cannot read {arguments.template}: {error}", file=sys.stderr)
             return 2
-        traits = TemplateTraits.of(template)
+        traits, dialect = probe_history(template), detect(template, ())
         scale = probe_effort(template, reasons=traits.is_reasoning_model)
     text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
     requests = text.split("\n") if arguments.jsonl else [text]
@@ -67,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     for number, request in enumerate(requests, start=1):
         if arguments.jsonl and not request.strip():
             continue
-        result = answer(request, traits, scale, canonical=arguments.canonical)
+        result = answer(request, traits, scale, dialect, canonical=arguments.canonical)
         if "error" in result:
             failed = True
             result["error"]["line"] = number
@@ -81,7 +85,12 @@ _TOO_DEEP = f"the request is nested too deeply: more than {MAX_DEPTH} levels"
 
 
 def answer(
-    text: str, traits: TemplateTraits, scale: EffortScale, *, canonical: bool = False
+    text: str,
+    traits: TemplateTraits,
+    scale: EffortScale,
+    dialect: Dialect = HARMONY,
+    *,
+    canonical: bool = False,
 ) -> dict[str, Any]:
     """Return the result object for one request's JSON text; `error` says what was wrong with it."""
     identity: dict[str, Any] = {}
@@ -108,7 +117,9 @@ def answer(
         tools = []
     try:
         messages = sanitise(
-            request.get("messages", []), tools=[tool for tool in tools if isinstance(tool, Mapping)]
+            request.get("messages", []),
+            tools=[tool for tool in tools if isinstance(tool, Mapping)],
+            policy=dialect.history,
         )
         background = find_background_prompt(messages, stream=request.get("stream") is True)
         resolution = resolve(request, messages, scale=scale, background=background)
@@ -119,6 +130,6 @@ def answer(
         return {**identity, "messages": messages, "effort": resolution.effort.value}
     return {
         **identity,
-        "messages": accepted(for_template(messages, traits), traits),
+        "messages": accepted(for_template(messages, traits, dialect), traits),
         "template_kwargs": resolution.template_kwargs,
     }

@@ -1,8 +1,9 @@
 """Make a client's history safe to render again: one canonical form of everything clients send.
 
-The canonical form is OpenAI's: one leading system message, texts as strings, `tool_calls` with string arguments and
-unique ids, each tool result behind its call. Reasoning stays, as `reasoning_content`, only where the next step
-needs it: in a tool loop that has not ended in an answer, and on a last assistant message that is to be continued.
+The canonical form is OpenAI's: the system messages at the beginning as one, later ones in their places, texts as
+strings, `tool_calls` with string arguments and unique ids, each tool result behind its call. Reasoning stays, as
+`reasoning_content`, in a tool loop that has not ended in an answer and on a last assistant message that is to be
+continued; that of answered turns, as the family's policy says.
 Knows no template: `template.py` goes on from here. Nothing is changed in place, and only what cannot be a
 conversation at all is refused.
 """
@@ -40,8 +41,8 @@ class HistoryError(ValueError):
         super().__init__(f"{param}: {problem}")
 
 
-DEFAULT_POLICY = HistoryPolicy()
-"""That of most families."""
+DEFAULT_POLICY = HistoryPolicy(keeps_answered_turns=False)
+"""For readers of whom nothing is known: what every model can do without is dropped."""
 
 
 def sanitise(
@@ -94,7 +95,11 @@ class _History:
         match message["role"]:
             case "system" | "developer":
                 text = text_of(message.get("content"))
-                if text.strip() and text not in self.system:
+                if not text.strip() or text in self.system:
+                    return
+                if self.messages:
+                    self.messages.append({"role": "system", "content": text})
+                else:
                     self.system.append(text)
             case "user":
                 self._add_user(message.get("content"))
@@ -201,7 +206,7 @@ class _History:
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> list[dict[str, Any]]:
-        """Apply the keep-or-drop rule to reasoning and put the system message first."""
+        """Apply the policy to reasoning and put the first system message before everything else."""
         messages = self.messages
         last = len(messages) - 1
         answered = -1
@@ -210,12 +215,23 @@ class _History:
                 answered = index
         remaining: list[dict[str, Any]] = []
         for index, message in enumerate(messages):
-            if index <= answered and not self.policy.keeps_answered_turns:
+            if index <= answered and not (
+                self.policy.keeps_answered_turns and (message["content"] or "tool_calls" in message)
+            ):
                 message.pop(REASONING_CONTENT, None)
             if message["role"] == "assistant" and not _has_substance(message):
                 continue  # it held nothing but reasoning
             remaining.append(message)
-        system = [{"role": "system", "content": "\n\n".join(self.system)}] if self.system else []
+        # What stood before a system message may be gone: then it belongs to the first one.
+        while remaining and remaining[0]["role"] == "system":
+            self.system.append(remaining.pop(0)["content"])
+        texts = list(dict.fromkeys(self.system))
+        remaining = [
+            message
+            for message in remaining
+            if message["role"] != "system" or message["content"] not in (*texts, "\n\n".join(texts))
+        ]
+        system = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
         # Templates cannot render an empty list: where only empty messages were sent, there is an empty question.
         return [*system, *remaining] or [{"role": "user", "content": ""}]
 

@@ -1,8 +1,8 @@
 """From the canonical history to the messages a model's own chat template renders without loss.
 
-Templates differ in what they take and what they refuse. `TemplateTraits` names the differences that matter, found in
-the template's source; `for_template` rewrites a sanitised history accordingly. Knows no Jinja: a template is only
-text here, and never run.
+Templates differ in what they take and what they refuse. `TemplateTraits` names the differences that matter, guessed
+from the template's source (chat/history_probe.py tries them); `for_template` rewrites a sanitised history accordingly.
+Knows no Jinja: a template is only text here, and never run.
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects.plain import PLAIN
 from mlx_backend.conversation.json_values import is_too_deep
+from mlx_backend.conversation.message_layout import (
+    CallIds,
+    later_system_into_user,
+    merge_neighbours,
+    system_into_user,
+    with_ids,
+)
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT, TEMPLATE_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from mlx_backend.conversation.dialects import Dialect
 
 type Messages = list[dict[str, Any]]
 
@@ -50,6 +60,21 @@ class TemplateTraits:
     """It iterates over a call's arguments, so they must be an object (GLM, Qwen3-Coder)."""
     takes_parts: bool = False
     """It takes a list of parts (text, images) as content."""
+    takes_system_anywhere: bool = False
+    """It renders a system message in the middle of a conversation where it stands."""
+    takes_calls: bool = True
+    """It renders `tool_calls`."""
+    takes_results: bool = True
+    """It renders messages of the role `tool`."""
+    arguments_as_text: bool = False
+    """It prints a call's arguments as they are: an object would come out as Python, or not at all."""
+    call_ids: CallIds = CallIds.ANY
+    writes_content_beside_calls: bool = True
+    """It renders the text of a message that has calls, too."""
+    keeps_answered_reasoning: bool = False
+    """It renders the reasoning of answered turns by itself; with tools, or in any case."""
+    keep_switches: tuple[tuple[str, bool], ...] = ()
+    """The argument that makes it render more of that reasoning, with its value."""
     refused: tuple[str, ...] = ()
     """Texts it raises an exception for in an assistant's message, even where they are only quoted (gpt-oss)."""
 
@@ -100,9 +125,18 @@ GPT_OSS_TRAITS = TemplateTraits(
 """The traits of gpt-oss's template."""
 
 
-def for_template(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> Messages:
-    """Rewrite a sanitised history for a template. The messages given are not changed."""
+def for_template(
+    messages: Sequence[Mapping[str, Any]], traits: TemplateTraits, dialect: Dialect = PLAIN
+) -> Messages:
+    """Rewrite a sanitised history for a template. The messages given are not changed.
+
+    Where the template renders no calls, they are texts as the dialect writes them.
+    """
     rewritten: Messages = []
+    if not traits.takes_system_anywhere:
+        messages = later_system_into_user(messages)
+    if traits.call_ids is not CallIds.ANY:
+        messages = with_ids(messages, traits.call_ids)
     open_from = _open_loop_start(messages)
     position = 0
     while position < len(messages):
@@ -116,12 +150,12 @@ def for_template(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) 
             results.append(messages[position])
             position += 1
         rewritten += _convert_calls(
-            message, results, traits, in_open_loop=position - len(results) > open_from
+            message, results, traits, dialect, in_open_loop=position - len(results) > open_from
         )
     if not traits.has_system_role:
-        rewritten = _system_into_user(rewritten)
+        rewritten = system_into_user(rewritten)
     if traits.must_alternate:
-        rewritten = _merge_neighbours(rewritten)
+        rewritten = merge_neighbours(rewritten)
     return rewritten
 
 
@@ -174,20 +208,38 @@ def _convert_calls(
     message: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
     traits: TemplateTraits,
+    dialect: Dialect,
     *,
     in_open_loop: bool,
 ) -> Messages:
     """Rewrite an assistant message with calls, and the results behind it."""
     content, reasoning = message.get("content") or "", message.get(REASONING_CONTENT) or ""
     calls = [_convert_call(call, traits) for call in message["tool_calls"]]
+    # In the order of the calls: some templates tell them apart by it alone.
+    order = {call["id"]: place for place, call in enumerate(calls)}
+    results = sorted(results, key=lambda result: order.get(result.get("tool_call_id"), len(order)))
     rendered_results = [_convert(result, traits) for result in results]
+    if not traits.takes_results:
+        shown = "\n".join(dialect.result_text.format(result["content"]) for result in rendered_results)
+        rendered_results = [{"role": "user", "content": shown}] if shown else []
+    if not traits.takes_calls:
+        written = [content, *(_written(call, dialect) for call in message["tool_calls"])]
+        said: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, written))}
+        if reasoning and traits.reasoning_key:
+            said[traits.reasoning_key] = reasoning
+        return [said, *rendered_results]
     if not traits.one_call_per_message:
+        before: Messages = []
+        if content and not traits.writes_content_beside_calls:
+            before, content = [{"role": "assistant", "content": content}], ""
+            if reasoning and traits.reasoning_key and traits.keeps_answered_reasoning:
+                before[0][traits.reasoning_key], reasoning = reasoning, ""
         whole: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls}
         if reasoning and traits.reasoning_key:
             whole[traits.reasoning_key] = reasoning
-        return [whole, *rendered_results]
-    before: Messages = []
-    if content and in_open_loop:
+        return [*before, whole, *rendered_results]
+    before = []
+    if content and in_open_loop and traits.reasoning_key:
         # This template has no preamble: beside a call it prints text as analysis, and never two texts. A message
         # of its own would make it drop the loop's earlier analysis, so the preamble joins the reasoning.
         reasoning = f"{reasoning}\n\n{content}" if reasoning else content
@@ -207,6 +259,14 @@ def _convert_calls(
     return rewritten
 
 
+def _written(call: Mapping[str, Any], dialect: Dialect) -> str:
+    """Write a call as a model of this family does."""
+    name, arguments = call["function"]["name"], _object(call["function"]["arguments"])
+    if dialect.calls is None or not isinstance(arguments, dict):
+        return f"{name}({call['function']['arguments']})"
+    return "".join(piece.text for piece in dialect.calls.encode(name, arguments))
+
+
 def _named_part(part: Any) -> str:
     """Return a part as text; one that is not text by its type, so that the model knows of it: `[image_url]`."""
     match part:
@@ -219,8 +279,10 @@ def _named_part(part: Any) -> str:
 
 
 def _convert_call(call: Mapping[str, Any], traits: TemplateTraits) -> dict[str, Any]:
-    """Return a call with its arguments as an object: templates print them with `tojson`."""
+    """Return a call with its arguments as an object: most templates print them with `tojson`."""
     name, written = call["function"]["name"], call["function"]["arguments"]
+    if traits.arguments_as_text:
+        return {"id": call["id"], "type": "function", "function": {"name": name, "arguments": written}}
     arguments = _object(written)
     if isinstance(arguments, str):
         arguments = _object(arguments)  # some clients encode twice
@@ -252,34 +314,3 @@ def _result(content: Any, traits: TemplateTraits) -> Any:
         if not isinstance(data, str) and json.dumps(data, ensure_ascii=False) == content:
             return data
     return content
-
-
-def _system_into_user(messages: Messages) -> Messages:
-    if not messages or messages[0]["role"] != "system":
-        return messages
-    system, rest = messages[0], messages[1:]
-    for index, message in enumerate(rest):
-        if message["role"] == "user" and isinstance(message["content"], str):
-            joined = {**message, "content": f"{system['content']}\n\n{message['content']}"}
-            return [*rest[:index], joined, *rest[index + 1 :]]
-    return [{"role": "user", "content": system["content"]}, *rest]
-
-
-def _merge_neighbours(messages: Messages) -> Messages:
-    """Join messages of the same role that follow each other. A message that is missing is not made up."""
-    merged: Messages = []
-    for message in messages:
-        previous = merged[-1] if merged else None
-        if (
-            previous is not None
-            and previous["role"] == message["role"]
-            and message["role"] in ("user", "assistant")
-            and not previous.get("tool_calls")
-            and isinstance(previous["content"], str)
-            and isinstance(message["content"], str)
-        ):
-            texts = [text for text in (previous["content"], message["content"]) if text]
-            merged[-1] = {**previous, **message, "content": "\n\n".join(texts)}
-        else:
-            merged.append(message)
-    return merged

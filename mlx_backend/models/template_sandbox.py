@@ -1,10 +1,10 @@
 """Chat templates as programs: parsed, and run in Jinja's sandbox for a limited time.
 
 A template comes from whoever published the model. Here it is run on made-up messages to find out what it does with its
-arguments, before any weights are loaded, and on a request by `mlx-backend render --template`; the prompts of requests
-that are answered are rendered by the model's own tokenizer. The environment has what transformers gives templates
-(`raise_exception`, `strftime_now`, `tojson` that leaves HTML alone, `generation` blocks, loop controls). Knows nothing
-of efforts, tools or dialects.
+arguments, before any weights are loaded; the prompts of requests are rendered by the model's own tokenizer. The
+environment has what transformers gives templates (`raise_exception`, `strftime_now`, `tojson` that leaves HTML alone,
+`generation` blocks, loop controls). It also lets them change lists, as Kimi K2's does with its own: they get copies.
+Knows nothing of efforts, tools or dialects.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,8 +79,8 @@ class ChatTemplate:
         try:
             with _Deadline(deadline):
                 return self._template.render(
-                    messages=messages,
-                    tools=tools,
+                    messages=deepcopy(messages),
+                    tools=deepcopy(tools),
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
                     **arguments,
@@ -122,8 +123,8 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment(date: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment(date: Callable[[str], str]) -> SandboxedEnvironment:
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _tojson

@@ -27,11 +27,11 @@ def test_the_least_recently_used_entry_is_evicted_first() -> None:
     assert [store.get(name) for name in "abc"] == ["1", None, "3"]
 
 
-def test_it_is_bounded_in_characters_too() -> None:
-    store = ReasoningStore(max_characters=10)
+def test_it_is_bounded_in_bytes_too() -> None:
+    store = ReasoningStore(max_bytes=100)
     store.put(["a"], "12345")
     store.put(["a"], "123456")
     store.put(["b"], "1234")
     assert len(store) == 2
-    store.put(["c"], "x" * 11)
+    store.put(["c"], "x" * 60)
     assert len(store) == 0

@@ -40,7 +40,11 @@ def test_on_finished_is_called_before_the_end_is_handed_out() -> None:
         for event in reply_of(engine, finished.append).events():
             assert not finished or isinstance(event, StreamEnd)
     [only] = finished
-    assert only.as_history() == {"role": "assistant", "content": "Yes."}
+    assert only.as_history() == {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "Hm.",
+    }
     assert not only.is_cut
 
 

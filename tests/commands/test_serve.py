@@ -163,7 +163,7 @@ def test_a_folder_is_served_under_the_name_it_is_given() -> None:
     [
         (
             ["banana"],
-            "unknown command 'banana' (choose from serve, parse, sanitise; without a command it is serve)",
+            "unknown command 'banana' (choose from serve, parse, sanitise, render; without a command it is serve)",
         ),
         (["--model", ""], "--model: is empty"),
         (["--api-key", ""], "--api-key: is empty"),

@@ -151,8 +151,8 @@ def test_gpt_oss_gets_one_call_a_message_and_each_result_behind_its_call() -> No
 def test_a_template_for_several_calls_keeps_them_together() -> None:
     assert render(QWEN_LIKE, LOOP) == (
         "[system]Be short.[user]How far?[assistant](thought I look.)One moment."
-        '<call>far {"of": "Mars"}</call><call>near {}</call>[tool]40[tool]{"km": 225}[assistant]'
-    )
+        '<call>far {"of": "Mars"}</call><call>near {}</call>[tool]{"km": 225}[tool]40[assistant]'
+    ), "results in the order of the calls"
 
 
 def test_a_template_without_a_system_role_gets_its_text_before_the_first_question() -> None:

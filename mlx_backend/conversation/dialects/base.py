@@ -242,11 +242,18 @@ class RawMarkup:
 class HistoryPolicy:
     """Which reasoning of earlier messages a family was trained to see again.
 
-    That of an unfinished tool loop, and of a last message that is to be continued, always stays.
+    That of an unfinished tool loop, and of a last message that is to be continued, always stays. That of answered
+    turns goes to the chat template, which knows its own family best: it drops it, keeps it, or has a switch.
     """
 
-    keeps_answered_turns: bool = False
-    """Whether the reasoning before the last answer stays too."""
+    keeps_answered_turns: bool = True
+    """Whether the template gets the reasoning before the last answer, to keep or to drop."""
+    keeps_with_tools: bool = False
+    """Whether its models, as agents, were trained to see all of it: with tools, the template's switch is set so."""
+
+
+RESULT_TEXT = "<tool_response>\n{}\n</tool_response>"
+"""How most families write a tool's result as the user's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -276,6 +283,8 @@ class Dialect:
     reasoning_markers: tuple[str, ...] = ()
     """A chat template that holds one of these writes or looks for reasoning."""
     history: HistoryPolicy = HistoryPolicy()
+    result_text: str = RESULT_TEXT
+    """How a tool's result is written for a template that takes none: as the user's text."""
     leaks: RawMarkup = RawMarkup()
     blocks: Mapping[str, str] = field(default_factory=dict)
     """The blocks in which it reasons, opener -> closer, where they are blocks."""

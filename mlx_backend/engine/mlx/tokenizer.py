@@ -8,9 +8,12 @@ never changed again.
 from __future__ import annotations
 
 import json
+import time
+from datetime import datetime
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from jinja2.exceptions import SecurityError
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, SPMStreamingDetokenizer
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +26,7 @@ from mlx_backend.engine.mlx.detokenizer import (
     decode_sentencepiece,
 )
 from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 _RENDERER_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
     "documents"
 }
+
+
+_RENDERING_SECONDS = 60.0
 
 
 class MLXTokenizer:
@@ -104,10 +111,31 @@ class MLXTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **template_kwargs,
             )
+        except SecurityError:
+            return self._render_with_lists(messages, tools, add_generation_prompt, template_kwargs)
         except Exception as error:  # a template is a program from the model's makers
             words = str(error) or type(error).__name__
             raise EngineRefused(f"The model's chat template refused the conversation: {words}") from error
         return text
+
+    def _render_with_lists(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        """Render a template that changes lists of its own (Kimi K2), which transformers forbids, in our own sandbox."""
+        try:
+            return ChatTemplate(self._chat_template or "", date=datetime.now().strftime).render(
+                messages,
+                {**self._wrapper.special_tokens_map, **template_kwargs},
+                tools=tools or None,
+                add_generation_prompt=add_generation_prompt,
+                deadline=time.monotonic() + _RENDERING_SECONDS,
+            )
+        except TemplateFault as fault:
+            raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault
 
     def encode(self, text: str, *, control_tokens: bool) -> list[int]:
         """Tokenise. Without `control_tokens`, a marker spelt in the text becomes ordinary text tokens."""

@@ -9,6 +9,7 @@ from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import (
+    ALL_WITH_TOOLS,
     REASONED,
     THINK_TAGS,
     family,
@@ -32,6 +33,7 @@ QWEN_XML = family(
     recognises=has(("<function=", "<parameter=")),
     form=_QWEN,
     example=REASONED + _QWEN_CALL,
+    history=ALL_WITH_TOOLS,
 )
 
 _TOOLCALL = CallSection(
@@ -102,6 +104,7 @@ STEP = family(
         ),
     ),
     example=REASONED + _QWEN_CALL,
+    history=ALL_WITH_TOOLS,
 )
 
 _MIMO_XML = XmlCalls(parameter_tag=("<parameter={}>", "</parameter>\n"), trims=False)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
 from mlx_backend.conversation.dialects.calls.elements import NAMESPACE, ElementCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
-from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, has, leaked_calls
+from mlx_backend.conversation.dialects.families.shared import (
+    ALL_WITH_TOOLS,
+    REASONED,
+    THINK_TAGS,
+    family,
+    has,
+    leaked_calls,
+)
 
 _INVOKE = XmlCalls(
     call_tag=('<invoke name="{}">\n', "</invoke>"),
@@ -96,4 +103,5 @@ DSML = family(
     ),
     leaks=leaked_calls(*(f"<{_DSML}{word}>" for word in _DSML_WORDS)),
     taught_by=(_DSML,),
+    history=ALL_WITH_TOOLS,
 )

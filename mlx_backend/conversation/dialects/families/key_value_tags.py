@@ -9,7 +9,14 @@ from mlx_backend.conversation.dialects.block_format import AnswerBlock, BlockFor
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pairs import PairCalls
-from mlx_backend.conversation.dialects.families.shared import THINK_TAGS, family, has, leaked_calls, tool_call
+from mlx_backend.conversation.dialects.families.shared import (
+    ALL_WITH_TOOLS,
+    THINK_TAGS,
+    family,
+    has,
+    leaked_calls,
+    tool_call,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -27,6 +34,7 @@ GLM = family(
     recognises=has(("<arg_key>", "<arg_value>")),
     form=_GLM_FORM,
     example=f"<think>I need the weather.</think>{_PAIR_CALL}",
+    history=ALL_WITH_TOOLS,
 )
 LAGUNA = family(
     "laguna",
@@ -37,6 +45,7 @@ LAGUNA = family(
     ),
     form=BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(PairCalls(lines=True)),)),
     example=f"<think>I need the weather.</think>{_PAIR_CALL}",
+    history=ALL_WITH_TOOLS,
 )
 LING = family(
     "ling",
@@ -100,6 +109,7 @@ HUNYUAN = family(
         "<think>I need the weather.</think><tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
         "<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>"
     ),
+    history=ALL_WITH_TOOLS,
 )
 K2_HORIZON = family(
     "k2-horizon",

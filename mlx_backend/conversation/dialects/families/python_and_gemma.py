@@ -90,6 +90,7 @@ GEMMA_3 = family(
         ends=frozenset({"<end_of_turn>"}),
     ),
     example='```tool_code\nget_weather(city="Paris", days=3)\n```',
+    result_text="```tool_output\n{}\n```",
 )
 _PYTHON_HEAD = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.-]{0,128}\s*(?:\(.*)?)?)?", re.DOTALL)
 LLAMA_PYTHONIC = family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Dialect, RawMarkup
+from mlx_backend.conversation.dialects.base import RESULT_TEXT, Dialect, HistoryPolicy, RawMarkup
 from mlx_backend.conversation.dialects.block_format import BlockCalls, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
@@ -33,6 +33,12 @@ def has(*alternatives: tuple[str, ...]) -> Callable[[str, Set[str]], bool]:
     return recognises
 
 
+BY_TEMPLATE = HistoryPolicy()
+"""The template decides which reasoning of answered turns stays."""
+ALL_WITH_TOOLS = HistoryPolicy(keeps_with_tools=True)
+"""As agents, its models were trained to see all of it, though the template's switch may be off by default."""
+
+
 def tool_call(own: CallSyntax) -> CallSection:
     """Return the section that many families share; `own` is what a family writes in it."""
     return CallSection(openers=("<tool_call>",), closer="</tool_call>", syntax=AnySyntax(own))
@@ -47,6 +53,8 @@ def family(
     calls: CallCodec | None = None,
     leaks: RawMarkup | None = None,
     taught_by: tuple[str, ...] = (),
+    history: HistoryPolicy = BY_TEMPLATE,
+    result_text: str = RESULT_TEXT,
 ) -> Dialect:
     """Make a family's dialect of its table."""
     return Dialect(
@@ -60,6 +68,8 @@ def family(
         blocks=form.reasoning,
         has_reasoning=bool(form.reasoning),
         reasoning_markers=(*form.reasoning, *form.reasoning.values()),
+        history=history,
+        result_text=result_text,
         leaks=leaks or RawMarkup(),
         example=example,
     )

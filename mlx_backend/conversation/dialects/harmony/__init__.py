@@ -13,7 +13,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Continuation, Dialect, JsonCallCodec, Piece, RawMarkup
+from mlx_backend.conversation.dialects.base import (
+    Continuation,
+    Dialect,
+    HistoryPolicy,
+    JsonCallCodec,
+    Piece,
+    RawMarkup,
+)
 from mlx_backend.conversation.dialects.harmony.header import parse_header
 from mlx_backend.conversation.dialects.harmony.markers import (
     CALL,
@@ -119,6 +126,7 @@ HARMONY = Dialect(
     tokens=HARMONY_TOKENS,
     calls=HARMONY_CALLS,
     response_format=response_format,
+    history=HistoryPolicy(keeps_answered_turns=False),
     example=(
         f"{CHANNEL}analysis{MESSAGE}I need the weather.{END}{START}assistant"
         f'{CHANNEL}commentary to=functions.get_weather {CONSTRAIN}json{MESSAGE}{{"city": "Paris", "days": 3}}{CALL}'
