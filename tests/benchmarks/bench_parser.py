@@ -22,7 +22,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from harmony_data import HARMONY_DATA  # noqa: E402
 
+from mlx_backend.conversation.dialects import DIALECTS, Dialect  # noqa: E402
 from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS  # noqa: E402
+from mlx_backend.conversation.events import Channel  # noqa: E402
 from mlx_backend.conversation.parser import ChannelParser  # noqa: E402
 
 if TYPE_CHECKING:
@@ -47,6 +49,36 @@ def main() -> None:
     print(f"median of {ROUNDS} runs, µs of processor time per token; Python {sys.version.split()[0]}")
     for size in (TOKENS // 10, TOKENS, TOKENS * 10):
         _print_row(_completion(size, encoding), encoding)
+    _print_dialects()
+
+
+def _print_dialects() -> None:
+    """Print a row for every dialect: reasoning, the answer, and the arguments of one long call."""
+    words = SAMPLE.replace("{", "").replace("[", "").split(" ") * (TOKENS // len(SAMPLE.split(" ")))
+    tokens = [(f" {word}", 1) for word in words]
+    print(f"\n{'dialect':<18}{'reasoning':>10}{'answer':>10}{'call':>10}")
+    for dialect in DIALECTS.values():
+
+        def parsed(stream: Tokens, opens_in: Channel | None, dialect: Dialect = dialect) -> None:
+            parser = ChannelParser(dialect, tools=["f"], opens_in=opens_in, special_tokens={0: "<|im_end|>"})
+            for text, token in stream:
+                parser.feed(text, token)
+            parser.close()
+
+        call = (
+            "".join(piece.text for piece in dialect.calls.encode("f", {"a": SAMPLE * 100}))
+            if dialect.calls
+            else ""
+        )
+        pieces = [(call[at : at + 4], 1) for at in range(0, len(call), 4)]
+        seconds = [
+            _measure(lambda stream: parsed(stream, Channel.ANALYSIS), tokens),
+            _measure(lambda stream: parsed(stream, Channel.FINAL), tokens),
+            _measure(lambda stream: parsed(stream, None), pieces) if pieces else 0.0,
+        ]
+        counts = len(tokens), len(tokens), len(pieces) or 1
+        figures = "".join(f"{each / count * 1e6:>10.2f}" for each, count in zip(seconds, counts, strict=True))
+        print(f"{dialect.name:<18}{figures}")
 
 
 def _print_row(tokens: Tokens, encoding: Any) -> None:

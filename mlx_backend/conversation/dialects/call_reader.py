@@ -289,9 +289,11 @@ class CallReader(MarkerReader):
             return not self._block.closers and not (isinstance(self._span, JsonSpan) and self._span.in_string)
         if self._state is State.REST:
             return True
-        body = "".join(self._body)
         self._doubts += 1
-        if self._doubts > _MAX_DOUBTS or not body.strip() or not self._block.syntax.is_whole(body):
+        if self._doubts > _MAX_DOUBTS:
+            return False
+        body = "".join(self._body)
+        if not body.strip() or not self._block.syntax.is_whole(body):
             return False
         return bool(self._block.syntax.decode(body, self._tools))
 
