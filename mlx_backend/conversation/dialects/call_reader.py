@@ -278,10 +278,6 @@ class CallReader(MarkerReader):
         self._doubts += 1
         return self._block.syntax.is_open("".join(self._body))
 
-    def _is_cut_in_value(self) -> bool:
-        assert self._block is not None
-        return self._block.syntax.is_open("".join(self._body))
-
     def _may_be_next_call(self) -> bool:
         """See whether an opener within a call begins another one, because the first has lost its closer."""
         assert self._block is not None
@@ -389,8 +385,9 @@ class CallReader(MarkerReader):
             if not self._has_calls and ended_by == "stop":
                 self._give_up()
         elif ended_by == "stop":
-            if self._state is State.CALL and self._is_cut_in_value():
-                self._give_up()
+            block = self._block
+            if self._state is State.CALL and block is not None and block.syntax.is_open("".join(self._body)):
+                self._give_up()  # it ends within a value: what is there may not be all of it
             else:
                 self._end_call("")
         elif self._state is not State.CALL:
