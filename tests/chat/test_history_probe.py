@@ -234,7 +234,7 @@ def test_calls_become_text_where_the_template_takes_none() -> None:
         "<start_of_turn>{{ message.role }}|{{ message.content }}<end_of_turn>{%- endfor -%}<start_of_turn>model"
     )
     rendered = prompt(gemma, OPEN)
-    assert 'weather(city="Berlin")' in rendered
+    assert "weather(city='Berlin')" in rendered
     assert "```tool_output\nT1\n```" in rendered
 
 
