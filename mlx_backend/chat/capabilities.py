@@ -3,7 +3,8 @@
     a loaded model     from its tokenizer, its engine and its defaults (`Service.description`)
     any other          from its folder (`FolderDescriber`), by the same rules: loading changes nothing
 
-The capabilities are Ollama's words, and only those that apply here. Knows no MLX and no HTTP.
+The capabilities are Ollama's words, and only those that apply here; `tool_choice` (calls can be required, and held to
+their schemas) is ours. Knows no MLX and no HTTP.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
-from mlx_backend.constraints import can_constrain
+from mlx_backend.constraints import can_constrain, can_require_calls
 from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.models import files as model_files
@@ -54,11 +55,14 @@ def describe(
     dialect, traits = detect(template, control_tokens), TemplateTraits.of(template)
     scale = effort_scale(template, dialect, defaults)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
+    has_grammar = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
+    has_tools = traits.has_tools and has_calls
     capabilities = {
         "completion": True,
         "thinking": bool(scale.levels),
-        "tools": traits.has_tools and has_calls,
-        "structured_output": one_process and can_constrain(dialect, control_tokens, vocabulary_size),
+        "tools": has_tools,
+        "tool_choice": has_tools and has_grammar and can_require_calls(dialect),
+        "structured_output": has_grammar,
     }
     wanted = defaults.reasoning_effort or server_effort or scale.default
     default = scale.level_of(wanted) if wanted else None

@@ -13,6 +13,6 @@ may reason. Knows no HTTP and no MLX. The matchers are llguidance's, which is im
 from __future__ import annotations
 
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.constraints.grammars import Grammars, Spec, can_constrain
+from mlx_backend.constraints.grammars import Grammars, Spec, can_constrain, can_require_calls
 
-__all__ = ["GrammarError", "Grammars", "Spec", "can_constrain"]
+__all__ = ["GrammarError", "Grammars", "Spec", "can_constrain", "can_require_calls"]

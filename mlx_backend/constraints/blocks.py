@@ -1,21 +1,21 @@
-"""A constrained reply of answer and blocks: `<think>…</think>`, then the answer or `<tool_call>` blocks of JSON.
+"""A constrained reply of answer and blocks: `<think>…</think>`, then the answer or calls.
 
     <think>FREE</think> ⏎⏎ ANSWER <|im_end|>
-    <think>FREE</think> ⏎⏎ <tool_call>⏎{"name": NAME, "arguments": ARGUMENTS}⏎</tool_call> ⏎ … <|im_end|>
+    <think>FREE</think> ⏎⏎ CALLS <|im_end|>
 
-A plain model's reply has no blocks: it is constrained from its first token. Where a marker is a control token,
-the token is looked for; where it is not, its spelling is looked for in what the model writes. One thing is only
-done with a token: a call that the model is free not to make is constrained only if `<tool_call>` is a token.
+A plain model's reply has no blocks: it is constrained from its first token. How calls are written is `call_grammar`'s.
+Where a marker is a control token, the token is looked for; where it is not, its spelling is looked for in what the
+model writes. One thing is only done with a token: a call that the model is free not to make is constrained only if
+calls begin with a control token.
 """
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlx_backend.constraints.call_grammar import CallGrammar, can_enforce
 from mlx_backend.constraints.closers import ReasoningCloser
-from mlx_backend.constraints.compiler import joined_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.mask import all_but
 from mlx_backend.constraints.states import ClosingText, EndOfReply, FixedTokens, FreeText, MatchedText
@@ -24,16 +24,17 @@ from mlx_backend.conversation.dialects.plain import END_MARKERS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence, Set
+    from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
     from llguidance import LLMatcher
 
     from mlx_backend.constraints.compiler import Matchers, Rule
+    from mlx_backend.constraints.json_schema import Schema
     from mlx_backend.constraints.mask import Mask
     from mlx_backend.constraints.plan import ReplyPlan
     from mlx_backend.constraints.states import State, Transition
     from mlx_backend.constraints.vocabulary import Vocabulary
-    from mlx_backend.conversation.dialects.json_calls import JsonCalls
+    from mlx_backend.conversation.dialects.base import CallCodec
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
 
@@ -47,7 +48,7 @@ class BlockGrammar:
     """The replies of one model that reasons in a block, or not at all.
 
     `openers` are what opens a block in its family, each with its closer. `calls` is how it writes calls; with None its
-    answers can be constrained, and its calls cannot. `end_tokens` are the tokens that end a turn; None means those that
+    answers can be constrained, and it has no calls. `end_tokens` are the tokens that end a turn; None means those that
     dialects are known to use.
     """
 
@@ -57,11 +58,11 @@ class BlockGrammar:
         matchers: Matchers,
         *,
         openers: Mapping[str, str],
-        calls: JsonCalls | None,
+        calls: CallCodec | None,
         end_tokens: Collection[int] | None,
     ) -> None:
-        self.allows_calls = calls is not None
-        self.call_markers = (calls.opener, calls.closer) if calls is not None else ("", "")
+        self._has_calls = calls is not None
+        self.calls = CallGrammar(calls, vocabulary) if calls is not None and can_enforce(calls) else None
         self.vocabulary = vocabulary
         self.matchers = matchers
         known_ends = END_MARKERS & vocabulary.ids.keys()
@@ -71,9 +72,25 @@ class BlockGrammar:
                 "Replies of this model cannot be constrained to a grammar: it is not known which token ends its turn."
             )
         template = vocabulary.tokenizer.chat_template or ""
-        known = {opener for opener in openers if opener in vocabulary.ids or opener in template}
+        known = {
+            opener
+            for opener in openers
+            if opener in template
+            or ((tokens := vocabulary.encode(opener))[0] in vocabulary.special and tokens)
+        }
+        self.closer = next(iter(openers.values()), "</think>")
         self.openers = {opener: openers[opener] for opener in sorted(known)}
-        self.has_call_tokens = vocabulary.ids.keys() >= set(self.call_markers)
+
+    def call_rule(self, at: int, name: str, parameters: Schema, *, strict: bool, what: str) -> Rule:
+        """Return the rule of the calls of one tool. Raises GrammarError if they cannot be enforced."""
+        if self.calls is not None:
+            return self.calls.rule(at, name, parameters, strict=strict, what=what)
+        reason = (
+            "its format of calls cannot be enforced yet"
+            if self._has_calls
+            else "its output has no form for them"
+        )
+        raise GrammarError(f"Calls cannot be forced with this model: {reason}.")
 
     def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
         """Return the state at the beginning of a reply, or in what the prompt has opened."""
@@ -93,14 +110,12 @@ class _Reply:
     def __init__(self, grammar: BlockGrammar, plan: ReplyPlan) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
-        self._opener, self._closer = grammar.call_markers
         self._plan = plan
         self._answer = grammar.matchers.of(plan.answer) if plan.answer is not None else None
         self._calls: LLMatcher | None = None
-        if plan.calls and (grammar.has_call_tokens or not plan.allows_answer):
-            self._calls = grammar.matchers.of(
-                _calls_rule(plan, grammar.call_markers, by_token=grammar.has_call_tokens)
-            )
+        self._opener = grammar.calls.opener if grammar.calls is not None else None
+        if plan.calls and grammar.calls is not None and not (self._opener is None and plan.allows_answer):
+            self._calls = grammar.matchers.of(grammar.calls.join(plan.calls, parallel=plan.parallel))
         self._ends: dict[int, Transition] = dict.fromkeys(grammar.end_tokens, self._end)
 
     def reasoning(self, closers: Collection[str]) -> State:
@@ -109,22 +124,25 @@ class _Reply:
         answer = partial(self.answer, line_breaks=MAX_LINE_BREAKS)
         # Where nothing is demanded it may also end here.
         ends = self._ends if self._plan.allows_answer and self._plan.answer is None else {}
-        if tokens := {vocabulary.ids[closer]: answer for closer in closers if closer in vocabulary.ids}:
-            return FreeText(vocabulary, {**tokens, **ends})
-        return FreeText(vocabulary, ends, ClosingText(vocabulary, next(iter(closers), "</think>"), answer))
+        by_token = {closer: tokens for closer in closers if (tokens := self._control_tokens(closer))}
+        if by_token:
+            return FreeText(
+                vocabulary, {**self._spelt((tokens, answer) for tokens in by_token.values()), **ends}
+            )
+        return FreeText(
+            vocabulary, ends, ClosingText(vocabulary, next(iter(closers), self._grammar.closer), answer)
+        )
 
     def answer(self, begun: str = "", *, may_reason: bool = False, line_breaks: int = 0) -> State:
         """What is not reasoning: the answer or the first call, behind at most so many line breaks."""
-        plan, vocabulary, grammar = self._plan, self._vocabulary, self._grammar
+        plan, vocabulary = self._plan, self._vocabulary
+        if plan.calls and self._calls is not None and not plan.allows_answer and begun:
+            return self._until_call()
         alternatives: dict[int, Transition] = {}
-        if self._calls is not None and grammar.has_call_tokens:
-            alternatives[vocabulary.ids[self._opener]] = self._call
-        if not plan.allows_answer and begun:
-            # An answer was begun where a call is required: it goes on until the call.
-            closing = None if alternatives else ClosingText(vocabulary, self._opener, self._call)
-            return FreeText(vocabulary, alternatives, closing)
         if may_reason:
             alternatives |= self._reasoning_openers()
+        if self._calls is not None and self._opener is not None and plan.allows_answer:
+            alternatives[self._opener] = partial(self._call, [self._opener])
         if plan.allows_answer and plan.answer is None:
             return FreeText(vocabulary, {**self._ends, **alternatives})
         for token, size in vocabulary.line_breaks.items():
@@ -133,41 +151,55 @@ class _Reply:
         if self._answer is not None:
             answer = MatchedText(vocabulary, self._answer.deep_copy(), self._ends, alternatives)
             return answer.continued(begun) if begun else answer
-        if grammar.has_call_tokens:
-            return FixedTokens(vocabulary, dict(alternatives))
-        spelling = FixedTokens.tree([(vocabulary.encode(self._opener), self._call)])
-        return FixedTokens(vocabulary, {**spelling, **alternatives})
+        assert self._calls is not None
+        return MatchedText(vocabulary, self._calls.deep_copy(), self._ends, alternatives)
+
+    def _until_call(self) -> State:
+        """An answer was begun where a call is required: it goes on until the call."""
+        grammar, vocabulary = self._grammar.calls, self._vocabulary
+        assert grammar is not None
+        if self._opener is not None:
+            return FreeText(vocabulary, {self._opener: partial(self._call, [self._opener])})
+        if not grammar.spelling:
+            raise GrammarError("This model's format of calls has none behind the beginning of an answer.")
+        call = partial(self._call, vocabulary.encode(grammar.spelling))
+        return FreeText(vocabulary, {}, ClosingText(vocabulary, grammar.spelling, call))
 
     def _reasoning_openers(self) -> dict[int, Transition]:
         """The transitions into a block of reasoning, by the first token of its opener."""
-        transitions: dict[int, Transition] = {}
+        spellings = []
         for opener, closer in self._grammar.openers.items():
-            first, *rest = self._vocabulary.encode(opener)
-            reasoning = partial(self.reasoning, (closer,))
-            if not rest:
-                transitions[first] = reasoning
-            elif self._plan.answer is not None:  # in a free answer what is spelt is text
-                transitions[first] = partial(
-                    FixedTokens, self._vocabulary, FixedTokens.tree([(rest, reasoning)])
-                )
-        return transitions
+            tokens = self._vocabulary.encode(opener)
+            # In a free answer what is spelt is text.
+            if (
+                tokens[0] in self._vocabulary.special
+                or self._plan.answer is not None
+                or not self._plan.allows_answer
+            ):
+                spellings.append((tokens, partial(self.reasoning, (closer,))))
+        return self._spelt(spellings)
 
-    def _call(self) -> State:
-        """What stands behind a call's opener."""
+    def _control_tokens(self, marker: str) -> list[int]:
+        """Return the tokens of a marker if the first of them is a control token, else none."""
+        tokens = self._vocabulary.encode(marker)
+        return tokens if tokens[0] in self._vocabulary.special else []
+
+    def _spelt(self, spellings: Iterable[tuple[Sequence[int], Transition]]) -> dict[int, Transition]:
+        """Return the transitions by the first tokens of spellings."""
+        return {
+            token: partial(FixedTokens, self._vocabulary, branch) if isinstance(branch, dict) else branch
+            for token, branch in FixedTokens.tree(spellings).items()
+        }
+
+    def _call(self, begun: Sequence[int]) -> State:
+        """What stands behind the beginning of a call."""
         assert self._calls is not None
-        if not self._grammar.has_call_tokens:
-            return MatchedText(self._vocabulary, self._calls.deep_copy(), self._ends)
-        closes: dict[int, Transition] = {self._vocabulary.ids[self._closer]: self._after_call}
-        return MatchedText(self._vocabulary, self._calls.deep_copy(), closes)
-
-    def _after_call(self, line_breaks: int = MAX_LINE_BREAKS) -> State:
-        transitions = dict(self._ends)
-        if self._plan.parallel:
-            transitions[self._vocabulary.ids[self._opener]] = self._call
-            for token, size in self._vocabulary.line_breaks.items():
-                if size <= line_breaks:
-                    transitions[token] = partial(self._after_call, line_breaks - size)
-        return FixedTokens(self._vocabulary, dict(transitions))
+        calls = self._calls.deep_copy()
+        if calls.try_consume_tokens(list(begun)) < len(begun):
+            raise GrammarError(
+                "The reply cannot follow its grammar any further: its call begins differently."
+            )
+        return MatchedText(self._vocabulary, calls, self._ends)
 
     def _end(self) -> State:
         return EndOfReply(self._vocabulary, self._grammar.end_tokens)
@@ -216,26 +248,3 @@ class BlockCloser(ReasoningCloser):
             for text in self._parser.reasoning_closer(self._prompt_tail)
             for token in self._tokenizer.encode(text, control_tokens=True)
         ]
-
-
-def _calls_rule(plan: ReplyPlan, markers: tuple[str, str], *, by_token: bool) -> Rule:
-    """Return the rule of what stands behind a call's opener: up to its closer if that is a token."""
-    if by_token:
-        return joined_rule(f"start: body\n{_body(plan.calls)}")
-    opens, closes = map(json.dumps, markers)
-    more = f' ("\\n" {opens} body {closes})*' if plan.parallel else ""
-    return joined_rule(f"start: body {closes}{more}\n{_body(plan.calls)}")
-
-
-def _body(calls: Mapping[str, Rule]) -> str:
-    """Write the rules of what stands in a block: any of the calls, as JSON, on a line of its own or not."""
-    lines = ['body: "\\n"? call "\\n"?']
-    lines.append("call: " + " | ".join(f"call_{at}" for at in range(len(calls))))
-    for at, (name, rule) in enumerate(calls.items()):
-        spelling = json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
-        arguments = rule.lark.removeprefix("start: ")
-        lines.append(
-            f'call_{at}: "{{" B "\\"name\\":" B {spelling} "," B "\\"arguments\\":" B arguments_{at} B "}}"'
-        )
-        lines.append(f"arguments_{at}: {arguments}")
-    return "\n".join([*lines, 'B: " "?', ""])

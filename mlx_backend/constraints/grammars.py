@@ -8,7 +8,7 @@ constrained reply.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.constraints.compiler import Matchers, Rule, choice_rule, regex_rule, schema_rule
@@ -114,8 +114,6 @@ class Grammars:
         `tools` are in OpenAI's form. The parameters of a tool that is not `strict` never refuse a request:
         what of them cannot be enforced is ignored, if need be all of it.
         """
-        if not self._grammar.allows_calls:
-            raise GrammarError("Calls cannot be forced with this model: its output has no form for them.")
         functions = {tool["function"]["name"]: (at, tool["function"]) for at, tool in enumerate(tools)}
         if name is not None:
             if name not in functions:
@@ -127,7 +125,7 @@ class Grammars:
         calls: dict[str, Rule] = {}
         ignored: list[str] = []
         for function_name, (at, function) in functions.items():
-            rule, notes = _arguments(f"tools[{at}] ({function_name})", function)
+            rule, notes = self._call_rule(at, f"tools[{at}] ({function_name})", function)
             calls[function_name] = rule
             ignored += notes
         must_call = required or name is not None
@@ -141,6 +139,25 @@ class Grammars:
 
     def _answer(self, rule: Rule) -> Spec:
         return Spec(self, ReplyPlan(answer=rule), tuple(f"The schema: {note}" for note in rule.ignored))
+
+    def _call_rule(self, at: int, what: str, function: Mapping[str, Any]) -> tuple[Rule, list[str]]:
+        """Return the rule of a tool's calls, and what of its parameters is ignored."""
+        name, parameters = function["name"], function.get("parameters") or _ANY_OBJECT
+        strict = bool(function.get("strict"))
+        if (
+            isinstance(parameters, dict)
+            and "type" not in parameters
+            and parameters.keys().isdisjoint(("$ref", "allOf", "anyOf", "oneOf"))
+        ):
+            parameters = {"type": "object", **parameters}
+        rule_of = partial(self._grammar.call_rule, at, name, what=f"{what}: its parameters")
+        try:
+            rule = rule_of(parameters, strict=strict)
+        except GrammarError as error:
+            if strict:
+                raise
+            return rule_of(_ANY_OBJECT, strict=False), [f"{what}: any object is accepted. {error}"]
+        return rule, [f"{what}: {note}" for note in rule.ignored]
 
     @cached_property
     def _grammar(self) -> ReplyGrammar:
@@ -158,6 +175,12 @@ def can_constrain(dialect: Dialect, control_tokens: Collection[str], vocabulary_
     return machine.has_required_tokens(frozenset(control_tokens))
 
 
+def can_require_calls(dialect: Dialect) -> bool:
+    """Whether calls of a family's models can be required, and held to their schemas."""
+    machine = STATE_MACHINES.get(dialect)
+    return machine is not None and machine.has_calls
+
+
 _OBJECT_KEYWORDS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
 _OTHER_TYPES = frozenset({"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const"})
 
@@ -170,22 +193,3 @@ def _with_type(schema: Any) -> Any:
     if isinstance(schema, dict) and schema.keys() & _OBJECT_KEYWORDS and not schema.keys() & _OTHER_TYPES:
         return {"type": "object", **schema}
     return schema
-
-
-def _arguments(what: str, function: Mapping[str, Any]) -> tuple[Rule, list[str]]:
-    """Return the rule of a tool's arguments, and what of its parameters is ignored."""
-    parameters = function.get("parameters") or _ANY_OBJECT
-    strict = bool(function.get("strict"))
-    if (
-        isinstance(parameters, dict)
-        and "type" not in parameters
-        and parameters.keys().isdisjoint(("$ref", "allOf", "anyOf", "oneOf"))
-    ):
-        parameters = {"type": "object", **parameters}
-    try:
-        rule = schema_rule(parameters, strict=strict, what=f"{what}: its parameters")
-    except GrammarError as error:
-        if strict:
-            raise
-        return schema_rule(_ANY_OBJECT, strict=False), [f"{what}: any object is accepted. {error}"]
-    return rule, [f"{what}: {note}" for note in rule.ignored]

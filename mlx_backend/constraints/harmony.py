@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlx_backend.constraints.closers import ReasoningCloser
+from mlx_backend.constraints.compiler import schema_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.mask import only
 from mlx_backend.constraints.states import EndOfReply, FixedTokens, FreeText, MatchedText
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
-    from mlx_backend.constraints.compiler import Matchers
+    from mlx_backend.constraints.compiler import Matchers, Rule
+    from mlx_backend.constraints.json_schema import Schema
     from mlx_backend.constraints.mask import Mask
     from mlx_backend.constraints.plan import ReplyPlan
     from mlx_backend.constraints.states import State, Transition
@@ -57,8 +59,6 @@ def has_required_tokens(control_tokens: Set[str]) -> bool:
 class HarmonyGrammar:
     """The replies of one model that speaks Harmony."""
 
-    allows_calls = True
-
     def __init__(self, vocabulary: Vocabulary, matchers: Matchers) -> None:
         if missing := [marker for marker in REQUIRED_MARKERS if marker not in vocabulary.ids]:
             raise GrammarError(
@@ -67,6 +67,10 @@ class HarmonyGrammar:
             )
         self._vocabulary = vocabulary
         self._matchers = matchers
+
+    def call_rule(self, at: int, name: str, parameters: Schema, *, strict: bool, what: str) -> Rule:
+        """Return the rule of a call's arguments: its header is not part of it."""
+        return schema_rule(parameters, strict=strict, what=what)
 
     def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
         """Return the state behind `<|start|>assistant`, or in the body of a message that the prompt has opened."""

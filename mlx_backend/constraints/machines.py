@@ -1,7 +1,7 @@
 """Which state machine constrains which dialect.
 
 A family of blocks needs no machine of its own: `block_machine` constrains its answers and its reasoning, and its
-calls where they are JSON in `<tool_call>`. For any other, write its machine and add it here. A dialect that is not here
+calls if `call_grammar` knows their syntax. For any other, write its machine and add it here. A dialect that is not here
 is never constrained: its models offer no structured output, and a reasoning budget does nothing.
 """
 
@@ -12,19 +12,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from mlx_backend.constraints import blocks, harmony
+from mlx_backend.constraints.call_grammar import can_enforce
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.harmony import HARMONY
-from mlx_backend.conversation.dialects.json_calls import JsonCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Set
 
     from mlx_backend.constraints.closers import ReasoningCloser
-    from mlx_backend.constraints.compiler import Matchers
+    from mlx_backend.constraints.compiler import Matchers, Rule
+    from mlx_backend.constraints.json_schema import Schema
     from mlx_backend.constraints.plan import ReplyPlan
     from mlx_backend.constraints.states import State
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.dialects.base import CallCodec
     from mlx_backend.conversation.events import Channel
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 class ReplyGrammar(Protocol):
     """The shape of one model's replies."""
 
-    @property
-    def allows_calls(self) -> bool:
-        """Whether its output has a form for calls to tools."""
+    def call_rule(self, at: int, name: str, parameters: Schema, *, strict: bool, what: str) -> Rule:
+        """Return the rule of the calls of one tool, the `at`-th of a request; `what` names it in errors.
+
+        Strict: what of the schema cannot be enforced is an error. Raises GrammarError, also if calls cannot be.
+        """
         ...
 
     def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
@@ -61,6 +65,8 @@ class StateMachine:
     """Makes the grammar of one model's replies; the last argument is the tokens that end a turn."""
     has_required_tokens: Callable[[Set[str]], bool]
     """Whether a model with these control tokens can be constrained."""
+    has_calls: bool
+    """Whether calls can be required, and held to their schemas."""
     closer: CloserFactory | None = None
     """Makes what closes reasoning; None where there is none."""
 
@@ -77,17 +83,17 @@ def block_grammar(
     end_tokens: Collection[int] | None,
     *,
     openers: Mapping[str, str],
-    calls: JsonCalls | None = None,
+    calls: CallCodec | None = None,
 ) -> blocks.BlockGrammar:
-    """Make the grammar of a family that reasons in blocks with these openers; `calls` is its codec, if it is JSON's."""
+    """Make the grammar of a family that reasons in blocks with these openers; `calls` is its codec."""
     return blocks.BlockGrammar(vocabulary, matchers, openers=openers, calls=calls, end_tokens=end_tokens)
 
 
 def block_machine(dialect: Dialect) -> StateMachine:
     """Return the machine of a family that writes blocks."""
-    calls = dialect.calls if isinstance(dialect.calls, JsonCalls) else None
     return StateMachine(
-        grammar=partial(block_grammar, openers=dialect.blocks, calls=calls),
+        grammar=partial(block_grammar, openers=dialect.blocks, calls=dialect.calls),
+        has_calls=can_enforce(dialect.calls),
         has_required_tokens=blocks.has_required_tokens,
         closer=partial(blocks.BlockCloser, openers=dialect.blocks) if dialect.has_reasoning else None,
     )
@@ -96,6 +102,7 @@ def block_machine(dialect: Dialect) -> StateMachine:
 STATE_MACHINES: Mapping[Dialect, StateMachine] = {
     HARMONY: StateMachine(
         grammar=_harmony,
+        has_calls=True,
         has_required_tokens=harmony.has_required_tokens,
         closer=harmony.HarmonyCloser,
     ),

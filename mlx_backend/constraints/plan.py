@@ -20,6 +20,6 @@ class ReplyPlan:
     answer: Rule | None = None
     """The rule of the answer; None leaves it free."""
     calls: Mapping[str, Rule] = field(default_factory=dict)
-    """The tools that may be called, by name, and the rule of each one's arguments."""
+    """The tools that may be called, by name, and the rule of each one's calls (`ReplyGrammar.call_rule`)."""
     parallel: bool = True
     """Whether one call may follow another, in dialects that do that."""

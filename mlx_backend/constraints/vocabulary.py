@@ -12,6 +12,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.conversation.dialects.plain import END_MARKERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,8 +84,9 @@ class Vocabulary:
 
     @property
     def end_token(self) -> int:
-        """The token that stands for the end in llguidance's masks, whatever ends a reply here."""
-        return next(iter(self.special))
+        """The token that stands for the end in llguidance's masks: one that no grammar holds, if there is one."""
+        ends = (token for token, text in self.special.items() if text in END_MARKERS)
+        return next(ends, next(iter(self.special)))
 
     @cached_property
     def tokens(self) -> Sequence[bytes]:
@@ -147,7 +149,8 @@ class _Tokens:
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = vocabulary.tokens
+        # llguidance spells control tokens with the byte 255, which no text holds: a token of it is none of them.
+        self.tokens = [b"" if b"\xff" in text else text for text in vocabulary.tokens]
         self.special_token_ids = list(vocabulary.special)
         self.eos_token_id = vocabulary.end_token
         self._encode = vocabulary.encode_text

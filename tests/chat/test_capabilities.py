@@ -47,10 +47,10 @@ def from_folder(folder: Path, **changes: Any) -> ModelDescription:
 @pytest.mark.parametrize(
     ("template", "tokens", "capabilities", "efforts"),
     [
-        (HARMONY_TEMPLATE, HARMONY_MARKERS, "thinking tools structured_output", ALL),
+        (HARMONY_TEMPLATE, HARMONY_MARKERS, "thinking tools tool_choice structured_output", ALL),
         (HARMONY_TEMPLATE, HARMONY_MARKERS[:-1], "thinking tools", ALL),
-        (BOTH, HARMONY_MARKERS, "thinking tools structured_output", ALL),
-        (QWEN, CHATML, "thinking tools structured_output", ALL),
+        (BOTH, HARMONY_MARKERS, "thinking tools tool_choice structured_output", ALL),
+        (QWEN, CHATML, "thinking tools tool_choice structured_output", ALL),
         (GRANITE, CHATML, "thinking structured_output", ALL),
         (R1, CHATML, "thinking structured_output", ALL),
         (QWEN_2, CHATML, "tools structured_output", ""),

@@ -31,10 +31,10 @@ def test_a_family_without_a_machine_is_not_constrained() -> None:
         )
 
 
-def test_a_family_of_blocks_whose_calls_are_not_json_has_its_answers_constrained(
+def test_a_family_of_blocks_whose_calls_cannot_be_enforced_has_its_answers_constrained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    family = dataclasses.replace(NEW_FAMILY, calls=DIALECTS["qwen-xml"].calls)
+    family = dataclasses.replace(NEW_FAMILY, calls=DIALECTS["minimax-m3"].calls)
     monkeypatch.setitem(STATE_MACHINES, family, block_machine(family))
     tokenizer = ByteTokenizer(("<think>", "</think>", "<|im_end|>"), None)
     grammars = Grammars(tokenizer, family)
@@ -42,5 +42,5 @@ def test_a_family_of_blocks_whose_calls_are_not_json_has_its_answers_constrained
     assert mask is not None
     [brace] = tokenizer.encode("{", control_tokens=False)
     assert mask[brace // 32] >> brace % 32 & 1
-    with pytest.raises(GrammarError, match="Calls cannot be forced"):
+    with pytest.raises(GrammarError, match="its format of calls cannot be enforced yet"):
         grammars.tool_calls([{"type": "function", "function": {"name": "f"}}], required=True)

@@ -141,6 +141,8 @@ class BlockFormat:
 class BlockCalls(CallCodec):
     """Writes the calls of a format."""
 
+    syntax: CallSyntax
+
     def __init__(self, form: BlockFormat, *, taught_by: tuple[str, ...] = ()) -> None:
         self._section = form.sections[0] if form.sections else None
         self._block = next((block for block in form.blocks if block.opener), None)
@@ -148,6 +150,13 @@ class BlockCalls(CallCodec):
             self._block = None
         self._bare = next((block for block in form.blocks if not block.opener), None)
         self._taught_by = taught_by
+        section = self._section
+        self.syntax = (
+            section.syntax if section and section.syntax else (self._block or self._bare_block).syntax
+        )
+        self.markers = form.markers
+        if section is not None and section.syntax is None:
+            self.around = section.openers[0], section.closer
 
     def is_taught_by(self, template: str) -> bool:
         """Whether a template holds what its calls begin with."""
@@ -160,8 +169,7 @@ class BlockCalls(CallCodec):
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call in its block, and that in its section."""
         section, block = self._section, self._block
-        syntax = section.syntax if section and section.syntax else (block or self._bare_block).syntax
-        pieces = [*syntax.encode(name, arguments)]
+        pieces = [*self.syntax.encode(name, arguments)]
         if block is not None and not block.is_text:
             closing = [Piece(block.closers[0], marker=True)] if block.closers else []
             pieces = [Piece(block.opener, marker=True), *pieces, *closing]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 
 from mlx_backend.conversation.dialects.base import JsonCallCodec, Piece
+from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 
 # What stands in the block where a template teaches another form than JSON (Qwen3-Coder, GLM).
 _OTHER_FORMS = ("<function=", "<arg_key>")
@@ -18,6 +19,7 @@ _OTHER_FORMS = ("<function=", "<arg_key>")
 class JsonCalls(JsonCallCodec):
     """A block holds one JSON object with the tool's name and its arguments."""
 
+    syntax = JsonObjects()
     opener = "<tool_call>"
     closer = "</tool_call>"
 

@@ -29,14 +29,14 @@ class AnySyntax(CallSyntax):
 
     def __init__(self, own: CallSyntax) -> None:
         self.head = re.compile(r"\s*(?:[<{\[].*|[\w.:/-]{1,128}\s*(?:[<{\[].*)?)?", re.DOTALL)
-        self._own = own
+        self.own = own
         self._json = own if isinstance(own, JsonObjects) else JsonObjects()
         self._xml = own if isinstance(own, XmlCalls) else XmlCalls()
         self._pairs = own if isinstance(own, PairCalls) else PairCalls()
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call as the family does."""
-        return self._own.encode(name, arguments)
+        return self.own.encode(name, arguments)
 
     def begin(self, body: str) -> StreamedCall | None:
         """Find JSON arguments."""
@@ -53,7 +53,7 @@ class AnySyntax(CallSyntax):
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         """Return the calls. A name alone is a call if there is such a tool."""
         syntax = self._syntax_of(body)
-        if syntax is self._pairs and self._own is not syntax and not tools.names and not _PAIRS.search(body):
+        if syntax is self._pairs and self.own is not syntax and not tools.names and not _PAIRS.search(body):
             return []
         return syntax.decode(body, tools)
 

@@ -6,6 +6,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ class CallSyntax(ABC):
     Text behind an opener that cannot be a call's is known at once to be text."""
     head_length = 160
     """Characters of a body that are held against `head`."""
+    in_list = False
+    """Several calls are written as one list."""
+    counters: Mapping[str, str] = MappingProxyType({})
+    """What of a written call differs from call to call, and a pattern of what may stand there."""
+    reserved = ""
+    """A pattern of what may end a value that is written as bare text. "": nothing but the marker behind it."""
 
     @abstractmethod
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:

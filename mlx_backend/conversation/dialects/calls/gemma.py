@@ -34,7 +34,7 @@ class GemmaCalls(CallSyntax):
 
     def __init__(self, delimiter: str) -> None:
         self.head = re.compile(r"\s*(?:[\w.:/-]{1,128}\s*(?:\{.*)?|[\[{].*)?", re.DOTALL)
-        self._delimiter = delimiter
+        self.delimiter = delimiter
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call."""
@@ -49,7 +49,7 @@ class GemmaCalls(CallSyntax):
         calls: list[DecodedCall] = []
         at = 0
         while match := _CALL.match(body, at):
-            reader = _Reader(body, match.end(), self._delimiter)
+            reader = _Reader(body, match.end(), self.delimiter)
             try:
                 value = reader.value(0)
             except _TooDeep:
@@ -71,9 +71,9 @@ class GemmaCalls(CallSyntax):
     def _encode(self, value: Any) -> Iterator[Piece]:
         match value:
             case str():
-                yield Piece(self._delimiter, marker=True)
+                yield Piece(self.delimiter, marker=True)
                 yield Piece(value)
-                yield Piece(self._delimiter, marker=True)
+                yield Piece(self.delimiter, marker=True)
             case dict():
                 yield Piece("{")
                 for at, (key, item) in enumerate(value.items()):

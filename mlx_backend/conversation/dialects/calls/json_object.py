@@ -65,16 +65,18 @@ class JsonObjects(CallSyntax):
     ) -> None:
         self.head = re.compile(r"\s*(?:[{\[].*)?", re.DOTALL)
         self._keys = name_key, arguments_key
-        self._in_list = in_list
+        self.in_list = in_list
         self._by_name = by_name
         self._index = f'"{index_key}": "0", ' if index_key else ""
+        if index_key:
+            self.counters = {'"0"': '"[0-9]{1,3}"'}
         self._around = around
         self._streams = streams and not by_name
 
     def opening(self, name: str) -> str:
         """Write what stands before the arguments."""
         before, _ = self._around
-        begins = before + ("[" if self._in_list else "")
+        begins = before + ("[" if self.in_list else "")
         if self._by_name:
             return f"{begins}{{{to_json(name)}: "
         return f'{begins}{{{self._index}"{self._keys[0]}": {to_json(name)}, "{self._keys[1]}": '
@@ -83,7 +85,7 @@ class JsonObjects(CallSyntax):
     def closing(self) -> str:
         """What stands behind the arguments."""
         _, after = self._around
-        return "}" + ("]" if self._in_list else "") + after
+        return "}" + ("]" if self.in_list else "") + after
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call."""

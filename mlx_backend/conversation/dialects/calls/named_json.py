@@ -37,10 +37,16 @@ class NamedJson(CallSyntax):
     """
 
     def __init__(
-        self, *beginnings: str, before: tuple[Piece, ...], after: tuple[Piece, ...] = (), head: str = ""
+        self,
+        *beginnings: str,
+        before: tuple[Piece, ...],
+        after: tuple[Piece, ...] = (),
+        head: str = "",
+        counters: Mapping[str, str] | None = None,
     ) -> None:
         self._beginnings = [re.compile(beginning, re.DOTALL) for beginning in beginnings]
         self._before, self._after = before, after
+        self.counters = counters or {}
         self.head = re.compile(head, re.DOTALL) if head else None
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
@@ -92,4 +98,5 @@ DEEPSEEK_V31 = NamedJson(*_DEEPSEEK_BEGINNINGS, before=(Piece("{name}"), _SEPARA
 KIMI_K2 = NamedJson(
     r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]{1,256}?)(?::\d{1,9})?)\s*<\|tool_call_argument_begin\|>\s*",
     before=(Piece("functions.{name}:0"), Piece("<|tool_call_argument_begin|>", marker=True)),
+    counters={":0": ":[0-9]{1,3}"},
 )

@@ -35,6 +35,8 @@ _OBJECTS = JsonObjects()
 class PairCalls(CallSyntax):
     """`prefix` and `separator` are how it is written; every spelling is read. `lines`: each tag has its own line."""
 
+    reserved = r"</?(?:longcat_|ifm\|)?arg_(?:key|value)[:>]"
+
     def __init__(self, *, prefix: str = "", separator: str = "", lines: bool = False) -> None:
         self.head = re.compile(r"\s*(?:[\w.:/-]{1,128}\s*(?:[<{\[].*)?|[<{\[].*)?", re.DOTALL)
         self._prefix, self._separator = prefix, separator

@@ -51,7 +51,7 @@ class PythonicCalls(CallSyntax):
         self, *, in_list: bool = True, has_shell_style: bool = False, around: tuple[str, str] = ("", "")
     ) -> None:
         self.head = None if has_shell_style else re.compile(r"\s*(?:[A-Za-z_\[{(#].*)?", re.DOTALL)
-        self._in_list = in_list
+        self.in_list = in_list
         self._around = around
         self._has_shell_style = has_shell_style
 
@@ -68,7 +68,7 @@ class PythonicCalls(CallSyntax):
             written.append(f"**{others!r}")
         call = f"{name}({', '.join(written)})"
         before, after = self._around
-        return (Piece(f"{before}{f'[{call}]' if self._in_list else call}{after}"),)
+        return (Piece(f"{before}{f'[{call}]' if self.in_list else call}{after}"),)
 
     def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         """Return the calls, all of them or none."""
@@ -91,6 +91,10 @@ class TaggedCalls(CallSyntax):
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call as JSON."""
         return self._objects.encode(name, arguments)
+
+    def is_whole(self, body: str) -> bool:
+        """Whether the last bracket of JSON is closed."""
+        return body.lstrip()[:1] != "{" or self._objects.is_whole(body)
 
     def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         """Return the calls; a program is none."""

@@ -42,6 +42,8 @@ class XmlCalls(CallSyntax):
     `trims`: a line break at each end of a value is layout. `untyped` is what a value without a schema is.
     """
 
+    reserved = r"</?(?:｜DSML｜ ?|[a-z]{1,16}:)?param(?:eter)?[\s=>]"
+
     def __init__(
         self,
         *,

@@ -10,6 +10,7 @@ Texts are raw; other types are JSON. In attributes `&` and `"` are escaped.
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.argument_values import parse_json
@@ -32,6 +33,8 @@ _ATTRIBUTE = re.compile(r'(\w{1,32})\s*=\s*"([^"]*)"')
 
 class XtmlCalls(CallSyntax):
     """Typed arguments; or all of them as one JSON object."""
+
+    counters: Mapping[str, str] = MappingProxyType({'index="1"': 'index="[0-9]{1,3}"'})
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call."""

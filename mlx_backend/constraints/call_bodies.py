@@ -1,0 +1,360 @@
+"""How a call of one tool is written, by what its family's codec writes (see `call_grammar`): three ways."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.constraints.call_values import (
+    INTEGER,
+    NUMBER,
+    TYPES,
+    Notation,
+    Report,
+    bare_text,
+    is_unlimited,
+    properties_of,
+    unsayable,
+)
+from mlx_backend.constraints.compiler import schema_rule
+from mlx_backend.constraints.errors import GrammarError
+from mlx_backend.constraints.lark import Lark, Marked, is_mark, literal, pattern, without
+from mlx_backend.conversation.argument_values import resolve, types_of
+from mlx_backend.conversation.dialects.calls.named_json import NamedJson
+from mlx_backend.conversation.tools import ToolSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mlx_backend.conversation.dialects.base import CallCodec
+    from mlx_backend.conversation.dialects.calls.base import CallSyntax
+    from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
+
+_NAME, _KEY, _MORE, _TEXT = "zqname", "zqkey", "zqmore", "zqtext"
+_SAMPLES: Mapping[str, tuple[Any, str]] = {
+    "string": (_TEXT, _TEXT),
+    "integer": (713_571, "713571"),
+    "number": (71.25, "71.25"),
+    "boolean": (True, "true"),
+    "null": (None, "null"),
+    "array": ([713_571], "[713571]"),
+    "object": ({"zqz": 1}, '{"zqz": 1}'),
+}
+"""A value of each type, and how it is written as JSON."""
+_FREE_KEY = pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
+_IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+class CallBody(ABC):
+    """Writes a call, without the markers around all calls (`around`)."""
+
+    layout = "\n"
+
+    def __init__(self, codec: CallCodec, syntax: CallSyntax, marked: Marked) -> None:
+        self.codec, self.syntax, self.marked = codec, syntax, marked
+        self.around = marked.text(codec.around[0]), marked.text(codec.around[1])
+        if syntax.in_list:
+            written = self.written({})
+            self.around = written[: written.index("[") + 1], written[written.rindex("]") :]
+
+    @abstractmethod
+    def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
+        """Return the expression of a call."""
+
+    def said(self, name: str) -> str:
+        """Return how a tool's name is written."""
+        return name
+
+    def written(self, arguments: Mapping[str, Any]) -> str:
+        """Return what the codec writes for a call of `_NAME`, marked."""
+        text = self.marked.of(self.codec.encode(_NAME, arguments))
+        begins, ends = self.around if hasattr(self, "around") else ("", "")
+        return text.removeprefix(begins).removesuffix(ends)
+
+    def spelt_markers(self) -> list[str]:
+        """Return patterns of the markers that are no control tokens: in a text they would be taken for markup."""
+        return [re.escape(marker) for marker in sorted(self.codec.markers) if marker not in self.marked.ids]
+
+    def lark(self, text: str) -> str:
+        """Write marked text."""
+        return self.marked.lark(text, layout=self.layout, counters=self.syntax.counters)
+
+    def call(self, before: str, name: str, *arguments: str) -> str:
+        """Write a call's beginning, which holds `_NAME`, and what follows."""
+        head, found, tail = before.partition(_NAME)
+        if not found:
+            raise unknown_format()
+        return " ".join(
+            filter(None, [self.lark(head), literal(self.said(name)), self.lark(tail), *arguments])
+        )
+
+
+class JsonBody(CallBody):
+    """Arguments that are one JSON object."""
+
+    layout = "\n "
+
+    def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
+        """Find the object."""
+        before, found, behind = self.written({_KEY: 1}).rpartition(f'{{"{_KEY}": 1}}')
+        if not found:
+            raise unknown_format()
+        rule = schema_rule(dict(parameters), strict=report.strict, what=report.what)
+        report.notes += rule.ignored
+        return self.call(before, name, lark.schema(rule.lark), self.lark(behind))
+
+    def said(self, name: str) -> str:
+        """Write a name as it stands in a JSON string, if that is where it stands."""
+        return _json(name)[1:-1] if not isinstance(self.syntax, NamedJson) else name
+
+
+class TaggedBody(CallBody):
+    """A tag for every parameter, with its value as text or as JSON."""
+
+    def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
+        """Take apart what the codec writes of no parameter, of one and of two."""
+        parameters = resolve(parameters, parameters)
+        tags = {kind: self._tag(*_SAMPLES[kind]) for kind in TYPES}
+        opened, _, last = tags["string"]
+        none = self.written({})
+        between = self.written({_KEY: _TEXT, _MORE: _TEXT}).partition(_TEXT)[2].partition(_MORE)[0]
+        # The tag that closes a value stands behind it whether another one follows or not.
+        size = next(at for at in range(1, 1 + len(last)) if is_mark(last[at - 1]) or last[at - 1] == ">")
+        closing, last, between = last[:size], last[size:], between[size:]
+        head = none[: none.index(_NAME) + len(_NAME)]
+        tail = none.removeprefix(head)
+        items = []
+        for key, schema, must in self._parameters(parameters, report):
+            where = f"/properties/{key}"
+            if self._can_say(key):
+                value = self._value(lark, schema, parameters, report, where, tags, closing)
+                items.append((lark.rule(f"{literal(key)} {value}"), must))
+            else:
+                unsayable(report, where, key, is_required=must)
+        others = parameters.get("additionalProperties")
+        if not items and others is not False:
+            value = self._value(
+                lark, others if isinstance(others, dict) else {}, parameters, report, "", tags, closing
+            )
+            items = [(lark.rule(f"{lark.terminal(_FREE_KEY)} {value}"), False)]
+        some = lark.sequence(items, self.lark(between))
+        some = f"{self.lark(opened.removeprefix(head))} {some} {self.lark(last)}" if some else ""
+        if not any(must for _, must in items):
+            some = f"({some} | {self.lark(tail)})" if some else self.lark(tail)
+        return self.call(head, name, some)
+
+    def _parameters(self, parameters: Mapping[str, Any], report: Report) -> list[tuple[str, Any, bool]]:
+        known = {"type", "properties", "required", "additionalProperties"}
+        report.unknown("", parameters, known)
+        return properties_of(parameters, report, "")
+
+    def _tag(self, value: Any, text: str) -> tuple[str, str, str]:
+        """Return what stands before a parameter's key, between key and value, and behind the value."""
+        before, found, after = self.written({_KEY: value}).partition(_KEY)
+        between, found_value, behind = after.partition(text)
+        if not (found and found_value):
+            raise unknown_format()
+        return before, between, behind
+
+    def _can_say(self, key: str) -> bool:
+        if "\n" in key or self.written({_KEY: _TEXT}).replace(_KEY, key) != self.written({key: _TEXT}):
+            return False
+        body = "".join(piece.text for piece in self.syntax.encode(_NAME, {key: _TEXT}))
+        parameters = {"type": "object", "properties": {key: {"type": "string"}}}
+        calls = self.syntax.decode(body, ToolSet([{"name": _NAME, "parameters": parameters}]))
+        return [call.arguments for call in calls] == [f'{{{_json(key)}: "{_TEXT}"}}']
+
+    def _value(
+        self,
+        lark: Lark,
+        schema: Any,
+        root: Mapping[str, Any],
+        report: Report,
+        where: str,
+        tags: Mapping[str, tuple[str, str, str]],
+        closing: str,
+    ) -> str:
+        """Write what stands behind a parameter's key: its value, and the tag that closes it."""
+        own = dict(resolve(schema, root)) if isinstance(schema, dict) else {}
+        types = types_of(own, root) & {*TYPES}
+        alternatives = []
+        if not types or "string" in types:
+            if types != {"string"} and not is_unlimited(own, root) and not _has_texts(own):
+                report.ignore(where, "a text is accepted beside other types, whatever they are limited to")
+            limits = bare_text(own, report, where) if types == {"string"} or _has_texts(own) else None
+            alternatives.append(f"{self.lark(tags['string'][1])} {self._text(lark, limits, closing)}")
+        if types and types != {"string"} and not (is_unlimited(own, root) and "string" in types):
+            by_tag: dict[str, list[str]] = {}
+            for kind in sorted(types - {"string"}):
+                by_tag.setdefault(tags[kind][1], []).append(kind)
+            for between, kinds in by_tag.items():
+                alternatives.append(
+                    self._json(lark, own, root, report, where, between, kinds, types, closing)
+                )
+        return lark.rule(" | ".join(alternatives))
+
+    def _json(
+        self,
+        lark: Lark,
+        schema: dict[str, Any],
+        root: Mapping[str, Any],
+        report: Report,
+        where: str,
+        between: str,
+        kinds: list[str],
+        types: frozenset[str] | set[str],
+        closing: str,
+    ) -> str:
+        if is_unlimited(schema, root) and {*kinds} <= {"integer", "number"}:
+            value = lark.terminal(INTEGER if kinds == ["integer"] else NUMBER)
+        else:
+            if {*kinds} != types:
+                schema = {**schema, "type": kinds}
+                if "enum" in schema:
+                    schema["enum"] = [member for member in schema["enum"] if not isinstance(member, str)]
+            value = report.json(lark, schema, root, where)
+        return f"{self.lark(between)} {value} {self.lark(closing)}"
+
+    def _text(self, lark: Lark, limits: str | None, closing: str) -> str:
+        """Write a text up to its closing tag, and that: one terminal, so that the first such tag ends the text."""
+        excluded = [
+            re.escape(marker) for marker in sorted(self.codec.markers) if marker not in self.marked.ids
+        ]
+        if self.syntax.reserved:
+            excluded.append(self.syntax.reserved)
+        ends_with_token = is_mark(closing[-1])
+        spelt = closing[:-1] if ends_with_token else closing
+        closer = spelt.strip("\n")
+        if closer:
+            excluded.append(re.escape(closer))
+        if limits is None:
+            text = f"({without(*excluded)})"
+        else:
+            # Line breaks at its edges may be layout, and limits count what is left of a text.
+            edges = pattern(r"(?s:[^\r\n]|[^\r\n].*[^\r\n])?")
+            layout = ' "\\n"?' if spelt[:1] == "\n" else ""
+            text = f"(({limits}) & {without(*excluded, re.escape('<![CDATA['))} & {edges}){layout}"
+        if not closer:
+            return f"{lark.terminal(text)} {self.lark(closing)}"
+        last = self.lark(closing[-1]) if ends_with_token else ""
+        return f"{lark.terminal(f'{text} {literal(closer)}')} {last}".rstrip()
+
+
+class NotedBody(CallBody):
+    """Pairs of keys and values in brackets, in a notation of their own."""
+
+    brackets: str
+
+    def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:
+        """Find the brackets behind the name."""
+        parameters = resolve(parameters, parameters)
+        before, found, behind = self.written({}).rpartition(_NAME + self.brackets)
+        if not found:
+            raise unknown_format()
+        notation = self.notation(lark, report, parameters)
+        items = notation.properties(parameters, "", self.key, self.colon)
+        arguments = lark.sequence(items, self.comma)
+        if arguments and not any(must for _, must in items):
+            arguments = f"({arguments})?"
+        opens, closes = self.brackets[0], self.brackets[1]
+        return self.call(before + _NAME + opens, name, arguments, self.lark(closes + behind))
+
+    comma = '","'
+    colon = '":"'
+
+    @abstractmethod
+    def notation(self, lark: Lark, report: Report, root: Mapping[str, Any]) -> Notation:
+        """Make the notation of values."""
+
+    @abstractmethod
+    def key(self, name: str) -> str | None:
+        """Write a parameter's name; None if that cannot be done."""
+
+
+class GemmaBody(NotedBody):
+    """Bare keys, and texts between delimiters."""
+
+    syntax: GemmaCalls
+    brackets = "{}"
+
+    def notation(self, lark: Lark, report: Report, root: Mapping[str, Any]) -> Notation:
+        """Make the notation of values."""
+        delimiter = self.marked.text(self.syntax.delimiter)
+        quote = self.marked.lark(delimiter)
+        is_token = is_mark(delimiter)
+
+        delimiters = [] if is_token else [re.escape(self.syntax.delimiter)]
+        free = without(*self.spelt_markers(), *delimiters)
+
+        def text(limits: str | None) -> str:
+            inner = f"({limits}) & {free}" if limits else free
+            if is_token:
+                return f"{quote} {lark.terminal(inner)} {quote}"
+            return lark.terminal(f"{quote} ({inner}) {quote}")
+
+        words = {"True": "true", "False": "false", "None": "null"}
+        return Notation(lark, report, root, words=words, text=text, key=self.key, between=('","', '":"'))
+
+    def key(self, name: str) -> str | None:
+        """Write a name without quotation marks."""
+        return literal(name) if re.fullmatch(r"[^\s:{}\[\]<>\",]{1,256}", name) else None
+
+
+class PythonBody(NotedBody):
+    """Keyword arguments, and literals."""
+
+    brackets = "()"
+    comma = '"," " "?'
+    colon = '"="'
+
+    def said(self, name: str) -> str:
+        """Write a name as an identifier: the reader finds the tool that is spelt like it."""
+        return name if _IDENTIFIER.fullmatch(name) else re.sub(r"\W", "_", name)
+
+    def notation(self, lark: Lark, report: Report, root: Mapping[str, Any]) -> Notation:
+        """Make the notation of values."""
+        free = without(*self.spelt_markers())
+        plain = lark.terminal(
+            f"({free}) & ("
+            + pattern(r'"(?:[^"\\\x00\r\n]|\\["\\nt])*"')
+            + " | "
+            + pattern(r"'(?:[^'\\\x00\r\n]|\\['\\nt])*'")
+            + ")"
+        )
+
+        def text(limits: str | None) -> str:
+            if limits is None:
+                return plain
+            # What is limited is written without escapes, so that what is counted is what is read.
+            quoted = [
+                f"{literal(quote)} (({limits}) & {free} & {pattern(rf'[^{quote}\\\x00\r\n]*')}) {literal(quote)}"
+                for quote in ('"', "'")
+            ]
+            return lark.terminal(" | ".join(quoted))
+
+        words = {"True": "True", "False": "False", "None": "None"}
+
+        def key(name: str) -> str | None:
+            return literal(_json(name)) if not re.search(r'["\\\x00-\x1f]', name) else None
+
+        return Notation(lark, report, root, words=words, text=text, key=key, between=('"," " "?', '":" " "?'))
+
+    def key(self, name: str) -> str | None:
+        """Write the name of a keyword argument."""
+        return literal(name) if name.isidentifier() and not keyword.iskeyword(name) else None
+
+
+def _has_texts(schema: Mapping[str, Any]) -> bool:
+    return "enum" in schema or "const" in schema
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def unknown_format() -> GrammarError:
+    """Make the error of a family whose calls cannot be enforced."""
+    return GrammarError("Calls cannot be forced with this model: its format of calls cannot be enforced yet.")

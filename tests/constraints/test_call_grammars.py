@@ -1,0 +1,328 @@
+"""Whatever the grammar of a family's calls allows, its reader reads as calls of offered tools that fit them."""
+
+import codecs
+import json
+import random
+from typing import Any
+
+import pytest
+from byte_tokenizer import ByteTokenizer
+from constraint_replies import choices
+
+from mlx_backend.constraints import GrammarError, Grammars, Spec, can_require_calls
+from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.events import Channel, Message
+from mlx_backend.conversation.parser import ChannelParser, fold
+from mlx_backend.engine.base import Constraint
+
+END = "<|im_end|>"
+ENFORCED = [name for name, dialect in DIALECTS.items() if name != "harmony" and can_require_calls(dialect)]
+# Each family's control tokens, as far as its calls have some; the others have none here, and spell their markers.
+CONTROL: dict[str, tuple[str, ...]] = {
+    "qwen-xml": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    "glm": (
+        *("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    "mistral": ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
+    "kimi-k2": (
+        *("<think>", "</think>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    "kimi-k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "deepseek-v3.1": (
+        *("<think>", "</think>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    ),
+    "deepseek-v3": (
+        *("<think>", "</think>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    ),
+    "dsml": ("<think>", "</think>", "｜DSML｜"),
+    "minimax-m2": ("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    "gemma4": ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "llama3-json": ("<|python_tag|>",),
+    "hermes-json": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+    "granite": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    "hunyuan": ("<think>", "</think>", "<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+}
+
+JSON_STRINGS = {
+    *(
+        "mistral",
+        "kimi-k2",
+        "deepseek-v3",
+        "deepseek-v3.1",
+        "llama3-json",
+        "hermes-json",
+        "cohere",
+        "apertus",
+    ),
+    *("granite", "hunyuan"),
+}
+
+
+def tool(name: str, properties: dict[str, Any], *required: str, strict: bool = True) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": parameters, "strict": strict},
+    }
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}, "on": {"type": "boolean"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    tool("get_weather", {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}}, "city"),
+    tool(
+        "plot",
+        {
+            "label": {"type": "string", "minLength": 1, "maxLength": 8},
+            "größe": {"type": "integer"},
+            "points": {"type": "array", "items": POINT, "minItems": 1, "maxItems": 3},
+            "origin": POINT,
+            "is_open": {"type": "boolean"},
+            "note": {"type": ["string", "null"]},
+        },
+        "points",
+        "is_open",
+    ),
+    tool("look", {}),
+]
+BY_NAME = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Check a value against as much of JSON Schema as is used above."""
+    if "enum" in schema:
+        return value in schema["enum"]
+    match schema["type"]:
+        case "string":
+            return isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get(
+                "maxLength", 1e9
+            )
+        case "integer":
+            return type(value) is int and schema.get("minimum", value) <= value <= schema.get(
+                "maximum", value
+            )
+        case "boolean":
+            return isinstance(value, bool)
+        case "array":
+            return 1 <= len(value) <= 3 and all(fits(item, schema["items"]) for item in value)
+        case "object":
+            named = schema["properties"]
+            return (
+                isinstance(value, dict)
+                and {*schema["required"]} <= value.keys() <= named.keys()
+                and all(fits(item, named[key]) for key, item in value.items())
+            )
+        case _:  # a text or null
+            return value is None or isinstance(value, str)
+
+
+def grammars_of(name: str, *, has_tokens: bool = True) -> tuple[ByteTokenizer, Grammars]:
+    tokenizer = ByteTokenizer((END, *(CONTROL.get(name, ()) if has_tokens else ())), None)
+    return tokenizer, Grammars(tokenizer, DIALECTS[name])
+
+
+def hints_of(name: str) -> list[bytes]:
+    """Return what the family writes between values, first what closes one, and markup that must not end one."""
+    codec = DIALECTS[name].calls
+    assert codec is not None
+    written = "".join(piece.text for piece in codec.encode("plot", {"label": "\0", "note": "\1"}))
+    closer = written.partition("\0")[2].partition("note")[0]
+    closer = closer[: closer.find(">") + 1] or closer
+    texts = [
+        closer,
+        written.partition("\1")[2],
+        written.partition("plot")[0],
+        *sorted(codec.markers),
+        "<parameter=note>",
+    ]
+    return [text.encode() for text in texts if text]
+
+
+def write_randomly(
+    tokenizer: ByteTokenizer, constraint: Constraint, rng: random.Random, hints: list[bytes]
+) -> list[int]:
+    """Write allowed tokens at random, and now and then as much of a hint as is allowed."""
+    written: list[int] = []
+    pending: list[int] = []
+    special = tokenizer.special_tokens
+    while special.get(written[-1] if written else -1) != END:
+        allowed = choices(constraint)
+        assert allowed, tokenizer.decode(written)
+        if pending and pending[0] in allowed:
+            token = pending.pop(0)
+        else:
+            is_long = len(written) > 300
+            hint = hints[0] if is_long else rng.choice(hints)
+            pending = list(hint) if rng.random() < (0.5 if is_long else 0.1) else []
+            markers = [each for each in allowed if each in special]
+            ends = [each for each in markers if special[each] == END]
+            structure = [each for each in allowed if each < 128 and chr(each) in "<\"}])'\n"]
+            readable = [each for each in allowed if 32 <= each < 127]
+            if ends and (is_long or rng.random() < 0.3):
+                token = ends[0]
+            elif markers and rng.random() < 0.3:
+                token = rng.choice(markers)
+            elif pending and pending[0] in allowed:
+                token = pending.pop(0)
+            elif structure and rng.random() < (0.7 if is_long else 0.2):
+                token = rng.choice(structure)
+            else:
+                token = rng.choice(readable if readable and rng.random() < 0.9 else allowed)
+        written.append(token)
+        constraint.advance(token)
+        assert len(written) < 6_000, tokenizer.decode(written)[-300:]
+    return written
+
+
+def message_of(
+    tokenizer: ByteTokenizer, name: str, written: list[int], opens_in: Channel | None = None
+) -> Message:
+    parser = ChannelParser(name, tools=TOOLS, opens_in=opens_in, special_tokens=tokenizer.special_tokens)
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    events = []
+    for token in written:
+        marker = tokenizer.special_tokens.get(token)
+        if marker:
+            characters.reset()
+        events += parser.feed(marker or characters.decode(tokenizer.bytes_of(token)), token)
+    return fold([*events, *parser.close()])
+
+
+def check_calls(message: Message, *, names: set[str] | None = None) -> None:
+    assert message.finish == "tool_calls"
+    assert not message.content.strip()
+    for call in message.tool_calls:
+        assert call.name in (names or BY_NAME)
+        arguments = json.loads(call.arguments)
+        assert fits(arguments, BY_NAME[call.name]), (call.name, arguments)
+
+
+def test_the_families_whose_calls_can_be_enforced() -> None:
+    assert {*DIALECTS} - {*ENFORCED} == {"harmony", "minimax-m3", "plain"}
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_whatever_a_family_may_write_is_read_as_calls_that_fit_their_schemas(name: str) -> None:
+    # In a JSON string nothing is forbidden: what is markup there has to be a control token, as it is in these families.
+    for has_tokens in [True] if name in JSON_STRINGS else [True, False] if name in CONTROL else [False]:
+        tokenizer, grammars = grammars_of(name, has_tokens=has_tokens)
+        spec = grammars.tool_calls(TOOLS, required=True)
+        hints = hints_of(name)
+        for seed in range(25 if name in CONTROL else 10):
+            written = write_randomly(tokenizer, spec.start(Channel.FINAL), random.Random(seed), hints)
+            message = message_of(tokenizer, name, written, Channel.FINAL)
+            try:
+                check_calls(message)
+            except (AssertionError, ValueError):
+                raise AssertionError((seed, tokenizer.decode(written), message)) from None
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_one_call_of_the_tool_that_is_named(name: str) -> None:
+    tokenizer, grammars = grammars_of(name)
+    spec = grammars.tool_calls(TOOLS, required=False, name="get_weather", parallel=False)
+    for seed in range(3):
+        written = write_randomly(tokenizer, spec.start(Channel.FINAL), random.Random(seed), hints_of(name))
+        message = message_of(tokenizer, name, written, Channel.FINAL)
+        check_calls(message, names={"get_weather"})
+        assert len(message.tool_calls) == 1
+
+
+def write(tokenizer: ByteTokenizer, spec: Spec, text: str, opens_in: Channel | None = None) -> str:
+    """Write a text as far as it is allowed."""
+    constraint = spec.start(opens_in)
+    written: list[int] = []
+    for token in tokenizer.encode(text, control_tokens=True):
+        if token not in choices(constraint):
+            break
+        constraint.advance(token)
+        written.append(token)
+    return tokenizer.decode(written)
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_several_calls_as_the_family_writes_them_unless_only_one_is_wanted(name: str) -> None:
+    tokenizer, grammars = grammars_of(name)
+    codec = DIALECTS[name].calls
+    assert codec is not None
+    texts = [
+        "".join(piece.text for piece in codec.encode(*call))
+        for call in (("get_weather", {"city": "Paris", "unit": "C"}), ("look", {}))
+    ]
+    one = texts[0] + END
+    assert write(tokenizer, grammars.tool_calls(TOOLS, required=True), one) == one
+    begins, ends = codec.around
+    if codec.syntax is not None and codec.syntax.in_list:
+        ends = texts[0][texts[0].rindex("]") :]
+        begins = texts[0][: texts[0].index("[") + 1]
+    between = ", " if codec.syntax is not None and codec.syntax.in_list else ""
+    two = texts[0].removesuffix(ends) + between + texts[1].removeprefix(begins) + END
+    several = write(tokenizer, grammars.tool_calls(TOOLS, required=True), two)
+    assert several == (two if name != "llama3-json" else texts[0])
+    assert len(write(tokenizer, grammars.tool_calls(TOOLS, required=True, parallel=False), two)) < len(two)
+
+
+@pytest.mark.parametrize("name", [name for name in ENFORCED if DIALECTS[name].has_reasoning])
+def test_a_required_call_comes_behind_free_reasoning(name: str) -> None:
+    tokenizer, grammars = grammars_of(name)
+    dialect = DIALECTS[name]
+    assert dialect.calls is not None
+    call = "".join(piece.text for piece in dialect.calls.encode("look", {})) + END
+    opener, closer = next(iter(dialect.blocks.items()))
+    spec = grammars.tool_calls(TOOLS, required=True)
+    if opener in (tokenizer.special_tokens.values()):
+        text = f"{opener}I think {{ of it.{closer}\n\n{call}"
+        assert write(tokenizer, spec, text) == text
+        assert write(tokenizer, spec, f"{opener}x{closer}Hello") == f"{opener}x{closer}"
+    text = f"I think {{ of it.{closer}{call}"
+    assert write(tokenizer, spec, text, Channel.ANALYSIS) == text
+
+
+def test_a_strict_tool_is_held_to_its_schema_once_the_model_begins_a_call() -> None:
+    tokenizer, grammars = grammars_of("qwen-xml")
+    spec = grammars.tool_calls(TOOLS, required=False)
+    call = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=unit>\n"
+    assert write(tokenizer, spec, f"I look. {call}K") == f"I look. {call}"
+    assert write(tokenizer, spec, "Nothing to look up." + END) == "Nothing to look up." + END
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"when": {"type": "string", "format": "date"}}, "/properties/when .*'format' cannot be enforced"),
+        ({"a>b": {"type": "string"}}, "cannot write the name 'a>b'"),
+        ({"n": {"type": "integer", "not": {"const": 3}}}, '"?not"?'),
+    ],
+)
+def test_what_a_format_cannot_hold_refuses_a_strict_tool_and_is_noted_for_others(
+    properties: dict[str, Any], words: str
+) -> None:
+    _, grammars = grammars_of("qwen-xml")
+    strict = [tool("f", properties, *properties)]
+    with pytest.raises(GrammarError, match=words):
+        grammars.tool_calls(strict, required=True)
+    spec = grammars.tool_calls([tool("f", properties, *properties, strict=False)], required=True)
+    assert spec.ignored
+    spec.start()
+
+
+def test_a_byte_that_no_text_holds_is_never_taken_for_a_control_token() -> None:
+    tokenizer, grammars = grammars_of("qwen-xml")
+    constraint = grammars.tool_calls(TOOLS, required=True).start(Channel.FINAL)
+    assert choices(constraint) == [tokenizer.encode("<tool_call>", control_tokens=True)[0]]
