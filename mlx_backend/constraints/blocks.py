@@ -114,6 +114,7 @@ class _Reply:
         self._answer = grammar.matchers.of(plan.answer) if plan.answer is not None else None
         self._calls: LLMatcher | None = None
         self._opener = grammar.calls.opener if grammar.calls is not None else None
+        self._spelling = grammar.calls.spelling if grammar.calls is not None else ""
         if plan.calls and grammar.calls is not None and not (self._opener is None and plan.allows_answer):
             self._calls = grammar.matchers.of(grammar.calls.join(plan.calls, parallel=plan.parallel))
         self._ends: dict[int, Transition] = dict.fromkeys(grammar.end_tokens, self._end)
@@ -138,11 +139,13 @@ class _Reply:
         plan, vocabulary = self._plan, self._vocabulary
         if plan.calls and self._calls is not None and not plan.allows_answer and begun:
             return self._until_call()
-        alternatives: dict[int, Transition] = {}
-        if may_reason:
-            alternatives |= self._reasoning_openers()
-        if self._calls is not None and self._opener is not None and plan.allows_answer:
-            alternatives[self._opener] = partial(self._call, [self._opener])
+        spellings = self._reasoning_openers() if may_reason else []
+        is_shared = any(tokens[0] == self._opener for tokens, _ in spellings)
+        if self._calls is not None and self._opener is not None and (plan.allows_answer or is_shared):
+            # What begins with the same token as reasoning is spelt up to where they differ.
+            opener = vocabulary.encode(self._spelling) if is_shared else [self._opener]
+            spellings.append((opener, partial(self._call, opener)))
+        alternatives = self._spelt(spellings)
         if plan.allows_answer and plan.answer is None:
             return FreeText(vocabulary, {**self._ends, **alternatives})
         for token, size in vocabulary.line_breaks.items():
@@ -152,22 +155,23 @@ class _Reply:
             answer = MatchedText(vocabulary, self._answer.deep_copy(), self._ends, alternatives)
             return answer.continued(begun) if begun else answer
         assert self._calls is not None
+        if is_shared:
+            return FixedTokens(vocabulary, dict(alternatives))
         return MatchedText(vocabulary, self._calls.deep_copy(), self._ends, alternatives)
 
     def _until_call(self) -> State:
         """An answer was begun where a call is required: it goes on until the call."""
-        grammar, vocabulary = self._grammar.calls, self._vocabulary
-        assert grammar is not None
+        vocabulary = self._vocabulary
         if self._opener is not None:
             return FreeText(vocabulary, {self._opener: partial(self._call, [self._opener])})
-        if not grammar.spelling:
+        if not self._spelling:
             raise GrammarError("This model's format of calls has none behind the beginning of an answer.")
-        call = partial(self._call, vocabulary.encode(grammar.spelling))
-        return FreeText(vocabulary, {}, ClosingText(vocabulary, grammar.spelling, call))
+        call = partial(self._call, vocabulary.encode(self._spelling))
+        return FreeText(vocabulary, {}, ClosingText(vocabulary, self._spelling, call))
 
-    def _reasoning_openers(self) -> dict[int, Transition]:
-        """The transitions into a block of reasoning, by the first token of its opener."""
-        spellings = []
+    def _reasoning_openers(self) -> list[tuple[Sequence[int], Transition]]:
+        """Return how blocks of reasoning are opened, and where that leads."""
+        spellings: list[tuple[Sequence[int], Transition]] = []
         for opener, closer in self._grammar.openers.items():
             tokens = self._vocabulary.encode(opener)
             # In a free answer what is spelt is text.
@@ -177,7 +181,7 @@ class _Reply:
                 or not self._plan.allows_answer
             ):
                 spellings.append((tokens, partial(self.reasoning, (closer,))))
-        return self._spelt(spellings)
+        return spellings
 
     def _control_tokens(self, marker: str) -> list[int]:
         """Return the tokens of a marker if the first of them is a control token, else none."""

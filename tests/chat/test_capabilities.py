@@ -53,7 +53,7 @@ def from_folder(folder: Path, **changes: Any) -> ModelDescription:
         (QWEN, CHATML, "thinking tools tool_choice structured_output", ALL),
         (GRANITE, CHATML, "thinking structured_output", ALL),
         (R1, CHATML, "thinking structured_output", ALL),
-        (QWEN_2, CHATML, "tools structured_output", ""),
+        (QWEN_2, CHATML, "tools tool_choice structured_output", ""),
         (CODER, CHATML, "structured_output", ""),
         (GEMMA_LIKE, ["<end_of_turn>"], "structured_output", ""),
         (GEMMA_LIKE, [], "", ""),
@@ -164,7 +164,7 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
 def test_the_demonstration_model_is_described() -> None:
     assert from_folder(MODEL_PATH) == ModelDescription(
         context_length=16_384,
-        capabilities=("completion", "thinking", "tools", "structured_output"),
+        capabilities=("completion", "thinking", "tools", "tool_choice", "structured_output"),
         efforts=(Effort.NONE, Effort.LOW, Effort.MEDIUM, Effort.HIGH),
         default_effort=Effort.MEDIUM,
         sampling={"temperature": 0.0},

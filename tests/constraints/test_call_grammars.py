@@ -286,12 +286,26 @@ def test_a_required_call_comes_behind_free_reasoning(name: str) -> None:
     call = "".join(piece.text for piece in dialect.calls.encode("look", {})) + END
     opener, closer = next(iter(dialect.blocks.items()))
     spec = grammars.tool_calls(TOOLS, required=True)
-    if opener in (tokenizer.special_tokens.values()):
+    if tokenizer.encode(opener, control_tokens=True)[0] in tokenizer.special_tokens:
         text = f"{opener}I think {{ of it.{closer}\n\n{call}"
         assert write(tokenizer, spec, text) == text
         assert write(tokenizer, spec, f"{opener}x{closer}Hello") == f"{opener}x{closer}"
     text = f"I think {{ of it.{closer}{call}"
     assert write(tokenizer, spec, text, Channel.ANALYSIS) == text
+
+
+@pytest.mark.parametrize("name", [name for name, dialect in DIALECTS.items() if dialect.blocks])
+def test_an_answer_is_held_to_its_schema_behind_the_reasoning_of_every_family(name: str) -> None:
+    tokenizer, grammars = grammars_of(name)
+    opener, closer = next(iter(DIALECTS[name].blocks.items()))
+    spec = grammars.json_schema(POINT, strict=True)
+    reasoned = f"I think {{ of it.{closer}\n\n"
+    text = f'{reasoned}{{"x": 5}}{END}'
+    assert write(tokenizer, spec, text, Channel.ANALYSIS) == text
+    assert write(tokenizer, spec, f"{reasoned}Five.", Channel.ANALYSIS) == reasoned
+    if tokenizer.encode(opener, control_tokens=True)[0] in tokenizer.special_tokens:
+        assert write(tokenizer, spec, opener + text) == opener + text
+        assert write(tokenizer, spec, "Five.") == ""
 
 
 def test_a_strict_tool_is_held_to_its_schema_once_the_model_begins_a_call() -> None:
