@@ -29,8 +29,7 @@ from mlx_backend.conversation.tools import ToolSet
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mlx_backend.conversation.dialects.base import CallCodec
-    from mlx_backend.conversation.dialects.calls.base import CallSyntax
+    from mlx_backend.conversation.dialects.calls.base import CallSyntax, SyntaxCodec
     from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
 
 _NAME, _KEY, _MORE, _TEXT = "zqname", "zqkey", "zqmore", "zqtext"
@@ -53,7 +52,7 @@ class CallBody(ABC):
 
     layout = "\n"
 
-    def __init__(self, codec: CallCodec, syntax: CallSyntax, marked: Marked) -> None:
+    def __init__(self, codec: SyntaxCodec, syntax: CallSyntax, marked: Marked) -> None:
         self.codec, self.syntax, self.marked = codec, syntax, marked
         self.around = marked.text(codec.around[0]), marked.text(codec.around[1])
         if syntax.in_list:

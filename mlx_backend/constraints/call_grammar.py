@@ -31,6 +31,7 @@ from mlx_backend.constraints.compiler import Rule, joined_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.lark import Lark, Marked
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
+from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
 from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.named_json import NamedJson
@@ -57,7 +58,7 @@ class CallGrammar:
 
     def __init__(self, codec: CallCodec, vocabulary: Vocabulary) -> None:
         body = _body_of(codec)
-        if body is None:
+        if body is None or not isinstance(codec, SyntaxCodec):
             raise unknown_format()
         make, self._syntax = body
         self._body = make(codec, self._syntax, Marked(vocabulary))
@@ -97,7 +98,8 @@ def can_enforce(codec: CallCodec | None) -> bool:
 
 
 def _body_of(codec: CallCodec) -> tuple[type[CallBody], CallSyntax] | None:
-    syntax = codec.syntax.own if isinstance(codec.syntax, AnySyntax) else codec.syntax
+    syntax = codec.syntax if isinstance(codec, SyntaxCodec) else None
+    syntax = syntax.own if isinstance(syntax, AnySyntax) else syntax
     for kinds, body in _BODIES.items():
         if syntax is not None and isinstance(syntax, kinds):
             return body, syntax

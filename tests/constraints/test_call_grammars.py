@@ -11,6 +11,7 @@ from constraint_replies import choices
 
 from mlx_backend.constraints import GrammarError, Grammars, Spec, can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.engine.base import Constraint
@@ -140,7 +141,7 @@ def grammars_of(name: str, *, has_tokens: bool = True) -> tuple[ByteTokenizer, G
 def hints_of(name: str) -> list[bytes]:
     """Return what the family writes between values, first what closes one, and markup that must not end one."""
     codec = DIALECTS[name].calls
-    assert codec is not None
+    assert isinstance(codec, SyntaxCodec)
     written = "".join(piece.text for piece in codec.encode("plot", {"label": "\0", "note": "\1"}))
     closer = written.partition("\0")[2].partition("note")[0]
     closer = closer[: closer.find(">") + 1] or closer
@@ -260,7 +261,7 @@ def write(tokenizer: ByteTokenizer, spec: Spec, text: str, opens_in: Channel | N
 def test_several_calls_as_the_family_writes_them_unless_only_one_is_wanted(name: str) -> None:
     tokenizer, grammars = grammars_of(name)
     codec = DIALECTS[name].calls
-    assert codec is not None
+    assert isinstance(codec, SyntaxCodec)
     texts = [
         "".join(piece.text for piece in codec.encode(*call))
         for call in (("get_weather", {"city": "Paris", "unit": "C"}), ("look", {}))
@@ -268,10 +269,10 @@ def test_several_calls_as_the_family_writes_them_unless_only_one_is_wanted(name:
     one = texts[0] + END
     assert write(tokenizer, grammars.tool_calls(TOOLS, required=True), one) == one
     begins, ends = codec.around
-    if codec.syntax is not None and codec.syntax.in_list:
+    if codec.syntax.in_list:
         ends = texts[0][texts[0].rindex("]") :]
         begins = texts[0][: texts[0].index("[") + 1]
-    between = ", " if codec.syntax is not None and codec.syntax.in_list else ""
+    between = ", " if codec.syntax.in_list else ""
     two = texts[0].removesuffix(ends) + between + texts[1].removeprefix(begins) + END
     several = write(tokenizer, grammars.tool_calls(TOOLS, required=True), two)
     assert several == (two if name != "llama3-json" else texts[0])

@@ -26,7 +26,6 @@ from mlx_backend.conversation.scanner import NO_MARKERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
 
-    from mlx_backend.conversation.dialects.calls.base import CallSyntax
     from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.scanner import MarkerSet
     from mlx_backend.conversation.tools import ToolSet
@@ -183,13 +182,6 @@ class ResponseFormatWriter(Protocol):
 
 class CallCodec(ABC):
     """How a family writes a call to a tool. Reading one back is the reader's work."""
-
-    syntax: CallSyntax | None = None
-    """How a call is written between the markers of its block, where that is known."""
-    around: tuple[str, str] = ("", "")
-    """The markers around all calls of a turn, where each call has its own inside of them."""
-    markers: Set[str] = frozenset()
-    """Every marker of the family: where it is no control token, a value written as bare text cannot hold it."""
 
     @abstractmethod
     def is_taught_by(self, template: str) -> bool:

@@ -7,7 +7,8 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.dialects.base import CallCodec, Continuation, Piece
+from mlx_backend.conversation.dialects.base import Continuation, Piece
+from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -138,10 +139,8 @@ class BlockFormat:
         return Continuation(tuple(pieces), opened)
 
 
-class BlockCalls(CallCodec):
+class BlockCalls(SyntaxCodec):
     """Writes the calls of a format."""
-
-    syntax: CallSyntax
 
     def __init__(self, form: BlockFormat, *, taught_by: tuple[str, ...] = ()) -> None:
         self._section = form.sections[0] if form.sections else None

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 
 from mlx_backend.conversation.dialects.base import JsonCallCodec, Piece
+from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 
 # What stands in the block where a template teaches another form than JSON (Qwen3-Coder, GLM).
 _OTHER_FORMS = ("<function=", "<arg_key>")
 
 
-class JsonCalls(JsonCallCodec):
+class JsonCalls(JsonCallCodec, SyntaxCodec):
     """A block holds one JSON object with the tool's name and its arguments."""
 
     syntax = JsonObjects()
