@@ -2,9 +2,9 @@
 
 Dify does not tell its plugins when a user presses Stop. But it keeps the part of the answer that was shown, and the
 user's next message brings it back: a history that goes on from an answer which still runs shows that nobody waits for
-it. What is proof, and why nothing less is, says mlx_backend/conversation/running_replies.py; the server does the same
-for clients of its own. Here the scope is the app and its user. The instructions do not count, which Dify fills anew for
-each question (knowledge, the time of day), unless it names no app: Dify 1.14 and older do not.
+it. mlx_backend/conversation/running_replies.py says what counts as proof, and why nothing less does; the server does
+the same for its own clients. Here the scope is the app and its user. The instructions, which Dify fills anew for each
+question (knowledge, the time of day), do not count, unless Dify names no app, as 1.14 and older do not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def answer_to(messages: Sequence[PromptMessage], user: str | None, *, stream: bo
     history = History.of([_plain(message) for message in messages], ignored_roles=ignored_roles)
     for _ in _replies.supersede(scope, history):
         logger.info(
-            "An answer was ended: nobody waits for it, since its conversation has gone on from a part of it."
+            "Stopped an answer that nobody is waiting for: its conversation has gone on from a part of it."
         )
     return _replies.reply(scope, history, is_streamed=stream)
 

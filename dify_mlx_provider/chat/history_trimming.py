@@ -3,13 +3,13 @@
 When     Before sending, where the estimate says that the prompt may leave too little room for an answer and the server
          counts tokens (mlx-backend) or would cut the prompt by itself, without a word. Otherwise when the server
          refuses the prompt. So a short conversation costs no request more than before.
-How much At the cuts of `turns`, the smallest that fits (`cut_search`): counted by the server, or in proportion to the
+How much The smallest cut of `turns` that fits (`cut_search`), as counted by the server, or in proportion to the
          numbers in its refusal. A cut frees about a quarter of the room, so that many turns follow with the same one.
 Room     An answer gets what Max tokens asks for, but at most a quarter of the context: a prompt that leaves room for
          six tokens is of no use.
 
-The log says once for each request how many turns were left out. What can be left out no more is refused in words that
-name the part which is too long (`oversized_prompt`).
+The log says once for each request how many turns were left out. A prompt that is too long without them is refused in
+words that name the part which is too long (`oversized_prompt`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def chat_within_context(
     documents: Documents = tuple,
     max_tokens: int | None = None,
 ) -> SentChat:
-    """Send a request of `messages.chat_request`, if it is too long without its oldest turns.
+    """Send a request of `messages.chat_request`; if it is too long, without its oldest turns.
 
     If not `shorten`, nothing is left out. `app_messages` is how many of the first user messages are the app's own
     prompt, `documents` gives the files whose texts stand in the messages, with their names, and `max_tokens` is the
@@ -214,9 +214,9 @@ class _LongChat:
         before, after = (self._search.tokens(self._cuts.index(turns)) for turns in (0, self._left_out))
         context = "" if self._context is None else f" of {self._context} tokens"
         logger.info(
-            "A conversation with %s outgrew the context%s: of its %d turns the oldest %d were left out, and of about "
-            "%d tokens about %d were sent.",
-            *(self._body["model"], context, self._turns.count + 1, self._left_out, before, after),
+            "A conversation with %s no longer fits the context%s with room for an answer: the oldest %d of its %d "
+            "turns were left out, and about %d of about %d tokens were sent.",
+            *(self._body["model"], context, self._left_out, self._turns.count + 1, after, before),
         )
 
     def _explained(self, error: PromptTooLong) -> PromptTooLong:

@@ -52,7 +52,8 @@ def explain(
     part = max(parts, key=lambda each: each.size)
     if tokens is None or context is None:
         return PromptTooLong(
-            f"{_sentence(str(error))} {part.has} the most tokens of it. {part.advice}", error.overflow
+            f"{_sentence(str(error))} {part.has} the largest share of its tokens. {part.advice}",
+            error.overflow,
         )
     about = ""
     of_rest = count(part.rest)
@@ -61,13 +62,18 @@ def explain(
         of_rest = round(tokens * (1 - part.size / max(1, sum(each.size for each in parts))))
     room = context - of_rest - reserve
     room = room if room > 0 else context - of_rest - 1
-    without = f"Without the {earlier_turns} earlier turns, the" if earlier_turns else "The"
+    without = f"Without the {_counted(earlier_turns, 'earlier turn')}, the" if earlier_turns else "The"
     numbers = (
         f"{without} prompt has {tokens} tokens; the context holds {context}, and the answer needs room too."
     )
     size = f"{part.has} {about}{tokens - of_rest} tokens"
     room_left = f"there is room for {about}{room}" if room > 0 else f"the rest has {about}{of_rest}"
     return PromptTooLong(f"{numbers} {size}, and {room_left}. {part.advice}", error.overflow)
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return "tool" for one, else "2 tools"."""
+    return noun if count == 1 else f"{count} {noun}s"
 
 
 def _sentence(text: str) -> str:
@@ -93,7 +99,7 @@ def _parts(body: Body, last_turn: int, documents: Sequence[tuple[str, str]]) -> 
         )
     if tools := body.get("tools"):
         yield _Part(
-            has=f"The descriptions of the {len(tools)} tools have",
+            has=f"The descriptions of the {_counted(len(tools), 'tool')} have",
             advice="Give the app fewer tools.",
             size=estimate_tools(tools),
             rest={name: value for name, value in body.items() if name != "tools"},
@@ -106,7 +112,7 @@ def _parts(body: Body, last_turn: int, documents: Sequence[tuple[str, str]]) -> 
             case "tool":
                 yield _Part(
                     has=f"The result of the tool {message.get('name') or '?'} has",
-                    advice="Let the tool return less.",
+                    advice="Have the tool return less.",
                     size=estimate_message(message),
                     rest=_replaced(body, index, {**message, "content": ""}),
                 )

@@ -1,11 +1,11 @@
-"""What is done about a request that a client makes by itself: it is cheap, and it comes after users' own.
+"""How a request that a client makes by itself is answered: cheaply, and after users' own.
 
     effort          the model's lowest                        unless the request states one
     priority        behind users' turns                       unless the request has one, or a user's turn awaits it
     max_tokens      enough for a brief answer                 unless the request has a limit, or a lower one holds
     answer_reserve  most of those tokens are for the answer   unless the request limits its reasoning itself
 
-Which requests these are, conversation/background_requests.py knows; the effort is applied where efforts are decided
+conversation/background_requests.py knows which requests these are; the effort is applied where efforts are decided
 (chat_prompt.py).
 """
 

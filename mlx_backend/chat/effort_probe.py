@@ -2,8 +2,8 @@
 
 One short chat is rendered for each candidate value of each argument whose name speaks of effort or thinking; equal
 prompts are one level, and a value that raises is none. So nothing is assumed of a family: a template that ignores the
-words, raises on some, or takes every other word for its highest is found out as what it is, and is never sent a word
-it refuses. Argument names come from the template itself; the tables below say what words mean and how they are ordered.
+words, raises on some, or takes every other word for its highest is recognised as such, and is never sent a word it
+refuses. Argument names come from the template itself; the tables below say what words mean and how they are ordered.
 
     words     reasoning_effort, thinking_effort …    each distinct prompt is a level
     switches  enable_thinking, thinking, …_mode      reasoning is on or off

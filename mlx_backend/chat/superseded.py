@@ -1,9 +1,9 @@
 """Ends the replies that a new request shows to be abandoned: its history goes on from what they have said so far.
 
-Clients that close their connection when a user presses Stop need no such thing. What is proof, and why nothing less is,
-says conversation/running_replies.py. Here the scope is the field `user`: one user's request ends nobody else's reply.
-Requests without it end nothing: of two people who began with the same question, one may go on from an old answer while
-the other still reads the same words. Knows no HTTP.
+Clients that close their connection when a user presses Stop do not need this. conversation/running_replies.py says what
+counts as proof, and why nothing less does. Here the scope is the field `user`: one user's request ends nobody else's
+reply. Requests without it end nothing: of two people who began with the same question, one may go on from an old answer
+while the other still reads the same words. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SupersededReplies:
         history = History.of(request.messages)
         for _ in self._replies.supersede(scope, history):
             log.info(
-                "A reply of %s was ended: nobody waits for it, since a newer request goes on from a part of it.",
+                "Stopped a reply of %s that nobody is waiting for: a newer request goes on from a part of it.",
                 self._model_id,
             )
         return self._replies.reply(scope, history, is_streamed=request.fields.get("stream") is True)

@@ -1,6 +1,6 @@
 """Reasoning effort: every spelling that people and clients send, to one of seven steps.
 
-Where an effort may come from in a request is effort_sources.py's; what it means to a model, effort_scale.py's.
+effort_sources.py says where in a request an effort may stand; effort_scale.py says what it means to a model.
 """
 
 from __future__ import annotations

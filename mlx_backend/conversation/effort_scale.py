@@ -8,7 +8,7 @@ xhigh; GLM-5.3 low, high, max; others only on and off. The rule:
 3. Any other is the level nearest to it on the dial; of two that are equally near, the lower one.
 4. A request that states no effort gets the template's own default, without a budget.
 
-Pure data and arithmetic: how a scale is found out is chat/effort_probe.py's.
+Pure data and arithmetic: chat/effort_probe.py finds a model's scale.
 """
 
 from __future__ import annotations

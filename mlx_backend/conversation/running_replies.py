@@ -1,13 +1,13 @@
-"""Running replies that nobody waits for any more, known by a conversation that has gone on without them.
+"""Finds running replies that nobody waits for any more: their conversation has gone on without them.
 
 Some clients never say that a user pressed Stop: Dify tells its plugins nothing, and some gateways keep the connection.
-The reply is then generated to its end, unseen. But the user's next question gives it away.
+The reply is then generated to its end, unseen. But the user's next question shows it.
 
 What is proof. A newer request of the same scope (who asked: an app and its user, a key) whose history holds
 
     the messages that the running reply answers  ·  an assistant's text  ·  a user's message
 
-where that text is a beginning of what the reply has said so far. Such a history is made of a reply that was shown in
+where that text is a beginning of what the reply has said so far. Such a history was made from a reply that was shown in
 part, and somebody has gone on from there.
 
 What is not. A reply that somebody reads must never be ended, so in doubt it runs on:

@@ -44,6 +44,7 @@ def test_the_second_turn_and_the_tool_call_are_shown(printed: str) -> None:
 
 def test_nothing_of_the_models_own_markers_is_shown(printed: str) -> None:
     assert "<|" not in printed
+    assert "<think>" not in printed  # after a tool's result the block begins behind a blank line
     assert "Traceback" not in printed
 
 

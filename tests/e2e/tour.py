@@ -56,7 +56,7 @@ class Answer:
     def thinking(self) -> str:
         """The text of the thinking block."""
         head, _, _ = self.text.partition("</think>")
-        return head.removeprefix("<think>").strip() if "</think>" in self.text else ""
+        return head.strip().removeprefix("<think>").strip() if "</think>" in self.text else ""
 
     @property
     def visible(self) -> str:

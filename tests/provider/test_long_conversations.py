@@ -88,8 +88,8 @@ def refusal(plugin: PluginProcess, form: dict[str, str], messages: list[dict[str
 def logged(plugin: PluginProcess) -> list[dict[str, int]]:
     """The numbers in each line of the log on a conversation that was shortened."""
     sentence = re.compile(
-        r"outgrew the context of (?P<context>\d+) tokens: of its (?P<turns>\d+) turns the oldest (?P<left_out>\d+) "
-        r"were left out, and of about (?P<before>\d+) tokens about (?P<after>\d+) were sent"
+        r"no longer fits the context of (?P<context>\d+) tokens with room for an answer: the oldest (?P<left_out>\d+) "
+        r"of its (?P<turns>\d+) turns were left out, and about (?P<after>\d+) of about (?P<before>\d+) tokens were sent"
     )
     found = (sentence.search(line) for line in plugin.logs)
     return [{name: int(number) for name, number in match.groupdict().items()} for match in found if match]
