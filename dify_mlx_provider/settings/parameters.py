@@ -115,7 +115,7 @@ _ANSWER_RESERVE = _rule(
     "int",
     ("Tokens kept for the answer", "回答用に残すトークン数", "为回答保留的词元数"),
     (
-        "Of Max tokens, how many the model may not spend on thinking, so that a small limit still ends in an answer. "
+        "How many of Max tokens are kept for the answer, so that thinking cannot use up all of a small limit. "
         f"At most half are kept; 0 keeps none. When switched off: {DEFAULT_ANSWER_RESERVE:,}.",
         "最大トークン数のうち、思考に使わず回答のために残すトークン数です。上限が小さくても回答が得られます。"
         f"残せるのは半分までで、0 では残しません。オフの場合は {DEFAULT_ANSWER_RESERVE:,} です。",

@@ -1,10 +1,10 @@
 """Chat templates as programs: parsed, and run in Jinja's sandbox for a limited time.
 
 A template comes from whoever published the model. Here it is run on made-up messages to find out what it does with its
-arguments, before any weights are loaded; the prompts of requests are rendered by the model's own tokenizer. The
-environment has what transformers gives templates (`raise_exception`, `strftime_now`, `tojson` that leaves HTML alone,
-`generation` blocks, loop controls). It also lets them change lists, as Kimi K2's does with its own: they get copies.
-Knows nothing of efforts, tools or dialects.
+arguments, before any weights are loaded, and on a request by `mlx-backend render --template`; the prompts of requests
+that are answered are rendered by the model's own tokenizer. The environment has what transformers gives templates
+(`raise_exception`, `strftime_now`, `tojson` that leaves HTML alone, `generation` blocks, loop controls). It also lets
+them change lists, as Kimi K2's does with its own: they get copies. Knows nothing of efforts, tools or dialects.
 """
 
 from __future__ import annotations
