@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SHOWN, _ANSWER = "shown", "answer"
-"""The voices of an answer: all that Dify shows, and that without the thinking, as `separated` nodes keep it."""
+"""The texts of an answer, by name: all that Dify shows, and that without the thinking, as `separated` nodes keep it."""
 
 
 def _quotes(message: Mapping[str, Any]) -> list[Quote]:

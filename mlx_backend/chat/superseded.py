@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONTENT, REASONING = "content", "reasoning"
-"""The voices of a reply."""
+"""The texts of a reply, by name."""
 
 
 class SupersededReplies:

@@ -23,8 +23,8 @@ What is not. A reply that somebody reads must never be ended, so in doubt it run
 What is remembered: a digest of each running reply's messages, and the first MAX_HEAD characters of what it says; of
 those that ended, the latest MAX_ENDED. A reply is never ended if one to the same messages was forgotten beside it.
 
-Safe to use from any thread. Knows no HTTP, no engine and no client: texts are told apart by `voice`, and what a message
-quotes is for the caller to say.
+Safe to use from any thread. Knows no HTTP, no engine and no client: a reply's texts (its answer and its reasoning,
+say) are told apart by a name, and what a message quotes is for the caller to say.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     type Quote = tuple[str, str]
-    """A voice, and what a message quotes of it."""
+    """The name of one of a reply's texts, and what a message quotes of it."""
 
 MIN_EVIDENCE = 32
 """Bytes of UTF-8 that a text must have to prove anything: six words of English, ten characters of Japanese."""
 
 MAX_HEAD = 1024
-"""Characters of each voice that are remembered; what follows them is believed."""
+"""Characters of each text that are remembered; beyond them a quotation is believed."""
 
 MAX_ENDED = 512
 """Replies that are remembered after their end."""
@@ -108,7 +108,7 @@ class RunningReply:
     has_lost_siblings: bool = False
     _is_running: bool = False
     _on_superseded: Callable[[], None] | None = None
-    _said: dict[str, tuple[str, int]] = field(default_factory=dict)  # voice: its head, its length
+    _said: dict[str, tuple[str, int]] = field(default_factory=dict)  # by a text's name: its head, its length
 
     def __enter__(self) -> Self:
         self.start()
@@ -147,19 +147,19 @@ class RunningReply:
         if (on_superseded := self._on_superseded) is not None:
             on_superseded()
 
-    def add(self, voice: str, text: str) -> None:
-        """Note what the reply says, as it is sent."""
-        head, length = self._said.get(voice, ("", 0))
+    def add(self, name: str, text: str) -> None:
+        """Note what the reply says, as it is sent: a further piece of the text of that name."""
+        head, length = self._said.get(name, ("", 0))
         if not length:
             text = text.lstrip()
         if text:
-            self._said[voice] = (head + text[: MAX_HEAD - len(head)], length + len(text))
+            self._said[name] = (head + text[: MAX_HEAD - len(head)], length + len(text))
 
     def has_said(self, quote: Quote) -> bool:
         """Whether a quotation, long enough to prove anything, is a beginning of what the reply has said."""
-        voice, text = quote
+        name, text = quote
         text = text.strip()
-        head, length = self._said.get(voice, ("", 0))
+        head, length = self._said.get(name, ("", 0))
         if len(text) > length or len(text[:MAX_HEAD].encode("utf-8", "surrogatepass")) < MIN_EVIDENCE:
             return False
         return head.startswith(text[:MAX_HEAD])
@@ -167,11 +167,11 @@ class RunningReply:
     @property
     def can_be_quoted(self) -> bool:
         """Whether it has said enough for a quotation that proves anything."""
-        return any(self.has_said((voice, head)) for voice, (head, _) in self._said.items())
+        return any(self.has_said((name, head)) for name, (head, _) in self._said.items())
 
 
 class RunningReplies:
-    """The replies of one process. `quotes` says what an assistant's message quotes, and of which voices."""
+    """The replies of one process. `quotes` says what an assistant's message quotes, and of which texts."""
 
     def __init__(self, quotes: Callable[[Mapping[str, Any]], Sequence[Quote]]) -> None:
         self._quotes = quotes
