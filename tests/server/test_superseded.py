@@ -114,7 +114,7 @@ def test_a_request_that_goes_on_from_a_running_reply_ends_it(
         rest = read_to_the_end(connection)
         assert '"code": "superseded"' in rest.replace('":"', '": "')
         assert "the conversation has gone on without it" in rest
-    assert any("nobody waits for it" in record.message for record in caplog.records)
+    assert any("nobody is waiting for" in record.message for record in caplog.records)
     assert any(record.message.endswith("finish=superseded") for record in caplog.records)
 
 
