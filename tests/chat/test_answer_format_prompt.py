@@ -101,4 +101,4 @@ def test_over_http_the_schema_is_told_and_counted() -> None:
         _, counted = server.call("/v1/tokenize", {"messages": [SYSTEM, USER], "response_format": wanted})
         _, plain = server.call("/v1/tokenize", {"messages": [SYSTEM, USER]})
     assert answer["usage"]["prompt_tokens"] == counted["count"]
-    assert counted["count"] - plain["count"] > 20, "the schema is in the prompt"
+    assert counted["count"] - plain["count"] > 10, "the schema is in the prompt"
