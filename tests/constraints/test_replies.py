@@ -55,7 +55,12 @@ SCHEMAS: list[dict[str, Any]] = [
     },
     {"type": "object", "properties": {"in": CITY, "by": ROUTE}, "required": ["by", "in"]},
     {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^[A-Z][a-z]{2,6}$"}]},
-    {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 1},
+    {
+        "type": "object",
+        "patternProperties": {"^[a-z]{1,8}$": {"type": "boolean"}},  # a free name may run to the limit
+        "additionalProperties": False,
+        "maxProperties": 1,
+    },
     {"const": {"fixed": [1, "two", None]}},
     {"type": "number", "minimum": 0, "maximum": 1},
 ]
@@ -97,10 +102,11 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
             "maxProperties", 99
         ):
             return False
+        patterns = schema.get("patternProperties", {})
         for name, inner in value.items():
-            if name not in named and other is None:
-                return False
-            if not fits(inner, named.get(name, other)):
+            of_pattern = [found for pattern, found in patterns.items() if re.search(pattern, name)]
+            allowed = named.get(name) or (of_pattern or [other])[0]
+            if not allowed or not fits(inner, allowed):
                 return False
     return value in schema.get("enum", [value]) and value == schema.get("const", value)
 
