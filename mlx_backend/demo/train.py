@@ -50,7 +50,7 @@ CONFIG: Final[dict[str, Any]] = {
     "num_key_value_heads": 2,
     "sliding_window": 64,
     "rope_theta": 10_000_000,
-    "rope_scaling": None,
+    "rope_scaling": {"rope_type": "default"},  # none; without it transformers takes gpt-oss's and warns
     "rms_norm_eps": 1e-5,
     "vocab_size": tokens.VOCABULARY,
     "max_position_embeddings": 16_384,

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -104,3 +105,11 @@ def test_importing_the_package_loads_no_mlx() -> None:
     code = "import mlx_backend.demo, sys; print('mlx' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_its_configuration_is_read_without_a_warning() -> None:
+    code = f"from transformers import AutoConfig; AutoConfig.from_pretrained({str(MODEL_PATH)!r})"
+    read = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert [line for line in read.stderr.splitlines() if "PyTorch was not found" not in line] == []
