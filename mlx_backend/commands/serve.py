@@ -62,7 +62,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--max-tokens, with true or false for an option without a value, and with commas between the values of a "
         "repeatable one. An option wins over its variable, the models file over both, a request over all.",
         epilog="Other commands: `mlx-backend parse` shows how a model's raw output is parsed, `mlx-backend sanitise` "
-        "how a history is cleaned before a model gets it; `mlx-backend --version` prints the version.",
+        "how a history is cleaned before a model gets it, `mlx-backend render` the prompt that a model gets; "
+        "`mlx-backend --version` prints the version.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
     )
     parser.set_defaults(run=run)

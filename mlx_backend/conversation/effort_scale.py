@@ -64,11 +64,16 @@ class EffortScale:
 
     @property
     def lowest(self) -> Effort:
-        """The lowest effort that the template can be told; low for a model that does not reason."""
-        none, *reasoning = self.levels or (None,)
-        if none is None or not reasoning or none.template_kwargs != reasoning[0].template_kwargs:
-            return none.effort if none else Effort.LOW
-        return reasoning[0].effort
+        """The lowest effort that the template can be told; low for a model that does not reason.
+
+        Where it has no words for none, `none` is told as the level above it, and only the server makes the difference:
+        then that level is the lowest.
+        """
+        if not self.levels:
+            return Effort.LOW
+        lowest, *above = self.levels
+        is_told = not above or above[0].template_kwargs != lowest.template_kwargs
+        return lowest.effort if is_told else above[0].effort
 
     def level_of(self, effort: Effort) -> Level | None:
         """Return the level that an effort comes to; None if the model does not reason."""
