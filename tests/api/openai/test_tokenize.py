@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
         "the chat template writes them",
     ),
     "no tokens": ("/v1/detokenize", {}, "tokens", "tokens is missing."),
-    "a foreign token": ("/v1/detokenize", {"tokens": [1, 896]}, "tokens[1]", "896 is not a token id"),
+    "a foreign token": ("/v1/detokenize", {"tokens": [1, 1024]}, "tokens[1]", "1024 is not a token id"),
     "a negative token": ("/v1/detokenize", {"tokens": [-1]}, "tokens[0]", "-1"),
     "a true token": ("/v1/detokenize", {"tokens": [True]}, "tokens[0]", "tokens[0]"),
 }
