@@ -51,7 +51,7 @@ def _gpt_oss(size: str) -> Predefined:
         model=f"mlx-community/gpt-oss-{size}-MXFP4-Q8",
         label=_named(f"gpt-oss {size} (MXFP4, Q8)"),
         context_size=131_072,
-        efforts=GPT_OSS_EFFORTS,
+        efforts=LEVELS,  # what its template takes: servers other than mlx-backend may know no `none`
     )
 
 

@@ -30,7 +30,10 @@ def test_a_declaration_says_what_the_server_finds(name: str, template: Path) -> 
         advice={},
         defaults=ModelDefaults(),
     )
-    assert found.efforts == tuple(model.efforts)
+    # A declaration holds for every server; that mlx-backend can switch any reasoning off, it says itself.
+    assert [effort for effort in found.efforts if effort in (*model.efforts, "low", "medium", "high")] == [
+        *model.efforts
+    ]
     assert found.default_effort == model.default_effort
     features = declaration(model)["features"]
     assert ("tool-call" in features) == ("tools" in found.capabilities)

@@ -321,10 +321,10 @@ def test_the_log_says_it_once_with_numbers_and_nothing_of_the_conversation(
         left_out = 60 - (len(last_asked(server)) - 1) // 2
     (line,) = caplog.messages
     assert line.startswith(
-        f"A conversation with m outgrew the context of 2000 tokens: of its 61 turns the oldest {left_out} were left "
-        "out, and of about "
+        "A conversation with m no longer fits the context of 2000 tokens with room for an answer: the oldest "
+        f"{left_out} of its 61 turns were left out, and about {sent} of about "
     )
-    assert line.endswith(f"tokens about {sent} were sent.")
+    assert line.endswith(" tokens were sent.")
     assert "Question" not in line
 
 
@@ -353,7 +353,8 @@ def test_without_a_count_the_sizes_in_an_error_are_said_to_be_estimates() -> Non
 def test_without_any_number_the_servers_own_words_come_first() -> None:
     with REFUSING["no numbers"]() as server:
         with pytest.raises(
-            PromptTooLong, match=r"Provide a shorter prompt\. The last question has the most tokens of it"
+            PromptTooLong,
+            match=r"Provide a shorter prompt\. The last question has the largest share of its tokens",
         ):
             ask(server, [*turns(60), user(words(2500))])
         assert len(server.bodies) <= MAX_REFUSALS + 1

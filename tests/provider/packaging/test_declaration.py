@@ -232,11 +232,11 @@ def test_a_choice_of_effort_is_a_select_that_always_has_a_value(model: predefine
     assert first["default"] in first["options"]
 
 
-def test_gpt_oss_offers_none_low_medium_and_high(provider: dict[str, Any]) -> None:
+def test_gpt_oss_offers_low_medium_and_high(provider: dict[str, Any]) -> None:
     found = [model for model in provider["models"] if "gpt-oss" in model["model"]]
     assert len(found) == 2
     for model in found:
-        assert model["parameter_rules"][0]["options"] == ["none", "low", "medium", "high"]
+        assert model["parameter_rules"][0]["options"] == ["low", "medium", "high"]
         assert model["model_properties"]["context_size"] == 131_072
 
 

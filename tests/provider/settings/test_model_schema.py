@@ -342,7 +342,7 @@ def test_what_the_server_leaves_open_is_as_declared(plugin: PluginProcess) -> No
     nobody = schema(plugin, NOBODY, PREDEFINED)
     for described in (silent, nobody):
         assert described["model_properties"]["context_size"] == 131_072
-        assert rules(described)["reasoning_effort"]["options"] == ["none", "low", "medium", "high"]
+        assert rules(described)["reasoning_effort"]["options"] == ["low", "medium", "high"]
         assert {"tool-call", "structured-output"} <= set(described["features"])
 
 
