@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).resolve().parents[2] / "provider_assets" / "llm"
 ORDER = "_position.yaml"
 WRITTEN_BY = "# Written by `make models` from dify_mlx_provider/packaging/predefined.py: change it there.\n"
-GPT_OSS_EFFORTS = ("none", *LEVELS)
-SWITCH_EFFORTS = ("none", *LEVELS)
-"""Of a model whose template only switches reasoning: low and medium are budgets, high is the model as it is."""
+ANY_EFFORT = ("none", *LEVELS)
+"""Of a model whose template only switches reasoning too: low and medium are budgets, high is the model as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ MODELS: tuple[Predefined, ...] = (
         model="default",
         label={"en_US": "Default", "ja_JP": "既定", "zh_Hans": "默认"},
         context_size=131_072,
-        efforts=GPT_OSS_EFFORTS,
+        efforts=ANY_EFFORT,
         comment=(
             "# The server serves the model it was started with under this name: nobody has to type a model's name.\n"
             "# What that model is and can do, the server says; gpt-oss is assumed here.\n"
@@ -83,14 +82,14 @@ MODELS: tuple[Predefined, ...] = (
         model="mlx-community/Qwen3.6-35B-A3B-4bit",
         label=_named("Qwen3.6 35B-A3B (4 bit)"),
         context_size=262_144,
-        efforts=SWITCH_EFFORTS,
+        efforts=ANY_EFFORT,
         default_effort="high",
     ),
     Predefined(
         model="mlx-community/Qwen3.5-9B-4bit",
         label=_named("Qwen3.5 9B (4 bit)"),
         context_size=262_144,
-        efforts=SWITCH_EFFORTS,
+        efforts=ANY_EFFORT,
         default_effort="high",
     ),
     Predefined(
@@ -102,7 +101,7 @@ MODELS: tuple[Predefined, ...] = (
         model="mlx-community/GLM-4.7-Flash-4bit",
         label=_named("GLM-4.7-Flash (4 bit)"),
         context_size=202_752,
-        efforts=SWITCH_EFFORTS,
+        efforts=ANY_EFFORT,
         default_effort="high",
     ),
 )

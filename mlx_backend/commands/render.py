@@ -15,13 +15,13 @@ object with `error` in its place, and exit status 1.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.commands.json_lines import answer_input
 from mlx_backend.conversation.json_values import json_type
 
 if TYPE_CHECKING:
@@ -67,19 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.jsonl:
         arguments.refuse("name a model's folder (--model) or a chat template (--template)")
     find = lru_cache(maxsize=64)(_of_template)
-    text = sys.stdin.buffer.read()
-    failed = False
-    for number, request in enumerate(text.split(b"\n") if arguments.jsonl else [text], start=1):
-        if arguments.jsonl and not request.strip():
-            continue
-        result = answer(request, default, find=find)
-        if "error" in result:
-            failed = True
-            result["error"]["line"] = number
-        printed = json.dumps(result, ensure_ascii=False)
-        sys.stdout.buffer.write(printed.encode("utf-8", "backslashreplace") + b"\n")
-    sys.stdout.buffer.flush()
-    return 1 if failed else 0
+    return answer_input(lambda line: answer(line, default, find=find), by_lines=arguments.jsonl)
 
 
 @dataclass(frozen=True)

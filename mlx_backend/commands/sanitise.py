@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.commands.json_lines import answer_input
 from mlx_backend.conversation.background_requests import find_background_prompt
 from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.dialects.harmony import HARMONY
@@ -65,20 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
         traits, dialect = probe_history(template), detect(template, ())
         scale = probe_effort(template, reasons=traits.is_reasoning_model)
-    text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
-    requests = text.split("\n") if arguments.jsonl else [text]
-    failed = False
-    for number, request in enumerate(requests, start=1):
-        if arguments.jsonl and not request.strip():
-            continue
-        result = answer(request, traits, scale, dialect, canonical=arguments.canonical)
-        if "error" in result:
-            failed = True
-            result["error"]["line"] = number
-        printed = json.dumps(result, ensure_ascii=False)
-        sys.stdout.buffer.write(printed.encode("utf-8", "backslashreplace") + b"\n")
-    sys.stdout.buffer.flush()
-    return 1 if failed else 0
+
+    def answer_text(text: bytes) -> dict[str, Any]:
+        decoded = text.decode("utf-8-sig", "replace")
+        return answer(decoded, traits, scale, dialect, canonical=arguments.canonical)
+
+    return answer_input(answer_text, by_lines=arguments.jsonl)
 
 
 _TOO_DEEP = f"the request is nested too deeply: more than {MAX_DEPTH} levels"
