@@ -1,6 +1,7 @@
 """Models made for tests: small ones with random weights, and tokenizers of every supported kind."""
 
 import json
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,13 @@ TEMPLATE = (
 )
 
 
-def byte_level(*, bos: bool = False) -> Tokenizer:
-    """Byte-level BPE, as of gpt-oss, Llama 3 and Qwen; the ids of MARKERS are 0, 1, 2 …"""
+def byte_level(markers: Sequence[str] = MARKERS, *, bos: bool = False) -> Tokenizer:
+    """Byte-level BPE, as of gpt-oss, Llama 3 and Qwen; the ids of the markers are 0, 1, 2 …"""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=MARKERS, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(markers), initial_alphabet=alphabet)
     tokenizer.train_from_iterator(WORDS, trainer)
     tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
     if bos:

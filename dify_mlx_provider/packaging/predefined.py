@@ -28,16 +28,23 @@ ANY_EFFORT = ("none", *LEVELS)
 """Of a model whose template only switches reasoning too: low and medium are budgets, high is the model as it is."""
 
 
+FEATURES = ("agent-thought", "tool-call", "stream-tool-call", "structured-output")
+"""Of every model in the list.
+
+tool-call and not multi-tool-call: gpt-oss makes one call and waits for its result. stream-tool-call: a call arrives
+whole, but within a stream, so Dify need not switch streaming off while tools are offered.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predefined:
-    """A model people run with MLX. `efforts` are its levels as mlx-backend finds them; none if it never reasons."""
+    """A model people run with MLX: it reasons and calls tools. `efforts` are its levels, as mlx-backend finds them."""
 
     model: str
     label: Mapping[str, str]
     context_size: int
-    efforts: Sequence[str] = ()
-    default_effort: str = "medium"
-    tools: bool = True
+    efforts: Sequence[str] = ANY_EFFORT
+    default_effort: str
     comment: str = ""
 
 
@@ -51,26 +58,44 @@ def _gpt_oss(size: str) -> Predefined:
         label=_named(f"gpt-oss {size} (MXFP4, Q8)"),
         context_size=131_072,
         efforts=LEVELS,  # what its template takes: servers other than mlx-backend may know no `none`
+        default_effort="medium",
     )
 
 
-# A short list of what people run today, one build of each; the server's own list is what counts, and any name in it can
-# be added in Dify. What is declared here is used while the server has never been reached. Context sizes are the
-# models' own, without rope scaling, which a server would have to be started with. `tools` where a dialect in
-# mlx_backend/conversation/dialects reads the family's calls.
+# Default, and the models that the server recommends (mlx_backend/models/recommended.py), from small to large. The list
+# is short: the server's own is what counts, and any name in it can be added in Dify. What is declared here is used
+# while the server has never been reached. Context sizes are the models' own, without rope scaling, which a server would
+# have to be started with. tests/chat/test_predefined_models.py compares it with what the server finds and does.
 MODELS: tuple[Predefined, ...] = (
     Predefined(
         model="default",
         label={"en_US": "Default", "ja_JP": "既定", "zh_Hans": "默认"},
         context_size=131_072,
-        efforts=ANY_EFFORT,
+        default_effort="medium",
         comment=(
             "# The server serves the model it was started with under this name: nobody has to type a model's name.\n"
             "# What that model is and can do, the server says; gpt-oss is assumed here.\n"
         ),
     ),
+    Predefined(
+        model="mlx-community/Qwen3.5-4B-MLX-4bit",
+        label=_named("Qwen3.5 4B (4 bit)"),
+        context_size=262_144,
+        default_effort="high",
+    ),
+    Predefined(
+        model="mlx-community/Qwen3.5-9B-4bit",
+        label=_named("Qwen3.5 9B (4 bit)"),
+        context_size=262_144,
+        default_effort="high",
+    ),
     _gpt_oss("20b"),
-    _gpt_oss("120b"),
+    Predefined(
+        model="mlx-community/gemma-4-26b-a4b-it-4bit",
+        label=_named("Gemma 4 26B-A4B (4 bit)"),
+        context_size=262_144,
+        default_effort="none",
+    ),
     Predefined(
         model="mlx-community/Qwen3.8-27B-4bit",
         label=_named("Qwen3.8 27B (4 bit)"),
@@ -82,28 +107,9 @@ MODELS: tuple[Predefined, ...] = (
         model="mlx-community/Qwen3.6-35B-A3B-4bit",
         label=_named("Qwen3.6 35B-A3B (4 bit)"),
         context_size=262_144,
-        efforts=ANY_EFFORT,
         default_effort="high",
     ),
-    Predefined(
-        model="mlx-community/Qwen3.5-9B-4bit",
-        label=_named("Qwen3.5 9B (4 bit)"),
-        context_size=262_144,
-        efforts=ANY_EFFORT,
-        default_effort="high",
-    ),
-    Predefined(
-        model="mlx-community/Qwen3-4B-Instruct-2507-4bit",
-        label=_named("Qwen3 4B Instruct 2507 (4 bit)"),
-        context_size=262_144,
-    ),
-    Predefined(
-        model="mlx-community/GLM-4.7-Flash-4bit",
-        label=_named("GLM-4.7-Flash (4 bit)"),
-        context_size=202_752,
-        efforts=ANY_EFFORT,
-        default_effort="high",
-    ),
+    _gpt_oss("120b"),
 )
 
 
@@ -112,18 +118,13 @@ def declaration(model: Predefined) -> dict[str, Any]:
     options = ParameterOptions(
         efforts=model.efforts,
         default_effort=model.default_effort,
-        reasons=bool(model.efforts),
         max_output=min(131_072, model.context_size),
     )
-    features = ["agent-thought"] if model.efforts else []
-    # tool-call and not multi-tool-call: gpt-oss makes one call and waits for its result. stream-tool-call: a call
-    # arrives whole, but within a stream, so Dify need not switch streaming off while tools are offered.
-    features += ["tool-call", "stream-tool-call"] if model.tools else []
     return {
         "model": model.model,
         "label": dict(model.label),
         "model_type": "llm",
-        "features": [*features, "structured-output"],
+        "features": list(FEATURES),
         "model_properties": {"mode": "chat", "context_size": model.context_size},
         "parameter_rules": parameter_rules(options),
     }

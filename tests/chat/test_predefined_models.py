@@ -1,40 +1,160 @@
-"""What the plugin declares of its predefined models is what the server finds in their real templates."""
+"""What the plugin declares of its predefined models is what the server finds, reads and does with each of them."""
 
-from pathlib import Path
+import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from harmony_data import GPT_OSS_TEMPLATE, HARMONY_DATA
+from harmony_data import HARMONY_DATA
+from predefined_templates import FAMILIES, PredefinedFamily
+from running_server import RunningServer, running
 
-from dify_mlx_provider.packaging.predefined import MODELS, declaration
+from dify_mlx_provider.packaging.predefined import MODELS, Predefined, declaration
 from mlx_backend.chat.capabilities import describe
+from mlx_backend.conversation.dialects import detect
+from mlx_backend.conversation.events import ReasoningDelta, ToolCallEnd, ToolCallStart
+from mlx_backend.conversation.parser import ChannelParser, parse_text
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.models.description import ModelDescription
+from mlx_backend.models.files import context_length
+from mlx_backend.models.recommended import RECOMMENDED_MODELS
 from mlx_backend.models.spec import ModelDefaults
 
-TEMPLATES = {
-    "mlx-community/gpt-oss-20b-MXFP4-Q8": GPT_OSS_TEMPLATE,
-    "mlx-community/gpt-oss-120b-MXFP4-Q8": GPT_OSS_TEMPLATE,
-    "mlx-community/Qwen3.5-9B-4bit": HARMONY_DATA / "templates/Qwen3.5-4B.jinja",
-    "mlx-community/GLM-4.7-Flash-4bit": HARMONY_DATA / "templates/GLM-4.7-Flash.jinja",
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
 }
+ANSWER = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "city",
+        "schema": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+every_model = pytest.mark.parametrize("model", MODELS, ids=[model.model for model in MODELS])
 
 
-@pytest.mark.parametrize(("name", "template"), TEMPLATES.items(), ids=TEMPLATES)
-def test_a_declaration_says_what_the_server_finds(name: str, template: Path) -> None:
-    if not template.exists():
-        pytest.skip("the real chat templates are not here; set HARMONY_DATA to their folder")
-    [model] = [model for model in MODELS if model.model == name]
-    found = describe(
-        template=template.read_text(encoding="utf-8"),
-        control_tokens=["<|im_end|>"],
-        vocabulary_size=200_000,
-        context_length=None,
+def found_in(template: str, family: PredefinedFamily) -> ModelDescription:
+    return describe(
+        template=template,
+        control_tokens=family.markers,
+        vocabulary_size=512,
+        context_length=context_length(family.config),
         advice={},
         defaults=ModelDefaults(),
     )
-    # A declaration holds for every server; that mlx-backend can switch any reasoning off, it says itself.
-    assert [effort for effort in found.efforts if effort in (*model.efforts, "low", "medium", "high")] == [
-        *model.efforts
+
+
+def features_of(found: ModelDescription) -> set[str]:
+    """Dify's words for what the server can do with a model."""
+    features = {
+        "thinking": {"agent-thought"},
+        "tools": {"tool-call", "stream-tool-call"},
+        "structured_output": {"structured-output"},
+        "vision": {"vision"},
+    }
+    return set().union(*(features.get(capability, ()) for capability in found.capabilities))
+
+
+def assert_declared(model: Predefined, found: ModelDescription) -> None:
+    declared = declaration(model)
+    assert set(declared["features"]) == features_of(found)
+    assert declared["model_properties"]["context_size"] == found.context_length
+    [rule] = [rule for rule in declared["parameter_rules"] if rule["name"] == "reasoning_effort"]
+    assert rule["default"] == found.default_effort
+    # mlx-backend can switch off the reasoning of any model; a declaration holds for every server.
+    assert [effort for effort in found.efforts if effort != "none" or "none" in rule["options"]] == rule[
+        "options"
     ]
-    assert found.default_effort == model.default_effort
-    features = declaration(model)["features"]
-    assert ("tool-call" in features) == ("tools" in found.capabilities)
-    assert ("agent-thought" in features) == ("thinking" in found.capabilities)
+
+
+def test_the_list_is_default_and_the_models_that_the_server_recommends() -> None:
+    assert [model.model for model in MODELS] == ["default", *(name for name, _ in RECOMMENDED_MODELS)]
+    assert len(MODELS) <= 8, "a short list: every entry is a switch on Dify's page"
+
+
+@every_model
+def test_a_declaration_says_what_the_server_finds_in_the_familys_template(model: Predefined) -> None:
+    family = FAMILIES[model.model]
+    assert_declared(model, found_in(family.template, family))
+
+
+@every_model
+def test_and_in_the_real_one(model: Predefined) -> None:
+    family = FAMILIES[model.model]
+    real = HARMONY_DATA / family.real_template
+    if not family.real_template or not real.exists():
+        pytest.skip("its real chat template is not here; HARMONY_DATA names the folder")
+    assert_declared(model, found_in(real.read_text(encoding="utf-8"), family))
+
+
+@every_model
+def test_reasoning_and_calls_are_read_as_declared(model: Predefined) -> None:
+    family = FAMILIES[model.model]
+    dialect = detect(family.template, family.markers)
+    message = parse_text(dialect.example, dialect, tools=[WEATHER])
+    assert message.reasoning == "I need the weather."
+    [call] = message.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris", "days": 3})
+    parser = ChannelParser(dialect, tools=[WEATHER])
+    pieces = [type(event) for letter in dialect.example for event in parser.feed(letter)]
+    pieces += [type(event) for event in parser.close()]
+    assert pieces.index(ReasoningDelta) < pieces.index(ToolCallStart) < pieces.index(ToolCallEnd)
+
+
+KINDS = {id(family): model for model, family in FAMILIES.items()}
+
+
+@pytest.fixture(scope="module", params=KINDS.values())
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, list[Predefined]]]:
+    """A model of a family's architecture, with random weights, on the real server; and what is declared of it."""
+    family = FAMILIES[request.param]
+    folder = family.write(tmp_path_factory.mktemp("model"))
+    with running(load_engine(folder)) as server:
+        yield server, [model for model in MODELS if FAMILIES[model.model] is family]
+
+
+def ask(server: RunningServer, **fields: Any) -> Any:
+    [choice] = server.chat([{"role": "user", "content": "the quick brown fox"}], **fields)["choices"]
+    return choice
+
+
+def test_the_engine_runs_what_is_declared(served: tuple[RunningServer, list[Predefined]]) -> None:
+    server, models = served
+    [listed] = server.call("/v1/models")[1]["data"]
+    for model in models:
+        assert listed["context_length"] == model.context_size
+        assert listed["reasoning"]["default"] == model.default_effort
+        for effort in model.efforts:
+            assert ask(server, reasoning_effort=effort, max_tokens=4)["finish_reason"]
+    said = ask(server, reasoning_effort="none", response_format=ANSWER, max_tokens=200)["message"]
+    assert json.loads(said["content"])["city"] in ("Paris", "Rome")
+    assert not said.get("reasoning_content")
+    chunks = server.chunks(
+        [{"role": "user", "content": "fox"}],
+        tools=[WEATHER],
+        tool_choice="required",
+        thinking_budget=4,
+        parallel_tool_calls=False,
+        max_tokens=400,
+    )
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert calls[0]["name"] == "get_weather"
+    arguments = json.loads("".join(call.get("arguments", "") for call in calls))
+    assert (arguments["city"] in ("Paris", "Rome"), arguments["days"] in (1, 2)) == (True, True)

@@ -28,8 +28,8 @@ def test_gpt_oss_20b_on_a_mac_with_16_gb() -> None:
     said = too_large(GPT_OSS, GPT_OSS_BYTES, limit, is_given=False, smaller=SMALLER, machine=mac(16))
     assert said == (
         "The model 'mlx-community/gpt-oss-20b-MXFP4-Q8' needs 11.3 GB of memory for its weights alone, and models may "
-        "use 9.12 GB of the 16 GB here. A smaller one that fits: mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit "
-        "(7.74 GB). `sudo sysctl iogpu.wired_limit_mb=13824` lets models use enough until the next restart of the "
+        "use 9.12 GB of the 16 GB here. A smaller one that fits: mlx-community/Qwen3.5-9B-4bit "
+        "(5.57 GB). `sudo sysctl iogpu.wired_limit_mb=13824` lets models use enough until the next restart of the "
         "Mac, and leaves 2.5 GB for everything else. --memory-gb 12 loads it regardless; the Mac may then swap, and "
         "answer very slowly."
     )
@@ -53,9 +53,7 @@ def test_a_mac_that_cannot_spare_the_memory_is_not_told_to() -> None:
     assert "--memory-gb 16" in said
     huge = too_large("m/x", 60 * GB, recommended_limit(16), is_given=False, smaller=SMALLER, machine=mac(16))
     assert "--memory-gb" not in huge
-    assert huge.endswith(
-        "A smaller one that fits: mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit (7.74 GB)."
-    )
+    assert huge.endswith("A smaller one that fits: mlx-community/Qwen3.5-9B-4bit (5.57 GB).")
 
 
 def test_no_smaller_model_is_named_where_none_fits() -> None:

@@ -84,7 +84,7 @@ def test_a_single_model_that_would_have_to_be_downloaded(server: HubServer) -> N
     assert (
         "needs 11.3 GB of memory for its weights alone, and models may use 9.12 GB of the 16 GB here" in said
     )
-    assert "A smaller one that fits: mlx-community/DeepSeek-R1-Distill-Qwen-14B-4bit" in said
+    assert "A smaller one that fits: mlx-community/Qwen3.5-9B-4bit" in said
     assert "sudo sysctl iogpu.wired_limit_mb=" in said
     assert server.requests_for(LARGE) == [f"GET /api/models/{LARGE}"], "nothing was fetched"
 
