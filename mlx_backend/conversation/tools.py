@@ -14,12 +14,14 @@ type ToolDefinition = str | Mapping[str, Any]
 
 # Models glue a content type or a channel's word to a name: `shelljson`.
 _GLUED = re.compile(r"\A(?:json|code|text|commentary|analysis|final)(?![\w.-])")
+_MAX_SIMILAR = 64  # misspelt names that are remembered
+_MAX_NAME = 256  # characters of one
 
 
 class ToolSet:
     """The tools of one request. None means that they are not known; then any call is one."""
 
-    __slots__ = ("_by_folded_name", "_lengths", "_parameters", "are_known", "names")
+    __slots__ = ("_by_folded_name", "_lengths", "_parameters", "_similar", "are_known", "names")
 
     def __init__(self, definitions: Iterable[ToolDefinition] | None) -> None:
         self.are_known = definitions is not None
@@ -30,6 +32,7 @@ class ToolSet:
         self.names = frozenset(self._parameters)
         self._lengths = sorted({len(name) for name in self.names if name}, reverse=True)
         self._by_folded_name: dict[str, str] | None = None  # made when a name is first misspelt
+        self._similar: dict[tuple[str, bool], str | None] = {}  # a model repeats its mistakes
 
     @property
     def may_be_called(self) -> bool:
@@ -63,6 +66,16 @@ class ToolSet:
 
         `in_namespace`: or that is its last part, behind a namespace.
         """
+        if len(word) > _MAX_NAME:
+            return self._find_similar(word, in_namespace=in_namespace)
+        key = word, in_namespace
+        if key not in self._similar:
+            if len(self._similar) >= _MAX_SIMILAR:
+                self._similar.clear()
+            self._similar[key] = self._find_similar(word, in_namespace=in_namespace)
+        return self._similar[key]
+
+    def _find_similar(self, word: str, *, in_namespace: bool) -> str | None:
         if self._by_folded_name is None:
             self._by_folded_name = {_folded(name): name for name in sorted(self.names)}
         found = self._by_folded_name.get(_folded(word))

@@ -12,6 +12,7 @@ from mlx_backend.conversation.dialects.block_format import CallBlock, CallsInRea
 from mlx_backend.conversation.dialects.block_states import MarkerReader, State
 from mlx_backend.conversation.dialects.calls.base import JsonSpan, first_wrong
 from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
+from mlx_backend.conversation.dialects.text_buffer import TextBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ class CallReader(MarkerReader):
 
     __slots__ = (
         *("_block", "_blocks", "_body", "_call_delta", "_doubts", "_has_begun", "_has_calls"),
-        *("_in_reasoning", "_layout", "_length", "_lost_opener", "_must_be_offered", "_openers"),
+        *("_in_reasoning", "_last_decoded", "_layout", "_lost_opener", "_must_be_offered", "_openers"),
         *("_section", "_sections", "_span", "_trims_layout", "_was_cut_short", "_written"),
     )
 
@@ -46,8 +47,7 @@ class CallReader(MarkerReader):
         self._section: CallSection | None = None
         self._has_calls = False  # in this section, or just before this place
         self._block: CallBlock | None = None
-        self._body: list[str] = []  # the pieces of a call
-        self._length = 0  # of the body
+        self._body = TextBuffer()  # of a call
         self._has_begun = False  # there is more than blanks in the body
         self._written: list[str] = []  # what is shown, with the body, if no call comes of it
         self._in_reasoning = False  # the call being read began in a block of reasoning
@@ -55,6 +55,7 @@ class CallReader(MarkerReader):
         self._was_cut_short = False  # reasoning ended without its closer, which may still come
         self._lost_opener = False  # the last call stood outside of a section, whose closer may still come
         self._doubts = 0
+        self._last_decoded: tuple[str, Sequence[DecodedCall]] | None = None
         self._span: Span | None = None
         self._call_delta: Callable[[str], Event] | None = None
         self._layout = ""  # white space that is dropped if a marker follows
@@ -148,12 +149,10 @@ class CallReader(MarkerReader):
         self._must_be_offered = self._in_reasoning or (
             self._section is None and (block.is_text or not block.opener)
         )
-        self._body, self._length, self._doubts = [], 0, 0
-        self._has_begun = False
+        self._body = TextBuffer(block.opener if block.is_text else "")
+        self._doubts, self._has_begun = 0, False
         self._span = block.span() if block.span is not None else None
-        if block.is_text:
-            self._body, self._length = [block.opener], len(block.opener)
-        elif block.opener:
+        if block.opener and not block.is_text:
             self._written.append(block.opener)
         self.delta = None
         section = self._section.closers if self._section is not None else ()
@@ -164,19 +163,18 @@ class CallReader(MarkerReader):
         block = self._block
         assert block is not None
         head, longest = block.head or block.syntax.head, block.syntax.head_length
-        if head is not None and self._length < longest and not block.is_text:
-            written = "".join(self._body)
+        if head is not None and self._body.length < longest and not block.is_text:
+            written = str(self._body)
             wrong = first_wrong(head, (written + text)[:longest])
             if wrong is not None:
                 wrong -= len(written)
                 self._body.append(text[:wrong])
                 self._give_up()
                 return text[wrong:]
-        before = self._length
+        before = self._body.length
         self._body.append(text)
-        self._length += len(text)
         if before < _MAX_BEGINNING:
-            written = "".join(self._body)
+            written = str(self._body)
             if call := block.syntax.begin(written[:_MAX_BEGINNING]):
                 return self._begin_arguments(call.name, call.id, written[call.arguments_at :])
         if self._span is None:
@@ -190,7 +188,7 @@ class CallReader(MarkerReader):
         end = self._span.end(text)
         if end < 0:
             return ""
-        self._body[-1] = text[:end]
+        self._body.drop_end(len(text) - end)
         self._end_call("")
         return text[end:]
 
@@ -226,7 +224,7 @@ class CallReader(MarkerReader):
         self._emit(text[:end])
         self.delta = None
         if self._block.closers:
-            self._body, self._length = [], 0
+            self._body = TextBuffer()
             self._expect(State.REST, self._expected)
         else:
             self._close_call(complete=True)
@@ -236,11 +234,10 @@ class CallReader(MarkerReader):
     def _gather_rest(self, text: str) -> str:
         """Gather what follows JSON arguments: the rest of their object, or of a list with more calls."""
         assert self._block is not None
-        before = self._length
+        before = self._body.length
         self._body.append(text)
-        self._length += len(text)
         if before < _MAX_BEGINNING:
-            written = "".join(self._body)
+            written = str(self._body)
             call = self._block.syntax.begin(written[:_MAX_BEGINNING])
             if call is not None:
                 self._close_call(complete=True)
@@ -276,7 +273,7 @@ class CallReader(MarkerReader):
         if self._state is not State.CALL or self._doubts >= _MAX_DOUBTS:
             return False
         self._doubts += 1
-        return self._block.syntax.is_open("".join(self._body))
+        return self._block.syntax.is_open(str(self._body))
 
     def _may_be_next_call(self) -> bool:
         """See whether an opener within a call begins another one, because the first has lost its closer."""
@@ -288,16 +285,14 @@ class CallReader(MarkerReader):
         self._doubts += 1
         if self._doubts > _MAX_DOUBTS:
             return False
-        body = "".join(self._body)
-        if not body.strip() or not self._block.syntax.is_whole(body):
-            return False
-        return bool(self._block.syntax.decode(body, self._tools))
+        body = str(self._body)
+        return bool(body.strip() and self._block.syntax.is_whole(body) and self._decode(body))
 
     def _end_call(self, closer: str) -> None:
         """Put a call out, or show what was written if it cannot be decoded."""
         if self._state is not State.CALL:
             self._end_arguments()
-        elif calls := self._decoded("".join(self._body)):
+        elif calls := self._decoded(str(self._body)):
             self._commit()
             self._put_out(calls)
             self._after_call()
@@ -307,7 +302,7 @@ class CallReader(MarkerReader):
 
     def _end_arguments(self) -> None:
         """Close a call whose arguments were put out already. More calls may stand behind them, in a list."""
-        rest = "" if self._state is State.ARGUMENTS else "".join(self._body)
+        rest = "" if self._state is State.ARGUMENTS else str(self._body)
         self._close_call(complete=True)
         if is_end_of_object(rest):
             rest = ""
@@ -317,14 +312,20 @@ class CallReader(MarkerReader):
         if not rest.strip():
             self._after_call()
             return
-        self._body = [rest.strip()]
+        self._body = TextBuffer(rest.strip())
         self._give_up()
+
+    def _decode(self, body: str) -> Sequence[DecodedCall]:
+        """Return the calls of a body. The last one's are kept: what another call follows is looked at twice."""
+        assert self._block is not None
+        if self._last_decoded is None or self._last_decoded[0] is not body:
+            self._last_decoded = body, self._block.syntax.decode(body, self._tools)
+        return self._last_decoded[1]
 
     def _decoded(self, body: str) -> list[tuple[str, DecodedCall]]:
         """Return the calls of a body with the names of their tools: all of them, or none."""
-        assert self._block is not None
         calls: list[tuple[str, DecodedCall]] = []
-        for call in self._block.syntax.decode(body, self._tools):
+        for call in self._decode(body):
             name = self._accepted(call.name)
             if name is None:
                 return []
@@ -355,7 +356,8 @@ class CallReader(MarkerReader):
     def _after_call(self) -> None:
         if self._block is not None:
             self._lost_opener = self._block.is_text and self._section is None
-        self._body, self._block, self._span = [], None, None
+        self._body = TextBuffer()
+        self._block = self._span = self._last_decoded = None
         self._layout = ""
         self._trims_layout = True
         if self._section is not None:
@@ -368,10 +370,10 @@ class CallReader(MarkerReader):
 
     def _give_up(self) -> None:
         """Show what was written: no call has come of it."""
-        text = "".join([*self._written, *self._body])
+        text = "".join([*self._written, str(self._body)])
         in_reasoning, self._in_reasoning = self._in_reasoning, False
-        self._written, self._body = [], []
-        self._block = self._section = self._span = None
+        self._written, self._body = [], TextBuffer()
+        self._block = self._section = self._span = self._last_decoded = None
         self._trims_layout = False
         if in_reasoning:
             self._resume_reasoning(text)
@@ -386,13 +388,13 @@ class CallReader(MarkerReader):
                 self._give_up()
         elif ended_by == "stop":
             block = self._block
-            if self._state is State.CALL and block is not None and block.syntax.is_open("".join(self._body)):
+            if self._state is State.CALL and block is not None and block.syntax.is_open(str(self._body)):
                 self._give_up()  # it ends within a value: what is there may not be all of it
             else:
                 self._end_call("")
         elif self._state is not State.CALL:
             self._close_call(complete=False)
-        elif calls := self._decoded("".join(self._body)):
+        elif calls := self._decoded(str(self._body)):
             self._put_out(calls, is_cut=True)
         elif self._block is not None and self._section is None and not self._block.opener:
             self._give_up()

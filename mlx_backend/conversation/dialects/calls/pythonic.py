@@ -15,6 +15,7 @@ import ast
 import keyword
 import re
 import shlex
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.argument_values import (
@@ -296,16 +297,16 @@ def _shell_calls(text: str, tools: ToolSet) -> list[DecodedCall]:
 def _shell_arguments(words: list[str], parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     names = property_names(parameters)
     arguments: dict[str, Any] = {}
-    waiting = list(words)
+    waiting = deque(words)
     while waiting:
-        word = waiting.pop(0)
+        word = waiting.popleft()
         key, equals, text = word.partition("=")
         if word.startswith("-"):
             key = key.lstrip("-")
             key = key if key in names else key.replace("-", "_")
             if not equals:
                 is_flag = not waiting or (waiting[0].startswith("--"))
-                text = "true" if is_flag else waiting.pop(0)
+                text = "true" if is_flag else waiting.popleft()
         elif not equals:
             left = [name for name in names if name not in arguments]
             if not left:

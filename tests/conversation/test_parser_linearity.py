@@ -1,0 +1,159 @@
+"""Reading is linear in what the model wrote, whatever that is and however it was cut.
+
+Counted and not timed: the characters that are handed to whatever looks through text (the scanner, the pattern of a
+beginning, and each syntax). Four times the text may cost four times as many.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mlx_backend.conversation.dialects import DIALECTS, call_reader
+from mlx_backend.conversation.dialects.block_reader import BlockReader
+from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan
+from mlx_backend.conversation.dialects.calls.xml import XmlCalls
+from mlx_backend.conversation.events import Channel
+from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
+from mlx_backend.conversation.scanner import MarkerSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.dialects.base import CallCodec
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.tools import ToolSet
+
+WEATHER = {
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+}
+REPEATS = 66  # more than the markers of one call that may be part of a value
+TAG = re.compile(r"<[^<>\n]{1,60}>|\[[A-Z_]+\]|```\w*|[\w.:]*get_weather[\w:]*[({]?|\"\w+\":|[{}\[\]()]")
+COMMON = ("get_weather", '"', "\\", "\n", '{"name": "get_weather", "arguments": {', "<function=get_weather>")
+
+
+class Work:
+    """Counts the characters that are looked through."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+
+    def counting(self, original: Callable[..., Any], *, argument: int = 1) -> Callable[..., Any]:
+        """Return the function, made to count the length of one of its arguments."""
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.characters += len(arguments[argument])
+            return original(*arguments, **named)
+
+        return counted
+
+    def counting_cut(
+        self, original: Callable[..., tuple[str, str, str]]
+    ) -> Callable[..., tuple[str, str, str]]:
+        """Return `MarkerSet.cut`, made to count as far as it looks: what is behind a marker is looked at next."""
+
+        def counted(markers: MarkerSet, text: str) -> tuple[str, str, str]:
+            before, marker, after = original(markers, text)
+            self.characters += len(before) + (len(marker) or len(after))
+            return before, marker, after
+
+        return counted
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Count in everything that looks through text."""
+    counter = Work()
+    classes = [(each, ("decode", "begin", "is_open", "is_whole")) for each in _subclasses(CallSyntax)]
+    classes += [(JsonSpan, ("end",)), (PythonSpan, ("end",)), (BlockReader, ("text",))]
+    for cls, names in classes:
+        for name in names:
+            if name in vars(cls):
+                monkeypatch.setattr(cls, name, counter.counting(vars(cls)[name]))
+    monkeypatch.setattr(MarkerSet, "cut", counter.counting_cut(MarkerSet.cut))
+    monkeypatch.setattr(call_reader, "first_wrong", counter.counting(call_reader.first_wrong))
+    return counter
+
+
+def _units(dialect: Dialect) -> list[str]:
+    """Return the family's markers and what else its turns are made of, and some pairs of these."""
+    form = getattr(dialect.reader, "keywords", {}).get("form")
+    parts = sorted({*(form.markers if form else ()), *TAG.findall(dialect.example), *COMMON})
+    pairs = [first + second for first, second in permutations(parts, 2)]
+    calls = [] if dialect.calls is None else [_written(dialect.calls, {"city": "Paris", "days": 3})]
+    return [*calls, *parts, *random.Random(dialect.name).sample(pairs, 3)]
+
+
+def _written(codec: CallCodec, arguments: dict[str, Any]) -> str:
+    return "".join(piece.text for piece in codec.encode("get_weather", arguments))
+
+
+def _cost(work: Work, dialect: Dialect, text: str, size: int, opens_in: Channel | None) -> int:
+    work.characters = 0
+    parser = ChannelParser(dialect, tools=[WEATHER], opens_in=opens_in)
+    for at in range(0, len(text), size):
+        parser.feed(text[at : at + size])
+    parser.close()
+    return work.characters
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_four_times_the_text_costs_four_times_the_work(name: str, work: Work) -> None:
+    dialect = DIALECTS[name]
+    for at, unit in enumerate(_units(dialect)):
+        short, long = unit * REPEATS, unit * (REPEATS * 4)
+        size = (len(long), 1, 4)[at % 3]
+        opens_in = Channel.ANALYSIS if dialect.blocks and at % 2 else None
+        once = _cost(work, dialect, short, size, opens_in)
+        more = _cost(work, dialect, long, size, opens_in)
+        assert more <= 5 * once + 10_000, (unit, opens_in, size, once, more)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("hermes-json", "<tool_call>\n<function=f>"),
+        ("qwen-xml", "<function=f><parameter=a></function>"),
+    ],
+)
+def test_a_call_that_ends_with_the_next_ones_opener_is_decoded_once(
+    name: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    original = XmlCalls.decode
+
+    def decode(syntax: XmlCalls, body: str, tools: ToolSet) -> list[DecodedCall]:
+        decoded.append(body)
+        return original(syntax, body, tools)
+
+    monkeypatch.setattr(XmlCalls, "decode", decode)
+    message = parse_text(unit * REPEATS, name)
+    assert len(message.tool_calls) >= REPEATS - 1  # the last one may be cut
+    assert len(decoded) <= REPEATS + 1
+
+
+@pytest.mark.parametrize("name", [name for name, each in DIALECTS.items() if each.calls is not None])
+def test_an_argument_of_a_megabyte_is_read_whole(name: str, work: Work) -> None:
+    dialect = DIALECTS[name]
+    assert dialect.calls is not None
+    value = "a line of text, and 'quotes' too\n" * 31_000
+    text = _written(dialect.calls, {"city": value})
+    work.characters = 0
+    parser = ChannelParser(dialect, tools=[WEATHER])
+    events = [event for at in range(0, len(text), 999) for event in parser.feed(text[at : at + 999])]
+    message = fold([*events, *parser.close()])
+    assert [call.name for call in message.tool_calls] == ["get_weather"]
+    assert len(message.tool_calls[0].arguments) > len(value)
+    assert work.characters < 12 * len(text)
