@@ -15,7 +15,7 @@ import pytest
 
 from mlx_backend.conversation.dialects import DIALECTS, call_reader
 from mlx_backend.conversation.dialects.block_reader import BlockReader
-from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan
+from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan, first_wrong
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.events import Channel
 from mlx_backend.conversation.parser import ChannelParser, fold, parse_text
@@ -76,14 +76,16 @@ def _subclasses(cls: type) -> Iterator[type]:
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     """Count in everything that looks through text."""
     counter = Work()
-    classes = [(each, ("decode", "begin", "is_open", "is_whole")) for each in _subclasses(CallSyntax)]
+    classes: list[tuple[type, tuple[str, ...]]] = [
+        (each, ("decode", "begin", "is_open", "is_whole")) for each in _subclasses(CallSyntax)
+    ]
     classes += [(JsonSpan, ("end",)), (PythonSpan, ("end",)), (BlockReader, ("text",))]
     for cls, names in classes:
         for name in names:
             if name in vars(cls):
                 monkeypatch.setattr(cls, name, counter.counting(vars(cls)[name]))
     monkeypatch.setattr(MarkerSet, "cut", counter.counting_cut(MarkerSet.cut))
-    monkeypatch.setattr(call_reader, "first_wrong", counter.counting(call_reader.first_wrong))
+    monkeypatch.setattr(call_reader, "first_wrong", counter.counting(first_wrong))
     return counter
 
 
