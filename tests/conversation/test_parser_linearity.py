@@ -67,7 +67,8 @@ class Work:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
-    for subclass in cls.__subclasses__():
+    found: list[type] = cls.__subclasses__()
+    for subclass in found:
         yield subclass
         yield from _subclasses(subclass)
 
