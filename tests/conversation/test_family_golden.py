@@ -27,7 +27,7 @@ MAX_PAIRS = 60
 CONTROL = re.compile(
     r"<\|[^<>|\s]{1,40}\|?>|<[a-z_]{1,20}\|>|\[/?[A-Z_]{3,12}\]|<｜[^｜<>]{1,40}｜>|｜DSML｜|\]<\]minimax\[>\["
     r"|</?(?:seed:|mm:|minimax:|longcat_)?(?:think|tool_call|tool_calls|arg_key|arg_value|tool_sep)(?::\w+)?>"
-    r"|<end_of_turn>|</s>|<seed:eos>|\[e~\[|<(?:start|end)_function_\w+>"
+    r"|<end_of_turn>|</s>|</assistant>|<seed:eos>|\[e~\[|<(?:start|end)_function_\w+>"
 )
 FAMILIES = [dialect for dialect in DIALECTS.values() if dialect.name not in ("harmony", "plain")]
 

@@ -245,7 +245,7 @@ class BlockReader(CallReader):
             return self._mark_call(marker)
         elif marker in form.reasoning:
             self._layout = ""
-            self._enter_reasoning({form.reasoning[marker]})
+            self._enter_reasoning({marker, form.reasoning[marker]})
         elif marker in form.reasoning.values():
             self._was_cut_short = False
             if self._state is State.ANSWER:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.tools import ToolSet
 
 # Where there are no ids. `</s>` is not among them: it is HTML too.
-_SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>"})
+_SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>"})
 
 
 class State(Enum):

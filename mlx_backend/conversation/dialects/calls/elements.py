@@ -28,6 +28,8 @@ _TAG = re.compile(
     r"(?:\s+name\s*=\s*(?P<quote>[\"']?)(?P<value>[^<>\"']{0,256})(?P=quote))?\s?>"
 )
 
+_LITERALS = {"true": True, "false": False, "null": None}
+
 type _Element = str | list[tuple[str, _Element]]
 
 
@@ -111,6 +113,8 @@ def _value(element: _Element, schema: Any, root: Any) -> Any:
     if isinstance(element, str):
         if not element.strip() and "string" not in types and types & {"array", "object"}:
             return [] if "array" in types else {}
+        if not types and (word := element.strip()) in _LITERALS:  # a number could be a text just as well
+            return _LITERALS[word]
         return convert(element, schema, root)
     if "array" in types:
         items = _container(schema, root, "array").get("items")

@@ -33,7 +33,7 @@ class GemmaCalls(CallSyntax):
     """`delimiter` stands at both ends of a text."""
 
     def __init__(self, delimiter: str) -> None:
-        self.head = re.compile(r"\s*(?:[\w.:/-]{1,128}\s*(?:\{.*)?|[\[{].*)?", re.DOTALL)
+        self.head = re.compile(r"\s*(?:(?:call:\s*)?[\w.:/-]{0,128}\s*(?:\{.*)?|\[.*)?", re.DOTALL)
         self.delimiter = delimiter
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:

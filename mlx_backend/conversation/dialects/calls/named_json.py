@@ -86,7 +86,7 @@ MISTRAL_ARGS = NamedJson(
 )
 _SEPARATOR = Piece("<｜tool▁sep｜>", marker=True)
 _DEEPSEEK_BEGINNINGS = (
-    r"\s*function\s*<｜tool▁sep｜>\s*(?P<name>[^\s`{<]{1,256})\s*```(?:json)?\s*",
+    r"\s*function\s*<｜tool▁sep｜>\s*(?P<name>[^\s`{<]{1,256})\s*(?:```(?:json)?\s*|(?=\{))",
     r"\s*(?P<name>[^\s<]{1,256})\s*<｜tool▁sep｜>\s*(?:```(?:json)?\s*)?",
 )
 DEEPSEEK_V3 = NamedJson(

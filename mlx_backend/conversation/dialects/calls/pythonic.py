@@ -192,6 +192,8 @@ def _calls_in(node: ast.expr) -> Iterator[ast.Call]:
 
 def _decoded(node: ast.Call, tools: ToolSet) -> DecodedCall:
     name = _dotted(node.func)
+    if name not in tools.names:
+        name = name.removeprefix("default_api.")  # the namespace that Gemma's guide gives all tools
     if name not in tools.names and name.endswith(".call"):  # Llama's built-in tools
         name = name.removesuffix(".call")
     parameters = tools.parameters(tools.offered_name(name))
@@ -241,6 +243,8 @@ def _value(node: ast.expr, depth: int = 0) -> Any:
             if isinstance(value, float) and value - value != 0:  # infinite
                 raise _NoCallError
             return value
+        case ast.JoinedStr(values=[ast.Constant(value=str() as text)]):
+            return text
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.UnaryOp(op=ast.UAdd(), operand=ast.Constant(value=int() | float() as number)):

@@ -14,7 +14,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.argument_values import convert, parse_json, property_names, property_schema
+from mlx_backend.conversation.argument_values import (
+    convert,
+    parse_json,
+    property_names,
+    property_schema,
+    types_of,
+)
 from mlx_backend.conversation.dialects.base import Piece
 from mlx_backend.conversation.dialects.calls.base import CallSyntax, DecodedCall, to_json
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
@@ -32,6 +38,8 @@ _TAG = re.compile(
 _ATTRIBUTE = re.compile(r"""([\w-]{1,32})\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _WHOLE = re.compile(r"(?:</[^<>]{0,64}|<(?:function|invoke)\b[^<>]{0,512})>\s*\Z|[}\]]\s*\Z")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*\Z", re.DOTALL)
+_CDATA_SECTION = re.compile(r"<!\[CDATA\[.*?(?:\]\]>|\Z)", re.DOTALL)
+_WORD = re.compile(r"\w")
 _CALLS = ("function", "invoke")
 _OBJECTS = JsonObjects()
 
@@ -72,6 +80,7 @@ class XmlCalls(CallSyntax):
 
     def is_open(self, body: str) -> bool:
         """Whether a parameter is open."""
+        body = _without_cdata(body)
         opened = max(body.rfind(word) for word in ("parameter=", "parameter name=", "param name="))
         return opened > max(body.rfind("parameter>"), body.rfind("param>"))
 
@@ -112,9 +121,10 @@ class XmlCalls(CallSyntax):
             text = text.removeprefix("\r").removeprefix("\n").removesuffix("\n").removesuffix("\r")
         elif text[:1] == "\n" and text[-1:] == "\n" and len(text) > 1:
             text = text[1:-1]
-        if is_string == "true":
+        types = types_of(schema, root)
+        if is_string == "true" and (not types or "string" in types):
             return text
-        if is_string == "false":
+        if is_string == "false" and types != {"string"}:
             try:
                 return parse_json(text)
             except ValueError:
@@ -138,7 +148,7 @@ def _unwrapped(arguments: dict[str, Any], names: list[str]) -> dict[str, Any]:
 
 def _calls(body: str, tools: ToolSet) -> Iterator[tuple[str, dict[str, tuple[str, str]], str]]:
     """Yield each call's name, for each parameter its text and what its `string` attribute says, and the call's text."""
-    tags = list(_TAG.finditer(body))
+    tags = list(_TAG.finditer(_without_cdata(body)))
     closers = _next_closers(tags)
     name = key = ""
     is_string = ""
@@ -169,6 +179,11 @@ def _calls(body: str, tools: ToolSet) -> Iterator[tuple[str, dict[str, tuple[str
         yield name, values, body[begins_at:]
 
 
+def _without_cdata(body: str) -> str:
+    """Blank out what may hold anything, so that what is behind it stays where it is."""
+    return _CDATA_SECTION.sub(lambda match: " " * len(match[0]), body)
+
+
 def _is_part_of_value(tag: re.Match[str], known: list[str], *, has_closer: bool) -> bool:
     """Whether a tag within a value is part of it, because the value is closed later."""
     if tag["kind"] not in _CALLS and tag["close"]:
@@ -192,8 +207,10 @@ def _next_closers(tags: list[re.Match[str]]) -> list[bool]:
 def _name_of(tag: re.Match[str]) -> str:
     attributes = (tag["attributes"] or "").strip()
     if attributes.startswith("="):
-        return attributes[1:].strip().strip("\"'").strip()
-    return _attributes(tag).get("name", "").strip()
+        name = attributes[1:].strip().strip("\"'").strip()
+    else:
+        name = _attributes(tag).get("name", "").strip()
+    return name if _WORD.search(name) else ""  # not `<function=...>`, as people write of it
 
 
 def _attributes(tag: re.Match[str]) -> dict[str, str]:

@@ -123,7 +123,7 @@ MIMO = family(
     ),
 )
 
-_SEED_XML = XmlCalls(parameter_tag=("<parameter={}>", "</parameter>\n"))
+_SEED_XML = XmlCalls(parameter_tag=("<parameter={}>", "</parameter>\n"), trims=False)
 SEED_OSS = family(
     "seed-oss",
     *("seed", "seed_oss"),

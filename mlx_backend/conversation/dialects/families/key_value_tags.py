@@ -43,7 +43,11 @@ LAGUNA = family(
         ("<arg_key>", "unescaped XML-like object"),
         ("<arg_key>", "All available function signatures are listed below"),
     ),
-    form=BlockFormat(reasoning=THINK_TAGS, sections=(tool_call(PairCalls(lines=True)),)),
+    form=BlockFormat(
+        reasoning=THINK_TAGS,
+        sections=(tool_call(PairCalls(lines=True)),),
+        ends=frozenset({"</assistant>"}),
+    ),
     example=f"<think>I need the weather.</think>{_PAIR_CALL}",
     history=ALL_WITH_TOOLS,
 )
@@ -103,7 +107,7 @@ HUNYUAN = family(
         ),
         separators=",",
         suffixes=("opensource",),
-        ends=frozenset({"<|eos|>", "<|hy_eos|>"}),
+        ends=frozenset({"<|eos|>", "<|hy_eos|>", "<｜hy_eos｜>", "<｜hy_eos:opensource｜>"}),
     ),
     example=(
         "<think>I need the weather.</think><tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
