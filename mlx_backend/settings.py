@@ -253,6 +253,17 @@ class Settings(ReplySettings):
             repeatable=True,
         ),
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            kind=text("NAME"),
+            help="name under which the server may be called, beside addresses and local names; '*': any. "
+            "Not needed with --api-key",
+            group="network",
+            option="--allowed-host",
+            repeatable=True,
+        ),
+    ] = ()
 
     reasoning_format: ReasoningFormat = ReasoningFormat.SEPARATE
     background_detection: bool = True

@@ -15,6 +15,7 @@ from mlx_backend.chat.service import Service
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
+from mlx_backend.server.receiver import ReceiveLimits
 from mlx_backend.server.wsgi_server import Server
 from mlx_backend.settings import Settings
 
@@ -95,11 +96,14 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def served(models: ModelRegistry, settings: Settings) -> Iterator[RunningServer]:
+def served(
+    models: ModelRegistry, settings: Settings, limits: ReceiveLimits | None = None
+) -> Iterator[RunningServer]:
     """Serve these models inside the block."""
+    limits = limits or ReceiveLimits(max_body_bytes=settings.max_body_bytes)
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
-    server = Server(settings.host, settings.port, app, requests=threads, shutdown_seconds=5)
+    server = Server(settings.host, settings.port, app, requests=threads, limits=limits, shutdown_seconds=5)
     server.expiration_interval = 0.02  # how often cheroot checks whether to stop
     server.prepare()
     thread = threading.Thread(target=server.serve)

@@ -97,14 +97,16 @@ def _configure_logging(level: str) -> None:
 def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
+    from mlx_backend.server.receiver import ReceiveLimits
     from mlx_backend.server.wsgi_server import Server
 
     models = _models(settings, arguments)
     app = App(models, settings)
     requests = settings.max_concurrent + settings.max_queue
+    limits = ReceiveLimits(max_body_bytes=settings.max_body_bytes)
     if in_use := port_in_use(settings.host, settings.port):
         return _failed(in_use)
-    server = Server(settings.host, settings.port, app, requests=requests, shutdown_seconds=2)
+    server = Server(settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=2)
     try:
         server.prepare()
     except OSError as error:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from werkzeug import Request
-from werkzeug.exceptions import NotFound
+from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.routing import Map, Rule
 
 from mlx_backend.api.errors import ApiError
 from mlx_backend.server import auth
+from mlx_backend.server.allowed_hosts import AllowedHosts
 from mlx_backend.server.cors import CorsPolicy
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import Backend, json_response
 from mlx_backend.server.in_flight import InFlightRequests
+from mlx_backend.server.receiver import Admission
 from mlx_backend.server.routes import all_routes
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.base import Errors
     from mlx_backend.registry.base import ModelRegistry
+    from mlx_backend.server.request_framing import RequestHead
     from mlx_backend.server.routes import Route
     from mlx_backend.settings import Settings
 
@@ -45,6 +49,8 @@ class App:
         self._backend = Backend(models, settings, self.in_flight)
         self._api_key = settings.api_key
         self._cors = CorsPolicy(settings.cors_origins)
+        # Whoever has to know a key cannot be reached by a page that does not.
+        self._hosts = AllowedHosts(settings.allowed_hosts if settings.api_key is None else ["*"])
         table = all_routes(settings) if routes is None else routes
         self._urls = Map(
             [Rule(route.path, endpoint=route, methods=[route.method]) for route in table],
@@ -57,17 +63,35 @@ class App:
         request = Request(environ)
         errors = DEFAULT_ERRORS
         try:
+            self._hosts.check(request)
             urls = self._urls.bind_to_environ(environ)
             if request.method == "OPTIONS":
                 response = self._cors.preflight(request, urls.allowed_methods())
             else:
                 route, arguments = self._match(request, urls)
                 errors = route.handler
-                response = self._dispatch(request, route, arguments)
+                self._check_access(request, route)
+                response = route.handler.handle(request, self._backend, arguments)
         except Exception as error:
             response = self._error_response(errors, self._backend.explain(error))
         self._cors.add_headers(request, response)
         return response(environ, start_response)
+
+    def admission(self, head: RequestHead) -> Admission:
+        """Say by its head how a request is to be answered; what is refused is refused again, in words, by the call."""
+        request = Request(_environ_of(head))
+        try:
+            self._hosts.check(request)
+            if request.method in ("GET", "HEAD", "OPTIONS"):
+                return Admission.LIGHT
+            route, _ = self._urls.bind_to_environ(request.environ).match()
+            self._check_access(request, route)
+        except (ApiError, HTTPException):
+            return Admission.REFUSED
+        except Exception:
+            log.exception("The head of a request could not be judged")
+            return Admission.REFUSED
+        return Admission.HEAVY
 
     @staticmethod
     def error_body(status: int, message: str) -> bytes:
@@ -84,12 +108,11 @@ class App:
                 404, f"There is no {path} here; try POST /v1/chat/completions or GET /v1/models."
             ) from None
 
-    def _dispatch(self, request: Request, route: Route, arguments: Mapping[str, str]) -> Response:
+    def _check_access(self, request: Request, route: Route) -> None:
         if route.needs_key:
             auth.check(request, self._api_key)
         if request.method == "POST":
             self._cors.refuse_foreign_page(request)
-        return route.handler.handle(request, self._backend, arguments)
 
     @staticmethod
     def _error_response(errors: Errors, error: ApiError) -> Response:
@@ -97,3 +120,20 @@ class App:
         response = json_response(errors.error(error), error.status)
         response.headers.extend(error.headers)
         return response
+
+
+def _environ_of(head: RequestHead) -> WSGIEnvironment:
+    """Return what a WSGI server would say of a request before its body."""
+    path, _, query = head.target.partition("?")
+    environ: WSGIEnvironment = {
+        "REQUEST_METHOD": head.method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
+        "QUERY_STRING": query,
+        "SERVER_NAME": "",
+        "SERVER_PORT": "0",
+        "wsgi.url_scheme": "http",
+    }
+    for name, value in head.headers:
+        environ["HTTP_" + name.decode("ascii").upper().replace("-", "_")] = value.decode("latin-1")
+    return environ

@@ -15,7 +15,7 @@ _CLOSE = (("Connection", "close"),)  # where the next request would begin is not
 
 
 def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body, sent with a length or in chunks. Raises ApiError: 400 if it is cut, 408 if late, 413 if long."""
+    """Read the body, sent with a length or in chunks. Raises ApiError: 400 if it is cut, 413 if it is too long."""
     request.max_content_length = max_bytes
     try:
         data = request.get_data(cache=False)
@@ -38,8 +38,6 @@ def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 def _not_read(request: Request, cause: BaseException | None) -> ApiError:
-    if isinstance(cause, TimeoutError):
-        return ApiError(408, "The body did not arrive in time.", headers=_CLOSE)
     if cause is not None:
         return ApiError(400, f"The body could not be read: {cause}.", headers=_CLOSE)
     return ApiError(400, f"The body ended before its {request.content_length} bytes had arrived.")

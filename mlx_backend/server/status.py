@@ -1,4 +1,8 @@
-"""The server about itself: its name at /, and /health. Neither is part of an API."""
+"""The server about itself: its name at /, and /health. Neither is part of an API.
+
+Both are open to everybody. On a server with a key, whoever does not send it learns that the server is there and whether
+it serves, and nothing of its models.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend import __version__
 from mlx_backend.api import json_text
+from mlx_backend.server import auth
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import json_response
 
@@ -28,8 +33,10 @@ class HomeHandler:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
 
-    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return name, version, models and addresses."""
+        if not auth.is_allowed(request, backend.settings.api_key):
+            return json_response(json_text.body({"name": NAME}))
         home = {
             "name": NAME,
             "version": __version__,
@@ -47,7 +54,7 @@ class HealthHandler:
 
     error = staticmethod(DEFAULT_ERRORS.error)
 
-    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return the server's status, and that of every model in memory."""
         states = backend.models.statuses()
         status = "ok"
@@ -55,12 +62,10 @@ class HealthHandler:
             status = "draining"
         elif states and states[0].pinned and states[0].state not in ("ready", "unloaded"):
             status = states[0].state
-        health = {
-            "status": status,
-            "server": NAME,
-            "version": __version__,
-            "models": [_entry(state) for state in states if state.state != "unloaded"],
-        }
+        health: dict[str, Any] = {"status": status, "server": NAME}
+        if auth.is_allowed(request, backend.settings.api_key):
+            health["version"] = __version__
+            health["models"] = [_entry(state) for state in states if state.state != "unloaded"]
         return json_response(json_text.body(health), 200 if status == "ok" else 503)
 
 

@@ -1,8 +1,8 @@
 """The WSGI server: cheroot, with what a server of long streams needs from it.
 
     a thread for every request that the engine may hold, and some to spare, so that /health and /v1/models answer
-    at once while all of those wait; a connection takes a thread only when it has sent something
-    errors that cheroot itself finds (a broken request line, a header too long) with the application's error body
+    at once while all of those wait; a request takes a thread only when all of it has arrived (receiver.py)
+    errors of HTTP itself (a broken request line, a header too long) with the application's error body
     `environ[ON_DISCONNECT]`, with which an application hears at once that its client has disconnected
 
 Knows sockets and WSGI; of the application only what `Application` says.
@@ -12,32 +12,39 @@ from __future__ import annotations
 
 import logging
 import re
-import selectors
-import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cheroot import wsgi
+from cheroot.makefile import MakeFile
 from cheroot.server import HTTPConnection, HTTPRequest
 
 from mlx_backend import __version__
+from mlx_backend.server.disconnects import DisconnectWatcher
+from mlx_backend.server.file_limit import connections_within_file_limit
+from mlx_backend.server.receiver import Receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    import socket
+    from collections.abc import Iterable
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+    from mlx_backend.server.receiver import Admission, Received, ReceiveLimits
+    from mlx_backend.server.request_framing import RequestHead
 
 log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
 SPARE_THREADS = 16
 BACKLOG = 512
-IDLE_SECONDS = 60
-MAX_IDLE_CONNECTIONS = 1024
-MAX_HEADER_BYTES = 64 * 1024
-MAX_READ_BYTES = 64 * 1024 * 1024
+SEND_SECONDS = 60
+"""How long a client may take none of what is sent to it."""
 _PIECE = 64 * 1024
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Application(Protocol):
@@ -48,94 +55,24 @@ class Application(Protocol):
         ...
 
     def error_body(self, status: int, message: str) -> bytes:
-        """Return the JSON body of an error that cheroot finds before there is a request to hand over."""
+        """Return the JSON body of an error that is found before there is a request to hand over."""
+        ...
+
+    def admission(self, head: RequestHead) -> Admission:
+        """Say by its head how a request is to be answered. Called in the thread that receives; raises nothing."""
         ...
 
 
-class DisconnectWatcher:
-    """One thread that watches the sockets of running requests and says when the other end has closed.
-
-    A client that disconnects closes its socket, and the socket becomes readable with nothing to read. Without this
-    thread nobody would look: not while a request is queued, not during prefill, and for a reply that is not
-    streamed, never.
-    """
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
-        self._wake, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._run, name="disconnect-watcher", daemon=True)
-        self._running = True
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread and join it."""
-        self._running = False
-        self._wake.send(b"x")
-        self._thread.join()
-        self._selector.close()
-        self._wake.close()
-        self._woken.close()
-
-    @contextmanager
-    def watching(self, connection: socket.socket, on_disconnect: Callable[[], None]) -> Iterator[None]:
-        """Call `on_disconnect` from the watcher's thread, once, if the other end closes the connection meanwhile."""
-        with self._lock:
-            self._selector.register(connection, selectors.EVENT_READ, on_disconnect)
-        self._wake.send(b"x")  # not every selector notices what is registered while it waits
-        try:
-            yield
-        finally:
-            self._unregister(connection)
-
-    def _unregister(self, connection: socket.socket) -> None:
-        with self._lock, suppress(KeyError, ValueError):
-            self._selector.unregister(connection)
-
-    def _run(self) -> None:
-        while self._running:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    with suppress(BlockingIOError):
-                        self._woken.recv(4096)
-                elif isinstance(key.fileobj, socket.socket):
-                    self._check(key.fileobj, key.data)
-
-    def _check(self, connection: socket.socket, on_disconnect: Callable[[], None]) -> None:
-        # Readable: closed, or the client has sent its next request early, and then nothing can be told from here.
-        self._unregister(connection)
-        try:
-            is_closed = not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except (BlockingIOError, InterruptedError):
-            is_closed = False
-        except OSError:
-            is_closed = True
-        if is_closed:
-            on_disconnect()
-
-
 class _Request(HTTPRequest):
-    """Cheroot's own errors get the application's body, and no request body is left half read."""
+    """Cheroot's own errors get the application's body; a connection whose request did not arrive whole is closed."""
 
     def send_headers(self) -> None:
-        # A client that is still sending would get a reset in place of the response, and the rest of its body
-        # would be taken for its next request. So read on, but not for ever.
-        if (b"Connection", b"close") in self.outheaders or not self._drain_body():
-            self.close_connection = True
-        super().send_headers()
-
-    def _drain_body(self) -> bool:
-        try:
-            while self.rfile.read(_PIECE):
+        if not self.conn.received.is_whole:
+            self.close_connection = True  # the rest of the body would be taken for the next request
+        with suppress(OSError, ValueError):
+            while self.rfile.read(_PIECE):  # a refused body that had arrived already
                 pass
-        except (OSError, ValueError):  # the limit, a broken chunk, or a closed connection
-            return False
-        return True
+        super().send_headers()
 
     def simple_response(self, status: str, msg: str = "") -> None:
         code, _, reason = str(status).partition(" ")
@@ -143,18 +80,34 @@ class _Request(HTTPRequest):
         if not reason:
             super().simple_response(status, msg)
             return
-        payload = self.server.wsgi_app.error_body(int(code), msg or reason)
-        head = (
-            f"{self.server.protocol} {code} {reason}\r\nContent-Type: application/json\r\n"
-            f"Server: {self.server.server_name}\r\n"
-            f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
-        )
         with suppress(OSError):
-            self.conn.wfile.write(head.encode("latin-1") + payload)
+            self.conn.wfile.write(_refusal(self.server, int(code), msg or reason))
+
+
+def _refusal(server: Any, status: int, message: str) -> bytes:
+    """Return the whole response with which a request is refused before the application sees it."""
+    payload: bytes = server.wsgi_app.error_body(status, message)
+    head = (
+        f"{server.protocol} {status} {_REASONS.get(status, 'Refused')}\r\nContent-Type: application/json\r\n"
+        f"Server: {server.server_name}\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + payload
 
 
 class _Connection(HTTPConnection):
+    """A connection whose requests the receiver has read before cheroot sees them."""
+
     RequestHandlerClass = _Request
+    received: Received
+
+    def close(self) -> None:
+        """Give the connection back, to be closed."""
+        self.server.receiver.finished(self)
+
+    def close_socket(self) -> None:
+        """Close the socket, at once."""
+        with suppress(OSError):
+            self.socket.close()
 
 
 class _Gateway(wsgi.Gateway_10):
@@ -176,12 +129,17 @@ class Server(wsgi.Server):
     """`prepare()` binds and raises OSError; `serve()` runs until `stop()` is called from another thread."""
 
     ConnectionClass = _Connection
-    keep_alive_conn_limit = MAX_IDLE_CONNECTIONS
-    max_request_header_size = MAX_HEADER_BYTES
-    max_request_body_size = MAX_READ_BYTES  # the application's own limit is far below
+    receiver: Receiver
 
     def __init__(
-        self, host: str, port: int, app: Application, *, requests: int, shutdown_seconds: int
+        self,
+        host: str,
+        port: int,
+        app: Application,
+        *,
+        requests: int,
+        limits: ReceiveLimits,
+        shutdown_seconds: int,
     ) -> None:
         super().__init__(
             (host, port),
@@ -189,36 +147,61 @@ class Server(wsgi.Server):
             numthreads=requests + SPARE_THREADS,
             server_name=f"mlx-backend/{__version__}",
             request_queue_size=BACKLOG,
-            timeout=IDLE_SECONDS,
+            timeout=SEND_SECONDS,
             shutdown_timeout=shutdown_seconds,
         )
         self.gateway = _Gateway
         self.disconnects = DisconnectWatcher()
+        self.max_request_header_size = limits.max_head_bytes
+        self._limits = replace(limits, max_heavy=requests + SPARE_THREADS // 2)
 
     def prepare(self) -> None:
         """Bind, listen and start the threads."""
         super().prepare()
+        self._connections.close()  # type: ignore[has-type]  # cheroot's own; nothing has been accepted yet
+        limits = self._limits
+        connections = connections_within_file_limit(limits.max_connections)
+        if connections < limits.max_connections:
+            limits = replace(
+                limits,
+                max_connections=connections,
+                max_connections_of_address=min(limits.max_connections_of_address, (connections + 1) // 2),
+            )
+        self.receiver = self._connections = Receiver(
+            self.socket,
+            limits,
+            connect=self._connect,
+            admit=self.wsgi_app.admission,
+            dispatch=self._dispatch,
+            refusal=lambda status, message: _refusal(self, status, message),
+        )
         self.disconnects.start()
 
     def stop(self) -> None:
         """Stop accepting, give running requests `shutdown_seconds`, close what is left."""
-        running = self.ready
+        if not self.ready:
+            return
+        # cheroot ends what is still received, but waits for what is still sent.
+        abort = threading.Timer(self.shutdown_timeout, self.receiver.abort)
+        abort.start()
         super().stop()
-        if running:
-            self.disconnects.stop()
+        abort.cancel()
+        self.disconnects.stop()
+
+    def _connect(self, accepted: socket.socket, address: Any) -> _Connection:
+        connection = _Connection(self, accepted, MakeFile)
+        connection.remote_addr, connection.remote_port = address[:2]
+        return connection
+
+    def _dispatch(self, connection: Any) -> None:
+        connection.socket.settimeout(self.timeout)
+        self.process_conn(connection)
 
     @property
     def url(self) -> str:
         """The address it listens on."""
         host, port = self.bind_addr
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    def process_conn(self, conn: Any) -> None:
-        """Give a connection a thread once it has sent something; an idle one waits in the selector."""
-        if conn.last_used is None:
-            self._connections.put(conn)  # type: ignore[attr-defined]
-        else:
-            super().process_conn(conn)
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """Send cheroot's log to this module's logger."""

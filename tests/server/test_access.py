@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from scripted_server import ANSWER, CHAT, USER, client_of
@@ -45,6 +45,54 @@ def test_the_right_key_is_accepted(engine: ScriptedEngine, header: str) -> None:
     on_the_wire = "sésame".encode().decode("latin-1")
     value = f"Bearer {on_the_wire}" if header == "Authorization" else on_the_wire
     assert client_of(engine, api_key="sésame").get("/v1/models", headers={header: value}).status_code == 200
+
+
+def test_without_the_key_a_server_says_that_it_is_there_and_nothing_of_its_models(
+    engine: ScriptedEngine,
+) -> None:
+    client = client_of(engine, api_key="sesame")
+    assert client.get("/health").get_json() == {"status": "ok", "server": "mlx-backend"}
+    assert client.get("/").get_json() == {"name": "mlx-backend"}
+    assert client.get("/health", headers={"x-api-key": "sesame"}).get_json()["models"]
+
+
+LOCAL_NAMES = [
+    "localhost:8080",
+    "api.localhost",
+    "mlx",
+    "mac.local",
+    "MAC.Local.:1",
+    "host.docker.internal:8080",
+]
+ADDRESSES = ["127.0.0.1:8080", "[::1]:8080", "192.168.1.20"]
+
+
+@pytest.mark.parametrize("host", [*LOCAL_NAMES, *ADDRESSES])
+def test_addresses_and_names_that_nobody_can_register_are_answered(client: Client, host: str) -> None:
+    assert client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example"]
+)
+def test_a_name_that_a_stranger_may_have_pointed_here_is_refused(client: Client, host: str) -> None:
+    for path in ("/v1/models", "/health", "/"):
+        response = client.get(path, headers={"Host": host, "Origin": f"http://{host}"})
+        assert response.status_code == 403
+    name = host.partition(":")[0]
+    assert response.get_json()["error"]["message"] == (
+        f"This server does not answer to the name {name!r}: start it with --allowed-host {name}, or use its address."
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", [{"allowed_hosts": ("mlx.example",)}, {"allowed_hosts": ("*",)}, {"api_key": "k"}]
+)
+def test_a_name_that_is_allowed_is_answered_and_so_is_any_where_a_key_is_needed(
+    engine: ScriptedEngine, settings: dict[str, Any]
+) -> None:
+    client = client_of(engine, **settings)
+    assert client.get("/v1/models", headers={"Host": "MLX.example:443", "x-api-key": "k"}).status_code == 200
 
 
 def test_a_key_may_have_an_equals_sign_inside(engine: ScriptedEngine) -> None:

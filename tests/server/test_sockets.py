@@ -200,17 +200,20 @@ def chunked(body: bytes) -> bytes:
     ("request_bytes", "status"),
     [
         (b"NONSENSE\r\n\r\n", b"400"),
-        (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"413"),
-        (b"GET /a HTTP/9.9\r\n\r\n", b"505"),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 5\r\n\r\n{}   ", b"400"),
-        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: test\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b"431"),
+        (b"GET /a HTTP/9.9\r\nHost: test\r\n\r\n", b"505"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\n{}   ", b"400"),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n\r\n", b"400"),
         (
-            b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
             + chunked(b" " * 200_000),
             b"413",
         ),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"400",
+        ),
     ],
     ids=range(8),
 )
@@ -328,7 +331,7 @@ def test_a_chunked_body_is_accepted() -> None:
         running(engine) as server,
         socket.create_connection(server.address, timeout=10) as connection,
     ):
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
         connection.sendall(head + chunked(body))
         assert b"200 OK" in read_until(connection, b"Paris.")
 
@@ -336,7 +339,9 @@ def test_a_chunked_body_is_accepted() -> None:
 def test_a_body_that_ends_too_early_harms_no_other_request() -> None:
     with ScriptedEngine([ANSWER]) as engine, running(engine) as server:
         with socket.create_connection(server.address, timeout=10) as connection:
-            connection.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 500\r\n\r\n{"mess')
+            connection.sendall(
+                b'POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 500\r\n\r\n{"mess'
+            )
             connection.shutdown(socket.SHUT_WR)
             assert b" 400 " in read_until(connection, b"\r\n")
         assert server.chat()["choices"][0]["finish_reason"] == "stop"
@@ -345,7 +350,10 @@ def test_a_body_that_ends_too_early_harms_no_other_request() -> None:
 def test_a_connection_is_reused() -> None:
     with ScriptedEngine(lambda _: ANSWER) as engine, running(engine) as server:
         body = json.dumps({"messages": HELLO}).encode()
-        request = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        request = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
         with socket.create_connection(server.address, timeout=10) as connection:
             for _ in range(3):
                 connection.sendall(request)

@@ -1,0 +1,79 @@
+"""Says at once when the client of a running request has disconnected. Knows sockets; knows no request."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class DisconnectWatcher:
+    """One thread that watches the sockets of running requests and says when the other end has closed.
+
+    A client that disconnects closes its socket, and the socket becomes readable with nothing to read. Without this
+    thread nobody would look: not while a request is queued, not during prefill, and for a reply that is not
+    streamed, never.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="disconnect-watcher", daemon=True)
+        self._running = True
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and join it."""
+        self._running = False
+        self._wake.send(b"x")
+        self._thread.join()
+        self._selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    @contextmanager
+    def watching(self, connection: socket.socket, on_disconnect: Callable[[], None]) -> Iterator[None]:
+        """Call `on_disconnect` from the watcher's thread, once, if the other end closes the connection meanwhile."""
+        with self._lock:
+            self._selector.register(connection, selectors.EVENT_READ, on_disconnect)
+        self._wake.send(b"x")  # not every selector notices what is registered while it waits
+        try:
+            yield
+        finally:
+            self._unregister(connection)
+
+    def _unregister(self, connection: socket.socket) -> None:
+        with self._lock, suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+
+    def _run(self) -> None:
+        while self._running:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    with suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._check(key.fileobj, key.data)
+
+    def _check(self, connection: socket.socket, on_disconnect: Callable[[], None]) -> None:
+        # Readable: closed, or the client has sent its next request early, and then nothing can be told from here.
+        self._unregister(connection)
+        try:
+            is_closed = not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            is_closed = False
+        except OSError:
+            is_closed = True
+        if is_closed:
+            on_disconnect()

@@ -1,0 +1,457 @@
+"""Accepts connections and receives their requests, all in one thread: a worker thread gets a request that is whole.
+
+A client that sends slowly costs a socket and no thread. What is bounded: the time for a head and for a body, the rate
+of a body, the connections altogether and of one address, the bytes received and not yet answered. A request that its
+head alone refuses (no key, no such address, a body too long) is refused before its body is received.
+
+It takes the place of cheroot's ConnectionManager, with that one's methods. Knows sockets and framing; knows nothing of
+what a request asks for, but for what `Admission` says.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import selectors
+import socket
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mlx_backend.server.request_framing import FramingError, RequestFraming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlx_backend.server.request_framing import RequestHead
+
+log = logging.getLogger(__name__)
+
+_PIECE = 64 * 1024
+_ACCEPTED_AT_ONCE = 64
+_RETRY_ACCEPT_SECONDS = 0.5
+_LOG_SECONDS = 60.0
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveLimits:
+    """How long a client may take, and how much may be held for clients. Times in seconds."""
+
+    max_body_bytes: int
+    max_head_bytes: int = 64 * 1024
+    idle_seconds: float = 60.0
+    """Between two requests of a connection, and before its first."""
+    head_seconds: float = 15.0
+    """From the first byte of a request to the end of its head."""
+    body_seconds: float = 300.0
+    """For a whole body, however fast it comes."""
+    stalled_seconds: float = 20.0
+    min_bytes_per_second: int = 16 * 1024
+    """A body may take `stalled_seconds`, and one second more for so many bytes received."""
+    discard_seconds: float = 5.0
+    """How long to go on receiving what is refused: a client that still sends gets a reset in place of the answer."""
+    max_connections: int = 2048
+    max_connections_of_address: int = 1024
+    max_held_bytes: int = 512 << 20
+    """Requests that are being received, wait for a thread, or are being answered, altogether."""
+    max_heavy: int = 64
+    """Requests that wait for a model and are answered at the same time; further ones wait for a thread."""
+
+
+class Admission(Enum):
+    """What the head of a request says of how it is to be answered."""
+
+    REFUSED = "refused"
+    """By its head alone: its body is not received."""
+    LIGHT = "light"
+    """At once, whatever else is going on."""
+    HEAVY = "heavy"
+
+
+class Connection(Protocol):
+    """What the receiver needs of a connection of cheroot's."""
+
+    socket: Any
+    rfile: Any
+    remote_addr: str | None
+    received: Received
+
+    def close_socket(self) -> None:
+        """Close the socket, at once."""
+        ...
+
+
+class Received:
+    """What the receiver keeps of a connection."""
+
+    __slots__ = (
+        "address",
+        "admission",
+        "admitted",
+        "discarding",
+        "framing",
+        "held",
+        "is_dispatched",
+        "is_registered",
+        "last",
+        "started",
+    )
+
+    def __init__(self, address: str, now: float, max_head_bytes: int) -> None:
+        self.address = address
+        self.framing = RequestFraming(max_head_bytes)
+        self.last = now
+        """When it was accepted, or its last request was answered."""
+        self.started: float | None = None
+        """When the first byte of a request came; of its body, once the head is there."""
+        self.admission: Admission | None = None
+        self.discarding: float | None = None
+        """When to stop receiving what nobody wants."""
+        self.held = 0
+        self.is_registered = False
+        self.is_dispatched = False
+        self.admitted = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the request was received, so that the next may follow on the connection."""
+        return self.framing.is_complete
+
+
+class ReceivedBytes(io.BytesIO):
+    """A request as cheroot reads it from a connection."""
+
+    def has_data(self) -> bool:
+        """Say whether bytes are left; cheroot asks."""
+        return self.tell() < len(self.getbuffer())
+
+
+class Receiver:
+    """Runs in the server's thread. `put`, `finished` and `stop` may be called from any thread."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: ReceiveLimits,
+        *,
+        connect: Callable[[socket.socket, Any], Connection],
+        admit: Callable[[RequestHead], Admission],
+        dispatch: Callable[[Any], None],
+        refusal: Callable[[int, str], bytes],
+    ) -> None:
+        self._listener = listener
+        self._limits = limits
+        self._connect = connect
+        self._admit = admit
+        self._dispatch = dispatch
+        self._refusal = refusal
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        listener.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._resume_accepting: float | None = None
+        self._last_complaint = -_LOG_SECONDS
+        self._connections: dict[Connection, None] = {}
+        self._of_address: Counter[str] = Counter()
+        self._returned: deque[tuple[Connection, bool]] = deque()
+        self._waiting: deque[Connection] = deque()
+        self._heavy = 0
+        self._held = 0
+        self._is_running = False
+        self._is_stopping = False
+
+    # What cheroot asks for.
+
+    @property
+    def can_add_keepalive_connection(self) -> bool:
+        """Whether a connection may be kept for another request: connections are bounded where they are accepted."""
+        return not self._is_stopping
+
+    def put(self, connection: Connection) -> None:
+        """Take a connection back whose request has been answered, for the next one."""
+        self._returned.append((connection, True))
+        self._notify()
+
+    def finished(self, connection: Connection) -> None:
+        """Take a connection back that is to be closed once its client has stopped sending."""
+        self._returned.append((connection, False))
+        self._notify()
+
+    def run(self, expiration_interval: float) -> None:
+        """Accept and receive until `stop`. Deadlines are looked at once in so many seconds."""
+        self._is_running = True
+        try:
+            checked = time.monotonic()
+            while not self._is_stopping:
+                for key, _ in self._selector.select(expiration_interval):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj is self._woken:
+                        with suppress(BlockingIOError):
+                            self._woken.recv(4096)
+                    else:
+                        self._receive(key.data)
+                self._take_back()
+                self._dispatch_waiting()
+                if (now := time.monotonic()) - checked >= expiration_interval:
+                    checked = now
+                    self._expire(now)
+        finally:
+            self._is_running = False
+
+    def stop(self) -> None:
+        """End `run`, and wait until it has ended."""
+        self._is_stopping = True
+        self._notify()
+        while self._is_running:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Close every connection that no worker has."""
+        self._take_back()
+        for connection in [each for each in self._connections if not each.received.is_dispatched]:
+            self._drop(connection)
+        self._selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    def abort(self) -> None:
+        """End the connections that workers still have: what they send or wait for fails."""
+        for connection in list(self._connections):
+            with suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_RDWR)
+
+    # Accepting.
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no more files, or no memory for another socket
+                self._selector.unregister(self._listener)
+                self._resume_accepting = time.monotonic() + _RETRY_ACCEPT_SECONDS
+                self._complain(f"New connections have to wait, the system refuses them: {error.strerror}.")
+                return
+            accepted.setblocking(False)
+            self._welcome(accepted, address)
+
+    def _welcome(self, accepted: socket.socket, address: Any) -> None:
+        limits, now = self._limits, time.monotonic()
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        connection = self._connect(accepted, address)
+        connection.received = Received(host, now, limits.max_head_bytes)
+        self._connections[connection] = None
+        self._of_address[host] += 1
+        if self._of_address[host] > limits.max_connections_of_address:
+            self._turn_away(connection, f"There are too many connections from {host}; close some first.")
+        elif len(self._connections) > limits.max_connections and not self._close_an_idle_one():
+            self._turn_away(connection, "There are too many connections to this server; try again later.")
+        else:
+            self._register(connection)
+            self._receive(connection)
+
+    def _turn_away(self, connection: Connection, message: str) -> None:
+        """Refuse a connection and close it at once: it may not stay, not even to be told."""
+        with suppress(OSError):
+            connection.socket.send(self._refusal(503, message))
+            connection.socket.recv(_PIECE)  # what is left unread when it is closed would reset it
+        self._drop(connection)
+
+    def _close_an_idle_one(self) -> bool:
+        for connection in self._connections:
+            received = connection.received
+            if received.is_registered and not received.framing.has_begun and received.discarding is None:
+                self._drop(connection)
+                return True
+        return False
+
+    # Receiving.
+
+    def _receive(self, connection: Connection) -> None:
+        received = connection.received
+        if not received.is_registered:  # closed or dispatched meanwhile
+            return
+        try:
+            data = connection.socket.recv(_PIECE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._drop(connection)
+            return
+        if received.discarding is not None:
+            if not data:
+                self._drop(connection)
+        elif data:
+            self._feed(connection, data)
+        elif received.framing.head is not None:
+            missing = received.framing.head.content_length
+            end = "its last chunk" if missing is None else f"its {missing} bytes"
+            self._refuse(connection, 400, f"The body ended before {end} had arrived.")
+        else:
+            self._drop(connection)
+
+    def _feed(self, connection: Connection, piece: bytes) -> None:
+        received, framing = connection.received, connection.received.framing
+        had_head = framing.head is not None
+        try:
+            framing.feed(piece)
+        except FramingError as error:
+            self._refuse(connection, error.status, error.message)
+            return
+        if framing.has_begun and received.started is None:
+            received.started = time.monotonic()
+        if (head := framing.head) is None:
+            return
+        self._hold(connection, framing.body_bytes)
+        if not had_head:
+            received.started = time.monotonic()
+            received.admission = self._admission(head)
+            if (
+                head.expects_continue
+                and not framing.is_complete
+                and received.admission is not Admission.REFUSED
+            ):
+                with suppress(OSError):
+                    connection.socket.send(_CONTINUE)
+        is_too_long = framing.body_bytes > self._limits.max_body_bytes
+        if framing.is_complete or received.admission is Admission.REFUSED or is_too_long:
+            self._hand_over(connection)
+        elif self._held > self._limits.max_held_bytes:
+            self._refuse(connection, 503, "Too many large requests are arriving at once; try again later.")
+
+    def _admission(self, head: RequestHead) -> Admission:
+        if (head.content_length or 0) > self._limits.max_body_bytes:
+            return Admission.REFUSED
+        return self._admit(head)
+
+    def _hand_over(self, connection: Connection) -> None:
+        """Give the request to a worker, now or when one is free."""
+        self._unregister(connection)
+        received = connection.received
+        received.is_dispatched = True
+        connection.rfile = ReceivedBytes(received.framing.take())
+        if received.admission is Admission.HEAVY:
+            self._waiting.append(connection)
+            self._dispatch_waiting()
+        else:
+            self._dispatch(connection)
+
+    def _dispatch_waiting(self) -> None:
+        while self._waiting and self._heavy < self._limits.max_heavy:
+            connection = self._waiting.popleft()
+            connection.received.admitted = True
+            self._heavy += 1
+            self._dispatch(connection)
+
+    def _take_back(self) -> None:
+        """Go on with the connections whose requests have been answered."""
+        while self._returned:
+            connection, is_kept = self._returned.popleft()
+            before = connection.received
+            self._heavy -= before.admitted
+            before.admitted = before.is_dispatched = False
+            self._hold(connection, 0)
+            if is_kept:
+                self._await_next(connection, before)
+            elif before.is_whole or before.discarding is not None:
+                self._drop(connection)
+            else:
+                self._discard(connection)
+
+    def _await_next(self, connection: Connection, before: Received) -> None:
+        received = Received(before.address, time.monotonic(), self._limits.max_head_bytes)
+        connection.received = received
+        connection.socket.setblocking(False)
+        self._register(connection)
+        if rest := before.framing.rest():
+            self._feed(connection, rest)
+
+    # Ending.
+
+    def _expire(self, now: float) -> None:
+        if self._resume_accepting is not None and now >= self._resume_accepting:
+            self._resume_accepting = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        for connection in [each for each in self._connections if each.received.is_registered]:
+            received = connection.received
+            if received.discarding is not None:
+                if now > received.discarding:
+                    self._drop(connection)
+            elif received.started is None:
+                if now - received.last > self._limits.idle_seconds:
+                    self._drop(connection)
+            elif now - received.started > self._seconds_allowed(received.framing):
+                part = "body" if received.framing.head is not None else "head"
+                self._refuse(connection, 408, f"The {part} of the request did not arrive in time.")
+
+    def _seconds_allowed(self, framing: RequestFraming) -> float:
+        limits = self._limits
+        if framing.head is None:
+            return limits.head_seconds
+        return min(
+            limits.body_seconds, limits.stalled_seconds + framing.body_bytes / limits.min_bytes_per_second
+        )
+
+    def _refuse(self, connection: Connection, status: int, message: str) -> None:
+        log.info("refused %d %s", status, message)
+        with suppress(OSError):
+            connection.socket.send(self._refusal(status, message))
+        self._discard(connection)
+
+    def _discard(self, connection: Connection) -> None:
+        """Send no more, and receive for a while what the client is still sending."""
+        received = connection.received
+        received.discarding = time.monotonic() + self._limits.discard_seconds
+        self._hold(connection, 0)
+        received.framing = RequestFraming(self._limits.max_head_bytes)
+        try:
+            connection.socket.setblocking(False)
+            connection.socket.shutdown(socket.SHUT_WR)
+            self._register(connection)
+        except (OSError, ValueError):
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._unregister(connection)
+        self._hold(connection, 0)
+        if self._connections.pop(connection, self) is self:
+            return
+        address = connection.received.address
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+        connection.close_socket()
+
+    # Small things.
+
+    def _hold(self, connection: Connection, count: int) -> None:
+        self._held += count - connection.received.held
+        connection.received.held = count
+
+    def _register(self, connection: Connection) -> None:
+        if not connection.received.is_registered:
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+            connection.received.is_registered = True
+
+    def _unregister(self, connection: Connection) -> None:
+        if connection.received.is_registered:
+            self._selector.unregister(connection.socket)
+            connection.received.is_registered = False
+
+    def _notify(self) -> None:
+        with suppress(OSError):  # full: it will wake; closed: it has ended
+            self._wake.send(b"x")
+
+    def _complain(self, message: str) -> None:
+        if (now := time.monotonic()) - self._last_complaint >= _LOG_SECONDS:
+            self._last_complaint = now
+            log.warning("%s", message)

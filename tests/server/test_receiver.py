@@ -1,0 +1,235 @@
+"""How requests are received over real sockets: slow, endless, refused and too many senders harm nobody else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from running_server import HELLO, RunningServer, served
+from scripted_server import ANSWER
+
+from mlx_backend.chat.service import Service
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.registry.base import SingleModelRegistry
+from mlx_backend.server.receiver import Admission, ReceiveLimits, Receiver
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n"
+BODY = json.dumps({"messages": HELLO}).encode()
+WHOLE = CHAT + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+HEALTH = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"
+
+
+class Started:
+    """A server on the scripted engine with limits of its own, and connections that are closed with it."""
+
+    def __init__(self, stack: ExitStack, server: RunningServer) -> None:
+        self._stack = stack
+        self.server = server
+
+    def connect(self, *sent: bytes) -> socket.socket:
+        connection = self._stack.enter_context(socket.create_connection(self.server.address, timeout=60))
+        for each in sent:
+            connection.sendall(each)
+        return connection
+
+
+def start(stack: ExitStack, *, settings: dict[str, Any] | None = None, **limits: Any) -> Started:
+    engine = stack.enter_context(ScriptedEngine(lambda _: ANSWER))
+    chosen = Settings(port=0, max_queue=4, max_concurrent=4, **(settings or {}))
+    allowed = ReceiveLimits(**{"max_body_bytes": chosen.max_body_bytes, **limits})
+    server = stack.enter_context(served(SingleModelRegistry(Service(engine)), chosen, allowed))
+    return Started(stack, server)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of the next response; the connection may go on."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        if not piece:
+            raise ConnectionError(f"the connection ended within {data!r}")
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    while len(body) < length:
+        body += connection.recv(length - len(body))
+    return int(head.split(b" ")[1]), body
+
+
+def message(connection: socket.socket) -> tuple[int, str]:
+    status, body = answer(connection)
+    return status, json.loads(body)["error"]["message"]
+
+
+def test_hundreds_of_unfinished_requests_keep_nobody_else_waiting(stack: ExitStack) -> None:
+    started = start(stack)
+    for _ in range(160):  # ten times the server's threads
+        started.connect(b"POST /v1/chat/completions HT")
+        started.connect(CHAT + b'Content-Length: 5000\r\n\r\n{"mess')
+    assert started.server.call("/health")[0] == 200
+    assert started.server.chat()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_request_that_comes_a_byte_at_a_time_is_answered(stack: ExitStack) -> None:
+    connection = start(stack).connect(*(bytes([byte]) for byte in WHOLE))
+    assert answer(connection)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "part"), [(b"POST /v1/ch", "head"), (CHAT + b"Content-Length: 50\r\n\r\n{", "body")]
+)
+def test_a_request_that_does_not_go_on_is_a_408(stack: ExitStack, sent: bytes, part: str) -> None:
+    started = start(stack, head_seconds=0.1, stalled_seconds=0.1)
+    assert message(started.connect(sent)) == (408, f"The {part} of the request did not arrive in time.")
+
+
+def test_a_connection_that_says_nothing_is_closed(stack: ExitStack) -> None:
+    assert start(stack, idle_seconds=0.1).connect().recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "settings"),
+    [
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\n", 401, {"api_key": "k"}),
+        (b"POST /nowhere HTTP/1.1\r\nHost: test\r\n", 404, {}),
+        (b"POST /health HTTP/1.1\r\nHost: test\r\n", 405, {}),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: evil.example\r\n", 403, {}),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nOrigin: http://evil.example\r\n", 403, {}),
+    ],
+    ids=["no key", "no address", "wrong method", "foreign name", "foreign page"],
+)
+@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"], ids=["", "asks first"])
+def test_what_its_head_refuses_is_refused_before_its_body_is_sent(
+    stack: ExitStack, head: bytes, status: int, settings: dict[str, Any], expect: bytes
+) -> None:
+    connection = start(stack, settings=settings).connect(head + expect + b"Content-Length: 500000\r\n\r\n")
+    assert message(connection)[0] == status
+    assert connection.recv(1) == b""
+
+
+def test_a_body_announced_as_too_long_is_refused_before_it_is_sent(stack: ExitStack) -> None:
+    started = start(stack, settings={"max_body_bytes": 1000})
+    status, text = message(started.connect(CHAT + b"Content-Length: 1001\r\n\r\n"))
+    assert (status, "1000 bytes" in text) == (413, True)
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(stack: ExitStack) -> None:
+    connection = start(stack).connect(
+        CHAT + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    )
+    assert connection.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(BODY)
+    assert answer(connection)[0] == 200
+
+
+def test_requests_sent_ahead_are_answered_in_their_order(stack: ExitStack) -> None:
+    connection = start(stack).connect(HEALTH + WHOLE + HEALTH)
+    data = b""
+    while data.count(b'"server":"mlx-backend"') < 2:
+        data += connection.recv(65536)
+    assert data.count(b" 200 OK") == 3
+    assert data.index(b'"server"') < data.index(b'"choices"') < data.rindex(b'"server"')
+
+
+def test_too_many_connections_of_one_address_are_refused_with_a_sentence(stack: ExitStack) -> None:
+    started = start(stack, max_connections_of_address=3)
+    first, *_ = [started.connect(b"G") for _ in range(3)]
+    status, text = message(started.connect())
+    assert status == 503
+    assert text == "There are too many connections from 127.0.0.1; close some first."
+    first.close()
+    status = 503
+    while status == 503:  # until the server has seen that the first has gone
+        with suppress(ConnectionError):
+            status, _ = answer(started.connect(HEALTH))
+
+
+def test_an_idle_connection_makes_room_for_a_new_one(stack: ExitStack) -> None:
+    started = start(stack, max_connections=2, max_connections_of_address=9)
+    idle, busy = started.connect(), started.connect(b"GET /heal")
+    assert answer(started.connect(HEALTH))[0] == 200
+    assert idle.recv(1) == b""
+    busy.sendall(b"th HTTP/1.1\r\nHost: test\r\n\r\n")
+    assert answer(busy)[0] == 200
+
+
+def test_bodies_that_are_too_much_together_are_refused(stack: ExitStack) -> None:
+    started = start(stack, max_held_bytes=100_000)
+    head = CHAT + b"Content-Length: 1000000\r\n\r\n"
+    waiting = started.connect(head + b"x" * 60_000)
+    status, text = message(started.connect(head + b"x" * 60_000))
+    assert (status, text) == (503, "Too many large requests are arriving at once; try again later.")
+    waiting.close()
+    assert started.server.chat()["choices"][0]["finish_reason"] == "stop"
+
+
+class Exhausted(socket.socket):
+    """A listener for which the system has no files left, until `relief`."""
+
+    relief: threading.Event
+    attempts = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.attempts += 1
+        if not self.relief.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_system_without_files_makes_clients_wait_and_the_log_says_it_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_backend.server.receiver._RETRY_ACCEPT_SECONDS", 0.01)
+    accepted: list[socket.socket] = []
+    arrived = threading.Event()
+
+    def connect(connection: socket.socket, _address: Any) -> Any:
+        accepted.append(connection)
+        arrived.set()
+        raise ConnectionError  # enough was seen
+
+    with Exhausted() as listener:
+        listener.relief = threading.Event()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        receiver = Receiver(
+            listener,
+            ReceiveLimits(max_body_bytes=1000),
+            connect=connect,
+            admit=lambda _: Admission.LIGHT,
+            dispatch=lambda _: None,
+            refusal=lambda _status, _message: b"",
+        )
+
+        def run() -> None:
+            with suppress(ConnectionError):
+                receiver.run(0.01)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        with socket.create_connection(listener.getsockname()):
+            while listener.attempts < 5:
+                pass
+            listener.relief.set()
+            assert arrived.wait(60)
+        thread.join()
+        receiver.close()
+    accepted[0].close()
+    assert [each.message for each in caplog.records] == [
+        "New connections have to wait, the system refuses them: Too many open files."
+    ]
