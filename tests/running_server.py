@@ -15,7 +15,7 @@ from mlx_backend.chat.service import Service
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
-from mlx_backend.server.receiver import ReceiveLimits
+from mlx_backend.server.receive_limits import ReceiveLimits
 from mlx_backend.server.wsgi_server import Server
 from mlx_backend.settings import Settings
 

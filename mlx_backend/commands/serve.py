@@ -97,7 +97,7 @@ def _configure_logging(level: str) -> None:
 def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
-    from mlx_backend.server.receiver import ReceiveLimits
+    from mlx_backend.server.receive_limits import ReceiveLimits
     from mlx_backend.server.wsgi_server import Server
 
     models = _models(settings, arguments)

@@ -20,7 +20,7 @@ from mlx_backend.server.cors import CorsPolicy
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import Backend, json_response
 from mlx_backend.server.in_flight import InFlightRequests
-from mlx_backend.server.receiver import Admission
+from mlx_backend.server.receive_limits import Admission
 from mlx_backend.server.routes import all_routes
 
 if TYPE_CHECKING:

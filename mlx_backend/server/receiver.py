@@ -10,22 +10,23 @@ what a request asks for, but for what `Admission` says.
 
 from __future__ import annotations
 
-import io
 import logging
 import selectors
 import socket
 import time
 from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from mlx_backend.server.receive_limits import Admission
+from mlx_backend.server.received import Received, ReceivedBytes
 from mlx_backend.server.request_framing import FramingError, RequestFraming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlx_backend.server.receive_limits import ReceiveLimits
+    from mlx_backend.server.received import Connection
     from mlx_backend.server.request_framing import RequestHead
 
 log = logging.getLogger(__name__)
@@ -35,99 +36,6 @@ _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
 _LOG_SECONDS = 60.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveLimits:
-    """How long a client may take, and how much may be held for clients. Times in seconds."""
-
-    max_body_bytes: int
-    max_head_bytes: int = 64 * 1024
-    idle_seconds: float = 60.0
-    """Between two requests of a connection, and before its first."""
-    head_seconds: float = 15.0
-    """From the first byte of a request to the end of its head."""
-    body_seconds: float = 300.0
-    """For a whole body, however fast it comes."""
-    stalled_seconds: float = 20.0
-    min_bytes_per_second: int = 16 * 1024
-    """A body may take `stalled_seconds`, and one second more for so many bytes received."""
-    discard_seconds: float = 5.0
-    """How long to go on receiving what is refused: a client that still sends gets a reset in place of the answer."""
-    max_connections: int = 2048
-    max_connections_of_address: int = 1024
-    max_held_bytes: int = 512 << 20
-    """Requests that are being received, wait for a thread, or are being answered, altogether."""
-    max_heavy: int = 64
-    """Requests that wait for a model and are answered at the same time; further ones wait for a thread."""
-
-
-class Admission(Enum):
-    """What the head of a request says of how it is to be answered."""
-
-    REFUSED = "refused"
-    """By its head alone: its body is not received."""
-    LIGHT = "light"
-    """At once, whatever else is going on."""
-    HEAVY = "heavy"
-
-
-class Connection(Protocol):
-    """What the receiver needs of a connection of cheroot's."""
-
-    socket: Any
-    rfile: Any
-    remote_addr: str | None
-    received: Received
-
-    def close_socket(self) -> None:
-        """Close the socket, at once."""
-        ...
-
-
-class Received:
-    """What the receiver keeps of a connection."""
-
-    __slots__ = (
-        "address",
-        "admission",
-        "admitted",
-        "discarding",
-        "framing",
-        "held",
-        "is_dispatched",
-        "is_registered",
-        "last",
-        "started",
-    )
-
-    def __init__(self, address: str, now: float, max_head_bytes: int) -> None:
-        self.address = address
-        self.framing = RequestFraming(max_head_bytes)
-        self.last = now
-        """When it was accepted, or its last request was answered."""
-        self.started: float | None = None
-        """When the first byte of a request came; of its body, once the head is there."""
-        self.admission: Admission | None = None
-        self.discarding: float | None = None
-        """When to stop receiving what nobody wants."""
-        self.held = 0
-        self.is_registered = False
-        self.is_dispatched = False
-        self.admitted = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the request was received, so that the next may follow on the connection."""
-        return self.framing.is_complete
-
-
-class ReceivedBytes(io.BytesIO):
-    """A request as cheroot reads it from a connection."""
-
-    def has_data(self) -> bool:
-        """Say whether bytes are left; cheroot asks."""
-        return self.tell() < len(self.getbuffer())
 
 
 class Receiver:

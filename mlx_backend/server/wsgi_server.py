@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-    from mlx_backend.server.receiver import Admission, Received, ReceiveLimits
+    from mlx_backend.server.receive_limits import Admission, ReceiveLimits
+    from mlx_backend.server.received import Received
     from mlx_backend.server.request_framing import RequestHead
 
 log = logging.getLogger(__name__)

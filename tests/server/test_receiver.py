@@ -16,7 +16,8 @@ from scripted_server import ANSWER
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.registry.base import SingleModelRegistry
-from mlx_backend.server.receiver import Admission, ReceiveLimits, Receiver
+from mlx_backend.server.receive_limits import Admission, ReceiveLimits
+from mlx_backend.server.receiver import Receiver
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
