@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_scale import DIAL, EffortScale, Level
-from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
+from mlx_backend.models.template_sandbox import MAX_PROBE_CHARACTERS, ChatTemplate, TemplateFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,7 +142,15 @@ def probe_effort(
     argument changes the prompt, or the template cannot be probed. `budgets` are for models without a scale.
     """
     try:
-        found = _scale(ChatTemplate(source), time.monotonic() + seconds, dict(budgets)) if source else None
+        found = (
+            _scale(
+                ChatTemplate(source, max_characters=MAX_PROBE_CHARACTERS),
+                time.monotonic() + seconds,
+                dict(budgets),
+            )
+            if source
+            else None
+        )
     except TemplateFault:
         found = None
     if found is None and reasons:

@@ -2,9 +2,11 @@
 
 A template comes from whoever published the model. Here it is run on made-up messages to find out what it does with its
 arguments, before any weights are loaded, and on a request by `mlx-backend render --template`; the prompts of requests
-that are answered are rendered by the model's own tokenizer. The environment has what transformers gives templates
-(`raise_exception`, `strftime_now`, `tojson` that leaves HTML alone, `generation` blocks, loop controls). It also lets
-them change lists, as Kimi K2's does with its own: they get copies. Knows nothing of efforts, tools or dialects.
+that are answered are rendered by the model's own tokenizer. What it may put together is bounded (template_limits).
+
+The environment has what transformers gives templates (`raise_exception`, `strftime_now`, `tojson` that leaves HTML
+alone, `generation` blocks, loop controls). It also lets them change lists, as Kimi K2's does with its own: they get
+copies. Knows nothing of efforts, tools or dialects.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import SandboxedEnvironment
+
+from mlx_backend.models.template_limits import BoundedEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 MAX_SOURCE: Final = 1 << 20
 """Characters of a template; the longest that are published have about 20,000."""
+MAX_CHARACTERS: Final = 1 << 26
+"""That one rendering may put together, with everything in between."""
+MAX_PROBE_CHARACTERS: Final = 1 << 20
+"""The same of a rendering of made-up messages; with a tool, published templates write less than 20,000."""
 
 
 def _any_day(_form: str) -> str:
@@ -48,21 +55,27 @@ class ChatTemplate:
     `date` writes the date in a form of `strftime`.
     """
 
-    def __init__(self, source: str, *, date: Callable[[str], str] = _any_day) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        date: Callable[[str], str] = _any_day,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> None:
         if len(source) > MAX_SOURCE:
             raise TemplateFault(
                 f"The chat template has {len(source):,} characters, more than {MAX_SOURCE:,}."
             )
-        environment = _environment(date)
+        self._environment = _environment(date, max_characters)
         try:
-            tree = environment.parse(source)
+            tree = self._environment.parse(source)
             self.variables: frozenset[str] = frozenset(find_undeclared_variables(tree))
             """What a caller may give it; also names that are only set in some of its branches."""
             self.words: frozenset[str] = frozenset(
                 text for constant in tree.find_all(nodes.Const) for text in _texts_in(constant.value)
             )
             """The texts in its expressions: what it compares something with, looks up, or takes by default."""
-            self._template = environment.from_string(tree)
+            self._template = self._environment.from_string(self._environment.bounded(tree))
         except (TemplateError, RecursionError, MemoryError) as error:
             raise TemplateFault(f"The chat template cannot be parsed: {error}") from error
 
@@ -77,6 +90,7 @@ class ChatTemplate:
     ) -> str:
         """Render a conversation. `deadline` is a time of `time.monotonic`. Raises TemplateFault."""
         try:
+            self._environment.start()
             with _Deadline(deadline):
                 return self._template.render(
                     messages=deepcopy(messages),
@@ -123,11 +137,14 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment(date: Callable[[str], str]) -> SandboxedEnvironment:
-    environment = SandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+def _environment(date: Callable[[str], str], max_characters: int) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        max_characters,
+        {"tojson": _tojson, "random": _first},
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, _Generation],
     )
-    environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = date
     # A model's own tokenizer knows them; templates join them with texts.
@@ -137,6 +154,11 @@ def _environment(date: Callable[[str], str]) -> SandboxedEnvironment:
 
 def _refuse(message: object) -> None:
     raise TemplateError(str(message))
+
+
+def _first(values: Sequence[Any]) -> Any:
+    """Stand for Jinja's `random`: a prompt must not depend on chance."""
+    return values[0]
 
 
 def _tojson(

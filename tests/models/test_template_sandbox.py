@@ -51,6 +51,66 @@ def test_a_template_that_cannot_be_parsed_is_a_fault(source: str) -> None:
         ChatTemplate(source)
 
 
+GROWS = "{{% set n = namespace(x={0}) %}}{{% for i in range(60) %}}{{% {1} %}}{{% endfor %}}{{{{ n.x }}}}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 10 ** 10 ** 10 ** 10 }}",
+        "{{ 'a' | center(9999999999) }}",
+        "{{ 'a'.ljust(9999999999) }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ '{:9999999999}'.format(1) }}",
+        "{{ '{0:{1}}'.format(1, 9999999999) }}",
+        "{{ '%9999999999d' | format(1) }}",
+        "{{ messages | tojson(indent=9999999999) }}",
+        "{{ (1).to_bytes(9999999999) }}",
+        GROWS.format("'ab'", "set n.x = n.x ~ n.x"),
+        GROWS.format("'ab'", "set n.x = n.x + n.x"),
+        GROWS.format("[1, 2]", "set n.x = n.x + n.x"),
+        GROWS.format("[1, 2]", "set x = n.x.extend(n.x)"),
+        GROWS.format("9", "set n.x = n.x * n.x"),
+        GROWS.format("'aa'", "set n.x = n.x.replace('a', n.x)"),
+        GROWS.format("'aa'", "set n.x = n.x | replace('a', n.x)"),
+        GROWS.format("'ab'", "set n.x = [n.x, n.x] | join(n.x)"),
+        GROWS.format("'ab'", "set n.x = n.x.join([n.x, n.x])"),
+        GROWS.format("'ab'", "set n.x %}{{ n.x }}{{ n.x }}{% endset"),
+        "{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}",
+    ],
+)
+def test_a_template_cannot_fill_the_memory(source: str) -> None:
+    template = ChatTemplate(source, max_characters=1 << 20)
+    with pytest.raises(TemplateFault, match=r"more than|too large|binary digits"):
+        template.render(HI, {}, deadline=math.inf)
+
+
+def test_what_is_bounded_gives_what_jinja_gives() -> None:
+    assert (
+        rendered("{{ 'x' ~ 1 ~ none ~ nothing }}{{ 3 * 'ab' }}{{ 2 ** 3 }}{{ 'a' + 'b' }}")
+        == "x1Noneababab8ab"
+    )
+    assert (
+        rendered("{{ '%s-%02d' % ('a', 3) }}{{ '{}:{x}'.format(1, x=2) }}{{ '%d' | format(7) }}")
+        == "a-031:27"
+    )
+    assert rendered("{{ 'abc' | replace('b', 'd') }}{{ 'abc'.replace('b', 'd', 1) }}") == "adcadc"
+    assert (
+        rendered("{{ messages | map(attribute='role') | join('|') }}{{ ', '.join(['a', 'b']) }}")
+        == "usera, b"
+    )
+    assert (
+        rendered("{% macro f(context, function) %}{{ context }}{% endmacro %}{{ f(context=1, function=2) }}")
+        == "1"
+    )
+
+
+def test_chance_has_no_part_in_a_prompt() -> None:
+    assert rendered("{{ range(99999) | random }}") == "0"
+
+
 def test_a_template_that_loops_is_stopped_and_tracing_is_as_before() -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     before = sys.gettrace()
