@@ -59,7 +59,7 @@ def probe_history(source: str | None, *, seconds: float = PROBE_SECONDS) -> Temp
         return guessed
     try:
         return _Probe(
-            ChatTemplate(source, max_characters=MAX_PROBE_CHARACTERS), guessed, time.monotonic() + seconds
+            ChatTemplate(source, max_characters=MAX_PROBE_CHARACTERS), guessed, time.thread_time() + seconds
         ).traits()
     except TemplateFault:
         return guessed
@@ -86,7 +86,7 @@ class _Probe:
                 messages, arguments, deadline=self._deadline, tools=_TOOLS if tools else None
             )
         except TemplateFault:
-            if time.monotonic() > self._deadline:
+            if time.thread_time() > self._deadline:
                 raise
             return ""
 

@@ -51,7 +51,7 @@ class TemplateTokenizer(ScriptedTokenizer):
                 template_kwargs,
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
-                deadline=time.monotonic() + SECONDS,
+                deadline=time.thread_time() + SECONDS,
             )
         except TemplateFault as fault:
             raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault

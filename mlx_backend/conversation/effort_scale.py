@@ -56,6 +56,8 @@ class EffortScale:
     on: Effort | None = None
     tells_default: bool = True
     """Whether the default may be told as any other level: not if none of them gives the template's own prompt."""
+    budget_argument: str | None = None
+    """The template's argument for a budget of reasoning tokens, if it has one: `thinking_budget`."""
 
     @property
     def efforts(self) -> tuple[Effort, ...]:

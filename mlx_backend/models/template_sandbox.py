@@ -71,10 +71,19 @@ class ChatTemplate:
             tree = self._environment.parse(source)
             self.variables: frozenset[str] = frozenset(find_undeclared_variables(tree))
             """What a caller may give it; also names that are only set in some of its branches."""
-            self.words: frozenset[str] = frozenset(
-                text for constant in tree.find_all(nodes.Const) for text in _texts_in(constant.value)
-            )
+            constants = [
+                value for constant in tree.find_all(nodes.Const) for value in _values_in(constant.value)
+            ]
+            self.words: frozenset[str] = frozenset(value for value in constants if isinstance(value, str))
             """The texts in its expressions: what it compares something with, looks up, or takes by default."""
+            self.numbers: frozenset[float] = frozenset(
+                value for value in constants if isinstance(value, int | float) and not isinstance(value, bool)
+            )
+            """The numbers in its expressions."""
+            self.defaults: frozenset[str] = frozenset(_defaults_in(tree))
+            """Those of its words that stand where a variable is given a value of its own."""
+            self.parts: frozenset[str] = frozenset(_parts_in(tree, self.variables))
+            """What it reads of a variable that holds an object: `reasoning.effort`."""
             self._template = self._environment.from_string(self._environment.bounded(tree))
         except (TemplateError, RecursionError, MemoryError) as error:
             raise TemplateFault(f"The chat template cannot be parsed: {error}") from error
@@ -88,7 +97,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Render a conversation. `deadline` is a time of `time.monotonic`. Raises TemplateFault."""
+        """Render a conversation. `deadline` is a time of `time.thread_time`, this thread's own: what else the machine
+        does makes no difference. Raises TemplateFault.
+        """
         try:
             self._environment.start()
             with _Deadline(deadline):
@@ -103,8 +114,11 @@ class ChatTemplate:
             raise TemplateFault(str(error) or type(error).__name__) from error
 
 
+_LINES_BETWEEN_LOOKS: Final = 50  # at the clock, which takes longer than most lines
+
+
 class _Deadline:
-    """Raises TimeoutError in this thread once a time has come, between two lines of Python.
+    """Raises TimeoutError in this thread once it has used its time, between two lines of Python.
 
     Jinja compiles a template to Python, so a template that loops is interrupted. One operation that takes long in C is
     not; the sandbox bounds ranges.
@@ -113,6 +127,7 @@ class _Deadline:
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._before: Callable[..., Any] | None = None
+        self._lines = 0
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()
@@ -122,7 +137,8 @@ class _Deadline:
         sys.settrace(self._before)
 
     def _trace(self, _frame: FrameType, _event: str, _argument: object) -> Callable[..., Any]:
-        if time.monotonic() > self._deadline:
+        self._lines += 1
+        if self._lines % _LINES_BETWEEN_LOOKS == 1 and time.thread_time() > self._deadline:
             raise TimeoutError("The chat template ran for too long.")
         return self._trace
 
@@ -173,11 +189,62 @@ def _tojson(
     )
 
 
-def _texts_in(value: object) -> Iterator[str]:
-    """Yield the texts in a constant, which Jinja may have made of a whole list or table."""
+def _values_in(value: object) -> Iterator[object]:
+    """Yield the values in a constant, which Jinja may have made of a whole list or table."""
     match value:
-        case str():
-            yield value
-        case dict() | list() | tuple():
+        case dict():
+            yield from _values_in([*value.keys(), *value.values()])
+        case list() | tuple():
             for item in value:
-                yield from _texts_in(item)
+                yield from _values_in(item)
+        case _:
+            yield value
+
+
+def _defaults_in(tree: nodes.Template) -> Iterator[str]:
+    """Yield the constants of `x | default('a')`, `x or 'a'`, `'a' if …`, and `set x = 'a'`."""
+    kinds = (nodes.Filter, nodes.Or, nodes.CondExpr, nodes.Assign)
+    for node in tree.find_all(kinds):
+        given: Sequence[nodes.Node | None]
+        match node:
+            case nodes.Filter(name="default" | "d"):
+                given = node.args
+            case nodes.Or():
+                given = [node.right]
+            case nodes.CondExpr():
+                given = [node.expr1, node.expr2]
+            case nodes.Assign():
+                given = [node.node]
+            case _:
+                given = []
+        yield from (
+            each.value for each in given if isinstance(each, nodes.Const) and isinstance(each.value, str)
+        )
+
+
+def _parts_in(tree: nodes.Template, variables: frozenset[str]) -> Iterator[str]:
+    """Yield `variable.part` for every part that is read of a variable by its name, also through another name for it."""
+    stands_for = {name: name for name in variables}
+    for assignment in tree.find_all(nodes.Assign):
+        if isinstance(assignment.target, nodes.Name):
+            read = [name.name for name in assignment.node.find_all(nodes.Name)]
+            if isinstance(assignment.node, nodes.Name):
+                read.append(assignment.node.name)
+            if len(set(read)) == 1 and read[0] in variables:
+                stands_for.setdefault(assignment.target.name, read[0])
+
+    def named(node: nodes.Node) -> str | None:
+        return stands_for.get(node.name) if isinstance(node, nodes.Name) else None
+
+    for node in tree.find_all((nodes.Getattr, nodes.Getitem, nodes.Call)):
+        owner: str | None = None
+        part: object = None
+        match node:
+            case nodes.Call(node=nodes.Getattr(attr="get") as method, args=[nodes.Const() as key, *_]):
+                owner, part = named(method.node), key.value
+            case nodes.Getattr():
+                owner, part = named(node.node), node.attr
+            case nodes.Getitem(arg=nodes.Const() as key):
+                owner, part = named(node.node), key.value
+        if owner is not None and isinstance(part, str) and part != "get":
+            yield f"{owner}.{part}"

@@ -79,6 +79,62 @@ TEMPLATES = {
     "wants a system message": "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
     + CHAT
     + SWITCH,
+    "words for on and off": "{% set t = thinking | default('enabled') %}"
+    "{% if t not in ['enabled', 'disabled'] %}{{ raise_exception('?') }}{% endif %}"
+    + CHAT
+    + "{% if t == 'disabled' %}<think></think>{% else %}<think>{% endif %}",
+    "prints on or off": "thinking {{ reasoning | default('on') }}{% if reasoning == 'off' %}!{% endif %}"
+    + CHAT
+    + "<think>",
+    "a third mode by default": CHAT
+    + "{% if thinking_mode == 'enabled' %}<think>{% elif thinking_mode == 'disabled' %}</think>{% endif %}",
+    "reversed": CHAT + "{% if nothinking %}<think></think>{% else %}<think>{% endif %}",
+    "words of its own": "{% set s = reasoning_strength | default('standard') %}"
+    "{% if s not in ['light', 'standard', 'Heavy'] %}{{ raise_exception('?') }}{% endif %}{{ s }}" + CHAT,
+    "words in Chinese": "{% set e = reasoning_effort | default('中') %}"
+    "{% if e not in ['低', '中', '高'] %}{{ raise_exception('?') }}{% endif %}{{ e }}" + CHAT,
+    "a name nobody has seen": "{% set d = deliberation | default('high') %}"
+    "{% if d not in ['low', 'high'] %}{{ raise_exception('?') }}{% endif %}{{ d }}" + CHAT + "<think>",
+    "another argument with such words": "{% if image_detail not in ['low', 'high'] %}{% endif %}{{ image_detail }}"
+    "{{ persona }}" + CHAT + "<think>",
+    "a part of an object": "{% set r = reasoning | default({}) %}{{ r.effort | default('medium') }}" + CHAT,
+    "got from an object": "{% set e = options.get('effort') if options else 'low' %}"
+    "{% if e not in ['low', 'high'] %}{{ raise_exception('?') }}{% endif %}{{ e }}" + CHAT,
+    "parts for switch and budget": "{% set t = thinking | default({}) %}"
+    "{% if t.budget_tokens %}Up to {{ t.budget_tokens }}.{% endif %}"
+    + CHAT
+    + "{% if t.type == 'disabled' %}<think></think>{% else %}<think>{% endif %}",
+    "a fraction": "{% set e = reasoning_effort | default(0.5) %}"
+    "{% if e is not number or e > 1 %}{{ raise_exception('?') }}{% endif %}{{ e }}" + CHAT,
+    "per cent": "Effort {{ reasoning_effort | default(75) }}." + CHAT,
+    "steps": "{% set e = reasoning_effort | default(2) %}"
+    "{% if e not in [1, 2, 3] %}{{ raise_exception('?') }}{% endif %}{{ e }}" + CHAT,
+    "a budget by another name": "{% if max_thinking_tokens is defined %}{{ max_thinking_tokens }}{% endif %}"
+    + CHAT,
+    "a budget and a switch": "{% if thinking_budget %}{{ thinking_budget }}{% endif %}" + CHAT + SWITCH,
+    "a table of words": "{% set t = {'low': 'brief', 'medium': 'fair', 'high': 'long'} %}"
+    "{{ t[reasoning_effort | default('medium')] }}." + CHAT,
+    "three words and silence": "{% if reasoning_effort in ['low', 'medium', 'high'] %}{{ reasoning_effort }}{% endif %}"
+    + CHAT,
+    "prints, and none closes": "{{ reasoning_effort | default('max') }}"
+    + CHAT
+    + "{% if reasoning_effort == 'none' %}<think></think>{% else %}<think>{% endif %}",
+    "low closes": "{% set e = reasoning_effort | default('high') %}"
+    + CHAT
+    + "{% if e in ['low', 'minimal'] %}<|think|><|end|>{% endif %}",
+    "two words for most levels": "{% set e = reasoning_effort | default('medium') %}"
+    + CHAT
+    + "{% if e in ['minimal', 'low'] %}A{% elif e == 'medium' %}B{% elif e in ['high', 'max'] %}C"
+    "{% else %}{{ raise_exception('?') }}{% endif %}",
+    "two words for its default": "{% set n = {'low': 50, 'high': 75, 'xhigh': 75, 'max': 100} %}"
+    "{{ n[reasoning_effort | default('high')] }}" + CHAT,
+    "silence for low": CHAT
+    + "{% if thinking and reasoning_effort == 'high' %}H{% elif thinking and reasoning_effort == 'max' %}M{% endif %}"
+    "{% if thinking %}<think>{% else %}</think>{% endif %}",
+    "only beside a system message": "{% if messages[0].role == 'system' %}"
+    "{{ reasoning_effort | default('low') }}{% endif %}" + CHAT + "<think>",
+    "only beside tools": CHAT + "{% if tools and enable_thinking is false %}Off.{% endif %}<think>",
+    "left to chance": "{{ [1, 2, 3, 4, 5, 6, 7, 8] | random }}" + CHAT + SWITCH,
     "raises always": "{{ raise_exception('no') }}{{ reasoning_effort }}",
     "does not reason": CHAT,
 }
@@ -114,6 +170,32 @@ def scale_of(kind: str) -> EffortScale:
         ("nothing", "none low medium high", "high"),
         ("must be told", "none low high", "high"),
         ("wants a system message", "none low medium high", "high"),
+        ("words for on and off", "none low medium high", "high"),
+        ("prints on or off", "none low medium high", "high"),
+        ("a third mode by default", "none low medium high", "high"),
+        ("reversed", "none low medium high", "high"),
+        ("words of its own", "none low medium high", "medium"),
+        ("words in Chinese", "none low medium high", "medium"),
+        ("a name nobody has seen", "none low high", "high"),
+        ("another argument with such words", "none low medium high", "high"),
+        ("a part of an object", "none low medium high", "medium"),
+        ("got from an object", "none low high", "low"),
+        ("parts for switch and budget", "none low medium high", "high"),
+        ("a fraction", "none low medium high max", "medium"),
+        ("per cent", "none low medium high max", "high"),
+        ("steps", "none low medium high", "medium"),
+        ("a budget by another name", "none low medium high", "high"),
+        ("a budget and a switch", "none low medium high", "high"),
+        ("a table of words", "none low medium high", "medium"),
+        ("three words and silence", "none low medium high", "medium"),
+        ("prints, and none closes", "none low medium high max", "max"),
+        ("low closes", "none high", "high"),
+        ("two words for most levels", "none low medium high", "medium"),
+        ("two words for its default", "none low high max", "high"),
+        ("silence for low", "none low high max", "none"),
+        ("only beside a system message", "none low medium high", "low"),
+        ("only beside tools", "none low medium high", "high"),
+        ("left to chance", "none low medium high", "high"),
         ("raises always", "none low medium high", "high"),
         ("does not reason", "", None),
     ],
@@ -142,6 +224,48 @@ def test_a_template_shows_its_own_scale(kind: str, levels: str, default: str | N
         ("a switch that is off", {"none": {"enable_thinking": False}, "low": {"enable_thinking": True}}),
         ("it is skipped", {"none": {"skip_thinking": True}, "high": {}}),
         ("prints any word", {"none": {"reasoning_effort": "low"}, "high": {"reasoning_effort": "high"}}),
+        ("words for on and off", {"none": {"thinking": "disabled"}, "low": {}, "high": {}}),
+        ("prints on or off", {"none": {"reasoning": "off"}, "high": {}}),
+        (
+            "a third mode by default",
+            {"low": {"thinking_mode": "enabled"}, "high": {"thinking_mode": "enabled"}},
+        ),
+        ("reversed", {"none": {"nothinking": True}, "high": {}}),
+        (
+            "words of its own",
+            {"low": {"reasoning_strength": "light"}, "high": {"reasoning_strength": "Heavy"}},
+        ),
+        ("words in Chinese", {"low": {"reasoning_effort": "低"}, "high": {"reasoning_effort": "高"}}),
+        ("a name nobody has seen", {"none": {"deliberation": "low"}, "high": {"deliberation": "high"}}),
+        ("another argument with such words", {"low": {}, "medium": {}, "high": {}}),
+        ("a part of an object", {"low": {"reasoning": {"effort": "low"}}}),
+        ("got from an object", {"high": {"options": {"effort": "high"}}}),
+        (
+            "parts for switch and budget",
+            {
+                "none": {"thinking": {"type": "disabled"}},
+                "low": {"thinking": {"budget_tokens": 1024}},
+                "high": {},
+            },
+        ),
+        ("a fraction", {"none": {"reasoning_effort": 0}, "low": {"reasoning_effort": 0.2}}),
+        ("per cent", {"low": {"reasoning_effort": 20}, "high": {"reasoning_effort": 75}}),
+        ("steps", {"low": {"reasoning_effort": 1}, "medium": {"reasoning_effort": 2}}),
+        (
+            "a budget by another name",
+            {"none": {"max_thinking_tokens": 0}, "low": {"max_thinking_tokens": 1024}},
+        ),
+        ("a budget and a switch", {"none": {"enable_thinking": False}, "low": {"thinking_budget": 1024}}),
+        (
+            "prints, and none closes",
+            {"none": {"reasoning_effort": "none"}, "max": {"reasoning_effort": "max"}},
+        ),
+        ("low closes", {"none": {"reasoning_effort": "minimal"}, "high": {"reasoning_effort": "high"}}),
+        (
+            "silence for low",
+            {"none": {"thinking": False}, "low": {"thinking": True, "reasoning_effort": "low"}},
+        ),
+        ("only beside tools", {"none": {"enable_thinking": False}, "low": {}}),
     ],
 )
 def test_each_level_is_told_in_the_templates_own_words(kind: str, told: dict[str, Any]) -> None:
@@ -212,6 +336,11 @@ def test_a_template_that_cannot_be_probed_is_told_nothing(source: str) -> None:
     scale = probe_effort(source, reasons=True, seconds=0.05)
     assert scale.efforts == ("none", "low", "medium", "high")
     assert all(not level.template_kwargs for level in scale.levels)
+
+
+def test_where_a_third_mode_is_the_default_nothing_is_told() -> None:
+    scale = scale_of("a third mode by default")
+    assert not scale.tells_default
 
 
 @needs_gpt_oss_template

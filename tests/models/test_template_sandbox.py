@@ -58,7 +58,7 @@ GROWS = "{{% set n = namespace(x={0}) %}}{{% for i in range(60) %}}{{% {1} %}}{{
     "source",
     [
         "{{ 'a' * 10 ** 10 }}",
-        "{{ 10 ** 10 ** 10 ** 10 }}",
+        "{{ 2 ** 9999999999 }}",
         "{{ 'a' | center(9999999999) }}",
         "{{ 'a'.ljust(9999999999) }}",
         "{{ '%9999999999d' % 1 }}",
@@ -115,5 +115,5 @@ def test_a_template_that_loops_is_stopped_and_tracing_is_as_before() -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     before = sys.gettrace()
     with pytest.raises(TemplateFault, match="ran for too long"):
-        ChatTemplate(loops).render(HI, {}, deadline=time.monotonic() + 0.05)
+        ChatTemplate(loops).render(HI, {}, deadline=time.thread_time() + 0.05)
     assert sys.gettrace() is before

@@ -132,7 +132,7 @@ class MLXTokenizer:
                 {**self._wrapper.special_tokens_map, **template_kwargs},
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
-                deadline=time.monotonic() + _RENDERING_SECONDS,
+                deadline=time.thread_time() + _RENDERING_SECONDS,
             )
         except TemplateFault as fault:
             raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault
