@@ -34,7 +34,7 @@ demo: setup ## server, model and plugin together, driven as Dify drives them (AR
 	@$(RUN) tests/e2e/tour.py $(ARGS)
 
 test: setup check ## the checks, and all tests except those on Dify's workflow engine
-	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon $(ARGS)
+	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 	$(RUN) -m pytest tests/provider $(ARGS)
 
 test-dify: setup $(VENV_DIFY)/.ready ## chatflows on Dify's own workflow engine (installs it: 55 MB)

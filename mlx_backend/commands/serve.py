@@ -26,6 +26,7 @@ from mlx_backend.commands.options import (
     serve_options_of,
     settings_of,
 )
+from mlx_backend.commands.output import logging_to_stderr, say
 from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.declaration import variable_of
 from mlx_backend.device import this_device
@@ -72,8 +73,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status."""
+    with logging_to_stderr(serve_options_of(arguments).log_level):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
-        _configure_logging(serve_options_of(arguments).log_level)
         for variable, nearest in misspelt_variables().items():
             log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
         if (refusal := this_machine().refusal()) is not None:
@@ -84,14 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _failed(str(error))
     except KeyboardInterrupt:
         return 130
-
-
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    for verbose in ("httpx", "httpcore", "urllib3", "filelock", "fsspec"):
-        logging.getLogger(verbose).setLevel(logging.WARNING)
 
 
 def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -116,7 +113,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
         with _signals() as (events, sender):
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
-            print(f"Listening on {server.url}", flush=True)
+            say(f"Listening on {server.url}")
             loading = _Loading(models, sender)
             loading.start()
             if events.recv(1) == _LOADED:
@@ -124,11 +121,9 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
                     return _failed(str(loading.failure))
                 is_mac = this_machine().is_mac
                 demo = _is_demo(arguments)
-                print(
-                    *start_lines(server.url, models, settings, demo=demo, is_mac=is_mac), sep="\n", flush=True
-                )
+                say(*start_lines(server.url, models, settings, demo=demo, is_mac=is_mac))
                 events.recv(1)
-            print("Stopping …", flush=True)
+            say("Stopping …")
             app.in_flight.drain()
 
             def wait_for_replies() -> None:

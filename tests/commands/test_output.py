@@ -1,0 +1,102 @@
+"""What the server logs and prints cannot stop it, whoever reads it or does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mlx_backend.commands.output import MAX_LINE_CHARACTERS, LineFormatter, QueuedHandler
+
+
+def logger_of(handler: logging.Handler) -> logging.Logger:
+    handler.setFormatter(LineFormatter("%(message)s"))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    return logger
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up_and_says_how_much_was_dropped() -> None:
+    source, sink = os.pipe()
+    handler = QueuedHandler(sink, max_waiting=10)
+    logger = logger_of(handler)
+    for number in range(1000):  # far more than the pipe and the queue hold
+        logger.info("%d %s", number, "x" * 1000)
+    read: list[str] = []
+
+    def read_all() -> None:
+        with os.fdopen(source, encoding="utf-8") as lines:
+            read.extend(lines)
+
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    while not any("dropped" in line for line in read):  # said once the queue has been written
+        logger.info("go on")
+    handler.close()
+    os.close(sink)
+    reader.join()
+    assert read[0].startswith("0 xxx")
+    dropped = sum(int(line.split()[1]) for line in read if "dropped" in line)
+    assert dropped > 500
+    assert sum("xxx" in line for line in read) + dropped >= 1000
+
+
+def test_a_log_whose_reader_has_gone_holds_nobody_up() -> None:
+    source, sink = os.pipe()
+    os.close(source)
+    handler = QueuedHandler(sink, max_waiting=10)
+    logger = logger_of(handler)
+    for number in range(1000):
+        logger.info("%d", number)
+    handler.close()
+    os.close(sink)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\nb", r"a\nb"),
+        ("tab\tstays", "tab\tstays"),
+        ("\x1b[31mred\r", r"\x1b[31mred\r"),
+        ("日本 \u2028 \x85", r"日本 \u2028 \x85"),
+    ],
+)
+def test_what_clients_send_stays_in_its_line(text: str, line: str) -> None:
+    record = logging.LogRecord("name", logging.INFO, "path", 1, "%s", (text,), None)
+    assert LineFormatter("%(message)s").format(record) == line
+
+
+def test_a_line_is_cut_where_it_is_too_long() -> None:
+    record = logging.LogRecord("name", logging.INFO, "path", 1, "x" * 10**6, (), None)
+    assert len(LineFormatter("%(message)s").format(record)) == MAX_LINE_CHARACTERS + 2
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_server_whose_output_nobody_reads_stops_in_order(closed: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlx_backend", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        while not process.stdout.readline().startswith(b"  Try: "):
+            pass
+        (process.stdout if closed == "stdout" else process.stderr).close()
+        process.send_signal(signal.SIGTERM)
+        other = process.stderr if closed == "stdout" else process.stdout
+        rest = other.read()
+        assert process.wait(60) == 0
+        assert b"Traceback" not in rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
