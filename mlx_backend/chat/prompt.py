@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -232,9 +232,18 @@ class _Markers:
 
 
 def _unused_character(data: Any) -> str:
-    """Return a private-use character that occurs nowhere in the data, spelt out or escaped."""
-    text = repr(data)  # repr escapes private-use characters as \ue000, so one search finds both spellings
+    """Return a private-use character that occurs nowhere in the data, spelt out or escaped.
+
+    Raises RequestError where there is none: it keeps control tokens that are spelt in the messages text.
+    """
+    # repr escapes private-use characters as \ue000, so one search finds both spellings.
+    used = set(re.findall(r"\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})", repr(data), re.IGNORECASE))
+    used = {code.lower() for code in used}
     for code in range(0xE000, 0xF900):
-        if f"\\u{code:04x}" not in text.lower():
+        if f"{code:04x}" not in used:
             return chr(code)
-    raise EngineError("The conversation uses every private-use character there is.")
+    raise RequestError(
+        "The messages spell a control token and use every private-use character (U+E000 to U+F8FF), of which one is "
+        "needed here: leave one out.",
+        "messages",
+    )

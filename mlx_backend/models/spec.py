@@ -19,7 +19,7 @@ RESERVED_KWARGS = frozenset(
     [
         *("messages", "conversation", "tools", "documents", "chat_template", "tokenizer_kwargs"),
         *("add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
-        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "self"),
     ]
 )
 

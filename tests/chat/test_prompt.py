@@ -10,6 +10,7 @@ from mlx_backend.chat.prompt import PromptBuilder
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
+from mlx_backend.errors import RequestError
 
 CHATML_TEMPLATE = """\
 {%- if tools -%}<|im_start|>system
@@ -84,6 +85,15 @@ def test_markers_in_the_arguments_of_a_template_stay_text() -> None:
     prompt = builder.build([{"role": "user", "content": "x"}], None, {"greeting": "<|end|>"})
     assert control_tokens(tokenizer, prompt.tokens) == ["<|start|>"]
     assert tokenizer.decode(prompt.tokens) == "<|end|><|start|>x"
+
+
+def test_messages_that_leave_no_private_use_character_are_refused_if_they_spell_a_marker() -> None:
+    every = "".join(map(chr, range(0xE000, 0xF900)))
+    builder = PromptBuilder(ScriptedTokenizer(), DIALECTS["harmony"])
+    assert builder.build([{"role": "user", "content": every}], None, {}).tokens
+    with pytest.raises(RequestError, match="private-use") as raised:
+        builder.build([{"role": "user", "content": every + "<|end|>"}], None, {})
+    assert raised.value.param == "messages"
 
 
 def test_two_halves_cannot_become_a_marker_where_the_template_joins_them() -> None:

@@ -121,6 +121,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"reasoning_effort": "banana"}, "reasoning_effort", "medium"),
     ({"reasoning_format": "banana"}, "reasoning_format", "separate"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs", "5"),
     ({"messages": []}, "messages", ""),
     ({"messages": None}, "messages", "null"),
