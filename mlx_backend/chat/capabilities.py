@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
 from mlx_backend.constraints import can_constrain, can_require_calls
-from mlx_backend.conversation.dialects import detect
+from mlx_backend.conversation.recognition import recognise
 from mlx_backend.conversation.template import TemplateTraits
 from mlx_backend.models import files as model_files
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
@@ -42,6 +42,7 @@ _FILES = (
 def describe(
     *,
     template: str | None,
+    response_template: Any = None,
     control_tokens: Collection[str],
     vocabulary_size: int | None,
     context_length: int | None,
@@ -52,7 +53,8 @@ def describe(
     one_process: bool = True,
 ) -> ModelDescription:
     """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
-    dialect, traits = detect(template, control_tokens), TemplateTraits.of(template)
+    dialect = recognise(template, control_tokens, response_template)
+    traits = TemplateTraits.of(template)
     scale = effort_scale(template, dialect, defaults)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
     has_grammar = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
@@ -79,7 +81,9 @@ def describe(
 
 def effort_scale(template: str | None, dialect: Dialect, defaults: ModelDefaults) -> EffortScale:
     """Return a model's own scale of reasoning effort, found by probing its template."""
-    reasons = dialect.has_reasoning and TemplateTraits.of(template).is_reasoning_model
+    reasons = dialect.has_reasoning and (
+        dialect.is_of_a_model or TemplateTraits.of(template).is_reasoning_model
+    )
     budgets = dict(DEFAULT_BUDGETS) | dict(defaults.effort_budgets or {})
     return probe_effort(template, reasons=reasons, budgets=tuple(budgets.items()))
 
@@ -90,6 +94,7 @@ class _Files:
 
     config: Mapping[str, Any]
     template: str | None
+    response_template: Any
     tokens: Mapping[str, bool]
     advice: Mapping[str, float]
 
@@ -120,11 +125,8 @@ class FolderDescriber:
         template = files.template if options.chat_template is None else options.chat_template
         return describe(
             template=template,
-            control_tokens=[
-                text
-                for text, special in files.tokens.items()
-                if special or (text.strip() and text in (template or ""))
-            ],
+            response_template=files.response_template,
+            control_tokens=model_files.control_tokens(files.tokens, template),
             vocabulary_size=model_files.vocabulary_size(files.config),
             context_length=options.context_length or model_files.context_length(files.config),
             advice=files.advice,
@@ -150,14 +152,16 @@ def _read(folder: Path) -> _Files:
     """Read the files that can be read, and log the error of the first that cannot."""
     config: Mapping[str, Any] = {}
     template: str | None = None
+    response_template: Any = None
     tokens: Mapping[str, bool] = {}
     try:
         config = model_files.read_json(folder / "config.json")
         template = model_files.chat_template(folder)
+        response_template = model_files.response_template(folder)
         tokens = model_files.added_tokens(folder)
     except (OSError, ValueError) as error:
         log.warning("%s is listed with incomplete information: %s.", folder, error)
-    return _Files(config, template, tokens, model_files.sampling_advice(folder))
+    return _Files(config, template, response_template, tokens, model_files.sampling_advice(folder))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.background import recognised
@@ -24,8 +25,8 @@ from mlx_backend.chat.reply import Reply, ReplyPlan
 from mlx_backend.chat.reply_constraints import ReplyConstraints
 from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.constraints import GrammarError
-from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.parser import ChannelParser
+from mlx_backend.conversation.recognition import recognise
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.errors import RequestError
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
@@ -85,7 +86,14 @@ class Service:
             answer_reserve=answer_reserve if defaults.answer_reserve is None else defaults.answer_reserve,
         )
         tokenizer = engine.tokenizer
-        self._dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())
+        self._dialect = recognise(
+            tokenizer.chat_template,
+            tokenizer.special_tokens.values(),
+            tokenizer.response_template,
+            on_refused=partial(
+                log.warning, "%s is read without the response template of its tokenizer: %s.", engine.model_id
+            ),
+        )
         self._constraints = ReplyConstraints(tokenizer, self._dialect, self._limits)
         self._prompts = ChatPrompts(
             tokenizer,
@@ -121,6 +129,7 @@ class Service:
         engine, tokenizer = self.engine, self.engine.tokenizer
         return describe(
             template=tokenizer.chat_template,
+            response_template=tokenizer.response_template,
             control_tokens=tokenizer.special_tokens.values(),
             vocabulary_size=tokenizer.vocabulary_size,
             context_length=engine.context_length,

@@ -6,12 +6,13 @@ Raw text comes on standard input and one JSON message goes out:
     {"reasoning": "Easy.", "content": "4", "tool_calls": [], "finish": "stop"}
 
 With `--jsonl` every line is an object of its own: `raw_text`, or `tokens` (ids) with as many `token_texts`;
-and optionally `id`, `dialect`, `tools` (names, or OpenAI's tool objects: with their schemas, arguments that a
-family writes as bare text get their types), `opens_in` ("reasoning" where the prompt has opened it) and
-`ended_by`. Its result is one line with the same `id`. A line that cannot be parsed gives `{"id": …, "error": …}`
-in its place, and exit status 1 at the end. A call that the token limit has cut is printed as far as it goes,
-with `"finish": "length"`.
+and optionally `id`, `dialect` (or `response_template`, as a tokenizer's configuration has it), `tools` (names, or
+OpenAI's tool objects: with their schemas, arguments that a family writes as bare text get their types),
+`opens_in` ("reasoning" where the prompt has opened it) and `ended_by`. Its result is one line with the same `id`.
+A line that cannot be parsed gives `{"id": …, "error": …}` in its place, and exit status 1 at the end. A call
+that the token limit has cut is printed as far as it goes, with `"finish": "length"`.
 
+`--model FOLDER` takes the dialect that the server would find by that model's files, its response template included.
 `--list` shows the dialects, each with an example. With `--jsonl` its lines can be read by `parse --jsonl`.
 
 Input and output are UTF-8 whatever the locale is. The text is taken as it is: `echo` adds a line break,
@@ -25,6 +26,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.json_values import json_type
@@ -32,9 +34,11 @@ from mlx_backend.conversation.json_values import json_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Channel, EndedBy, Message
     from mlx_backend.conversation.tools import ToolDefinition
 
+DEFAULT_DIALECT = "harmony"
 _ENDINGS: Mapping[str, EndedBy] = {
     **dict.fromkeys(("stop", "eos", "end", "return", "call", "tool_calls"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length"), "length"),
@@ -52,7 +56,7 @@ class Transcript:
     """One output to be parsed: pieces of text, each with its token id or None."""
 
     pieces: Sequence[tuple[str, int | None]]
-    dialect: str
+    dialect: Dialect
     tools: Sequence[ToolDefinition] | None
     ended_by: EndedBy
     opens_in: Channel | None
@@ -69,8 +73,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="show what a model's raw output means",
         description="Read a model's raw output on standard input; print reasoning, content and tool calls.",
     )
+    parser.add_argument("--dialect", help="how the model writes (default: harmony); --list names them all")
     parser.add_argument(
-        "--dialect", default="harmony", help="how the model writes (default: harmony); --list names them all"
+        "--model", metavar="FOLDER", type=Path, help="find out how the model in this folder writes"
     )
     parser.add_argument("--list", action="store_true", help="list the dialects, with an example of each")
     parser.add_argument("--tools", metavar="A,B", type=_names, help="the names of the request's tools")
@@ -96,21 +101,30 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command on standard input and output."""
     from mlx_backend.conversation.dialects import DIALECTS
 
-    if arguments.dialect not in DIALECTS:
+    if arguments.dialect and arguments.model:
+        arguments.refuse("--model finds the dialect: it cannot go with --dialect")
+    if (arguments.dialect or DEFAULT_DIALECT) not in DIALECTS:
         arguments.refuse(f"--dialect: {_unknown(arguments.dialect)}")
     if arguments.by and not arguments.jsonl:
         arguments.refuse("--by is for --jsonl: plain input has no tokens")
     if arguments.by == "tokens" and arguments.chunk:
         arguments.refuse("--chunk cuts text: it cannot go with --by tokens")
+    dialect = DIALECTS[arguments.dialect or DEFAULT_DIALECT]
+    if arguments.model:
+        try:
+            dialect = _of_folder(arguments.model)
+        except (OSError, ValueError) as error:
+            print(f"mlx-backend parse: cannot read {arguments.model}: {error}", file=sys.stderr)
+            return 2
     try:
         if arguments.list:
             return _list_dialects(as_lines=arguments.jsonl)
         if arguments.jsonl:
-            return _run_lines(sys.stdin.buffer, arguments, _write)
+            return _run_lines(sys.stdin.buffer, arguments, dialect, _write)
         text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
         transcript = Transcript(
             pieces=_cut(text, arguments.chunk),
-            dialect=arguments.dialect,
+            dialect=dialect,
             tools=arguments.tools,
             ended_by=arguments.ended_by,
             opens_in=_opens_in(arguments.opens_in, None),
@@ -122,13 +136,32 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _of_folder(folder: Path) -> Dialect:
+    """Return the dialect that the server finds for a model, by its files."""
+    from mlx_backend.conversation.recognition import recognise
+    from mlx_backend.models import files
+
+    if not folder.is_dir():
+        raise ValueError("it is no folder")
+    template = files.chat_template(folder)
+    return recognise(
+        template,
+        files.control_tokens(files.added_tokens(folder), template),
+        files.response_template(folder),
+        on_refused=lambda reason: print(f"mlx-backend parse: {reason}", file=sys.stderr),
+    )
+
+
 def _run_lines(
-    lines: Iterable[bytes], arguments: argparse.Namespace, write: Callable[[dict[str, Any]], None]
+    lines: Iterable[bytes],
+    arguments: argparse.Namespace,
+    dialect: Dialect,
+    write: Callable[[dict[str, Any]], None],
 ) -> int:
     status = 0
     for result in parse_lines(
         lines,
-        dialect=arguments.dialect,
+        dialect=dialect,
         tools=arguments.tools,
         ended_by=arguments.ended_by,
         opens_in=_opens_in(arguments.opens_in, None),
@@ -143,7 +176,7 @@ def _run_lines(
 def parse_lines(
     lines: Iterable[bytes],
     *,
-    dialect: str = "harmony",
+    dialect: Dialect | str = DEFAULT_DIALECT,
     tools: Sequence[str] | None = None,
     ended_by: EndedBy = "stop",
     opens_in: Channel | None = None,
@@ -161,7 +194,7 @@ def parse_lines(
                 identity = {"id": row["id"]}
             transcript = Transcript(
                 pieces=_pieces(row, chunk, by),
-                dialect=_dialect(row.get("dialect"), dialect),
+                dialect=_dialect(row, dialect),
                 tools=_tools(row.get("tools")) or tools,
                 ended_by=_ended_by(row.get("ended_by"), ended_by),
                 opens_in=_opens_in(row.get("opens_in"), opens_in),
@@ -283,16 +316,28 @@ def _unknown(dialect: str) -> str:
     return f"{dialect!r} is not one of {', '.join(DIALECTS)}"
 
 
-def _dialect(value: Any, default: str) -> str:
+def _dialect(row: Mapping[str, Any], default: Dialect | str) -> Dialect:
     from mlx_backend.conversation.dialects import DIALECTS
+    from mlx_backend.conversation.dialects.response_template import (
+        ResponseTemplateError,
+        response_template_dialect,
+    )
 
+    value, template = row.get("dialect"), row.get("response_template")
+    if value is not None and template is not None:
+        raise LineError("dialect and response_template say the same thing: one of them is expected")
+    if template is not None:
+        try:
+            return response_template_dialect(template)
+        except ResponseTemplateError as error:
+            raise LineError(str(error)) from error
     if value is None:
-        return default
+        return DIALECTS[default] if isinstance(default, str) else default
     if not isinstance(value, str):
         raise LineError(f"dialect: a name is expected, not {json_type(value)}")
     if value not in DIALECTS:
         raise LineError(f"dialect: {_unknown(value)}")
-    return value
+    return DIALECTS[value]
 
 
 def _opens_in(value: Any, default: Channel | None) -> Channel | None:

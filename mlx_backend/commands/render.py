@@ -87,10 +87,12 @@ class Model:
         from mlx_backend.chat.chat_prompt import ChatPrompts
         from mlx_backend.chat.limits import ReplyLimits
         from mlx_backend.chat.reasoning_store import ReasoningStore
-        from mlx_backend.conversation.dialects import detect
+        from mlx_backend.conversation.recognition import recognise
         from mlx_backend.models.spec import ModelDefaults
 
-        dialect = detect(tokenizer.chat_template, tokenizer.special_tokens.values())
+        dialect = recognise(
+            tokenizer.chat_template, tokenizer.special_tokens.values(), tokenizer.response_template
+        )
         limits = ReplyLimits(context_length=context_length)
         defaults = ModelDefaults()
         scale = effort_scale(tokenizer.chat_template, dialect, defaults)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.constraints.compiler import Matchers, Rule, choice_rule, regex_rule, schema_rule
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.constraints.machines import STATE_MACHINES
+from mlx_backend.constraints.machines import machine_of
 from mlx_backend.constraints.plan import ReplyPlan
 from mlx_backend.constraints.states import GrammarConstraint
 from mlx_backend.constraints.vocabulary import MAX_TOKENS, Vocabulary
@@ -161,7 +161,7 @@ class Grammars:
 
     @cached_property
     def _grammar(self) -> ReplyGrammar:
-        machine = STATE_MACHINES.get(self._dialect)
+        machine = machine_of(self._dialect)
         if machine is None:
             raise GrammarError("Replies of this model cannot be constrained to a grammar: not in its format.")
         return machine.grammar(self._vocabulary, self._matchers, self._end_tokens)
@@ -169,7 +169,7 @@ class Grammars:
 
 def can_constrain(dialect: Dialect, control_tokens: Collection[str], vocabulary_size: int | None) -> bool:
     """Whether the replies of a model can be constrained, as far as that is known without its vocabulary."""
-    machine = STATE_MACHINES.get(dialect)
+    machine = machine_of(dialect)
     if machine is None or (vocabulary_size is not None and vocabulary_size > MAX_TOKENS):
         return False
     return machine.has_required_tokens(frozenset(control_tokens))
@@ -177,7 +177,7 @@ def can_constrain(dialect: Dialect, control_tokens: Collection[str], vocabulary_
 
 def can_require_calls(dialect: Dialect) -> bool:
     """Whether calls of a family's models can be required, and held to their schemas."""
-    machine = STATE_MACHINES.get(dialect)
+    machine = machine_of(dialect)
     return machine is not None and machine.has_calls
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING
 
-from mlx_backend.constraints.machines import STATE_MACHINES
+from mlx_backend.constraints.machines import machine_of
 from mlx_backend.constraints.mask import bits_of, only
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.engine.base import UNBOUNDED_TOKENS
@@ -64,7 +64,7 @@ class ReasoningBudgets:
         At most `tokens` are reasoning, and the last `reserve` of the room are not. `opens_in` is the channel
         that the prompt has opened.
         """
-        machine = STATE_MACHINES.get(self._dialect)
+        machine = machine_of(self._dialect)
         if (tokens is None and reserve is None) or machine is None or machine.closer is None:
             return None
         parser = ChannelParser(

@@ -183,6 +183,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def response_template(self) -> Any:
+        """What the model's files say of its output (transformers' `response_template`, as it is); None: nothing."""
+        ...
+
+    @property
     def special_tokens(self) -> Mapping[int, str]:
         """Every control token: id -> its text."""
         ...

@@ -106,6 +106,11 @@ class ScriptedTokenizer:
         return self._chat_template
 
     @property
+    def response_template(self) -> Any:
+        """A script has none."""
+        return None
+
+    @property
     def special_tokens(self) -> Mapping[int, str]:
         """Every marker: id -> its text."""
         return self._special

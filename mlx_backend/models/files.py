@@ -107,6 +107,11 @@ def chat_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
+def response_template(folder: Path) -> Any:
+    """Return what tokenizer_config.json says of the model's output, as it is; None if it says nothing."""
+    return _tokenizer_config(folder).get("response_template")
+
+
 def added_tokens(folder: Path) -> dict[str, bool]:
     """Return the text of each token added to the vocabulary, and whether it is marked as special."""
     settings = _tokenizer_config(folder)
@@ -120,6 +125,13 @@ def added_tokens(folder: Path) -> dict[str, bool]:
         if isinstance(text, str) and text:
             found[text] = True
     return found
+
+
+def control_tokens(tokens: Mapping[str, bool], template: str | None) -> list[str]:
+    """Return which of the added tokens are control tokens: those that are special, and those that a template uses."""
+    return [
+        text for text, special in tokens.items() if special or (text.strip() and text in (template or ""))
+    ]
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:

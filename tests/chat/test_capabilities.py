@@ -125,12 +125,23 @@ def test_what_is_set_for_a_model_wins_over_its_makers_advice() -> None:
     assert told(None).sampling == {"temperature": 1.0}
 
 
+RESPONSE_TEMPLATE = {
+    "start_anchor": "<|bot|>",
+    "fields": {
+        "reasoning_content": {"open": "<|plan|>", "close": "<|/plan|>"},
+        "tool_calls": {"open": "<|use|>", "close": "<|/use|>", "content": "json"},
+    },
+}
+
+
 def loaded(folder: Path, defaults: ModelDefaults, **options: Any) -> ModelDescription:
     with load_engine(folder, **options) as engine:
         return Service(engine, defaults=defaults).description()
 
 
-@pytest.mark.parametrize("kind", ["demo", "qwen", "stretched", "limited", "other template", "adapters"])
+@pytest.mark.parametrize(
+    "kind", ["demo", "qwen", "stretched", "limited", "other template", "adapters", "response template"]
+)
 def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {}
     defaults = ModelDefaults(reasoning_effort=Effort.LOW, top_p=0.9)
@@ -152,13 +163,22 @@ def test_a_model_is_described_alike_before_and_after_it_was_loaded(kind: str, tm
         options["context_length"] = 100
     if kind == "other template":
         options["chat_template"] = R1
+    if kind == "response template":
+        (folder / "chat_template.jinja").write_text("{{ tools }}{{ messages[0].content }}<|plan|>")
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"response_template": RESPONSE_TEMPLATE}))
     before = from_folder(folder, options=EngineOptions(**options), defaults=defaults)
     after = loaded(folder, defaults, **options)
     assert before.adapters == (("poet",) if kind == "adapters" else ())
     assert (before.context_length == 16_384) == (kind in ("demo", "stretched"))
     for part in ("kind", "context_length", "capabilities", "efforts", "default_effort", "sampling"):
         assert getattr(before, part) == getattr(after, part), part
-    assert "structured_output" in before.capabilities or kind in ("qwen", "stretched", "limited", "adapters")
+    if kind == "response template":
+        assert {"thinking", "tools"} <= set(before.capabilities)
+    else:
+        assert "structured_output" in before.capabilities or kind in (
+            *("qwen", "stretched", "limited", "adapters"),
+        )
 
 
 def test_the_demonstration_model_is_described() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mlx_backend.commands.parse import parse_lines
 from mlx_backend.conversation.dialects import DIALECTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WEATHER = {
     "type": "function",
@@ -133,3 +136,51 @@ def test_a_line_that_cannot_be_is_named(row: dict[str, Any], says: str) -> None:
 def test_an_option_says_what_the_prompt_has_opened() -> None:
     message = json.loads(run("hm</think>Hi", "--dialect", "qwen3.5", "--opens-in", "reasoning"))
     assert (message["reasoning"], message["content"]) == ("hm", "Hi")
+
+
+PLANS = {
+    "start_anchor": "<|bot|>",
+    "fields": {
+        "thinking": {"open": "<|plan|>", "close": "<|/plan|>"},
+        "tool_calls": {
+            "open_pattern": r"<\|use\|>(?P<name>\w+) ",
+            "close": "<|/use|>",
+            "content": "kv-lines",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+    },
+}
+PLANNED = "<|plan|>Look.<|/plan|>I look.<|use|>get_weather days: 3<|/use|>"
+MEANT = {
+    "reasoning": "Look.",
+    "content": "I look.",
+    "tool_calls": [{"name": "get_weather", "arguments": '{"days": 3}'}],
+    "finish": "tool_calls",
+}
+
+
+def test_a_line_may_bring_the_response_template_of_its_model() -> None:
+    row = {"raw_text": PLANNED, "response_template": PLANS, "tools": [WEATHER]}
+    read, twice, broken = results(row, {**row, "dialect": "glm"}, {**row, "response_template": {"fields": 1}})
+    assert read == MEANT
+    assert "one of them is expected" in twice["error"]["message"]
+    assert "response_template.fields must be an object" in broken["error"]["message"]
+
+
+def test_a_models_folder_tells_how_it_writes(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ messages }}<|bot|>", "response_template": PLANS})
+    )
+    row = json.dumps({"raw_text": PLANNED, "tools": [WEATHER]})
+    assert json.loads(run(row, "--jsonl", "--model", str(tmp_path))) == MEANT
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "<arg_key> <arg_value>"}')
+    assert json.loads(run(DIALECTS["glm"].example, "--model", str(tmp_path)))["reasoning"]
+
+
+@pytest.mark.parametrize("options", [["--model", "no/such/folder"], ["--model", ".", "--dialect", "glm"]])
+def test_a_folder_that_tells_nothing_is_said_so(options: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_backend", "parse", *options], input=b"", capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert b"--model" in done.stderr or b"no folder" in done.stderr

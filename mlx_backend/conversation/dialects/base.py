@@ -288,5 +288,7 @@ class Dialect:
     leaks: RawMarkup = RawMarkup()
     blocks: Mapping[str, str] = field(default_factory=dict)
     """The blocks in which it reasons, opener -> closer, where they are blocks."""
+    is_of_a_model: bool = False
+    """Made of one model's response template, and in no registry; its turns are blocks."""
     example: str = ""
     """A turn with reasoning and a call to `get_weather`, as far as it can write them, as its models do."""

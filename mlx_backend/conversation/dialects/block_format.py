@@ -65,6 +65,7 @@ class AnswerBlock:
     """Markers around the answer; text without them is an answer, too."""
 
     opener: str
+    """"" for text without one, of which only the end is marked."""
     closer: str
     has_layout: bool = False
     """Line breaks before the closer are not part of the answer."""
@@ -100,7 +101,7 @@ class BlockFormat:
             {
                 *self.reasoning.keys(),
                 *self.reasoning.values(),
-                *(marker for block in self.answers for marker in (block.opener, block.closer)),
+                *(marker for block in self.answers for marker in (block.opener, block.closer) if marker),
                 *(marker for section in self.sections for marker in (*section.openers, *section.closers)),
                 *(marker for block in self.blocks for marker in (block.opener, *block.closers) if marker),
             }
@@ -111,7 +112,7 @@ class BlockFormat:
         text = prompt_tail.rstrip()
         endings = {
             **dict.fromkeys(self.reasoning.values(), Channel.FINAL),
-            **dict.fromkeys((block.opener for block in self.answers), Channel.FINAL),
+            **dict.fromkeys((block.opener for block in self.answers if block.opener), Channel.FINAL),
             **dict.fromkeys(self.reasoning, Channel.ANALYSIS),
         }
         for suffix in ("", *(f":{suffix}" for suffix in self.suffixes)):
@@ -132,7 +133,7 @@ class BlockFormat:
         if content:
             if opened is Channel.ANALYSIS:
                 pieces += [Piece("\n"), Piece(closer, marker=True), Piece("\n\n")]
-            if self.answers and opened is not Channel.FINAL:
+            if self.answers and self.answers[0].opener and opened is not Channel.FINAL:
                 pieces.append(Piece(self.answers[0].opener, marker=True))
             pieces.append(Piece(content))
             opened = Channel.FINAL

@@ -88,7 +88,7 @@ class BlockReader(CallReader):
         markers = [*markers]
         self._closers = frozenset(self._format.reasoning.values()).intersection(markers)
         by_token = [opener for opener, each in self._blocks.items() if not each.is_text]
-        answers = [each.opener for each in self._format.answers]
+        answers = [each.opener for each in self._format.answers if each.opener]
         self._expect(State.REASONING, [*markers, *self._sections, *by_token, *answers], watched=_LAYOUT)
 
     def _resume_reasoning(self, text: str) -> None:
@@ -105,7 +105,7 @@ class BlockReader(CallReader):
         self._open(Channel.FINAL)
 
     def _answer_markers(self) -> list[str]:
-        return [marker for each in self._format.answers for marker in (each.opener, each.closer)]
+        return [marker for each in self._format.answers for marker in (each.opener, each.closer) if marker]
 
     @property
     def is_reasoning(self) -> bool:

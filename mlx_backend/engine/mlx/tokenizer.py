@@ -74,6 +74,11 @@ class MLXTokenizer:
         return self._chat_template
 
     @property
+    def response_template(self) -> Any:
+        """What tokenizer_config.json says of the model's output; None if it says nothing."""
+        return getattr(self._wrapper, "response_template", None)
+
+    @property
     def special_tokens(self) -> Mapping[int, str]:
         """Every control token: id -> its text."""
         return self._special
