@@ -32,6 +32,7 @@ from dify_mlx_provider.upstream.errors import (
     from_status,
     unknown_host,
 )
+from dify_mlx_provider.upstream.response_body import iter_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -42,6 +43,9 @@ MAX_RETRY_WAIT = 300.0
 """Seconds spent waiting between retries of one request; Dify gives a call up after 600."""
 
 MIN_RETRY_DELAY = 0.5
+
+MIN_SECRET_LENGTH = 4
+"""Characters. A shorter key is no secret, and parts of words would be taken for it."""
 
 MAX_ERROR_BYTES = 65_536
 """Of an error's body, what is read."""
@@ -115,7 +119,7 @@ class Client:
                 method,
                 url,
                 json=body,
-                headers={"Accept": "text/event-stream, application/json"},
+                headers={"Accept": "text/event-stream, application/json", "Accept-Encoding": "gzip"},
                 auth=BearerAuth(self._credentials.api_key),
                 stream=True,
                 timeout=(self._credentials.connect_timeout, self._credentials.timeout),
@@ -145,7 +149,7 @@ class Client:
             try:
                 beginning = b""
                 if not is_named_event_stream:
-                    beginning = next((piece for piece in pieces if piece.strip()), b"")
+                    beginning = sse.skip_blank(pieces)
                     if not sse.is_event_stream(beginning):
                         yield self._as_chunk(sse.parse_body(chain([beginning], pieces)))
                         return
@@ -168,7 +172,7 @@ class Client:
                 if not isinstance(chunk, dict):
                     raise self._not_openai()
                 if error := _error_in(chunk):
-                    raise from_error_object(error)
+                    raise from_error_object(self._without_key(error))
                 choices = chunk.get("choices")
                 finished = finished or any(
                     isinstance(choice, dict) and choice.get("finish_reason")
@@ -188,7 +192,7 @@ class Client:
     def _as_chunk(self, answer: Any) -> dict[str, Any]:
         """Return a whole completion as the one chunk of a stream."""
         if isinstance(answer, dict) and (error := _error_in(answer)):
-            raise from_error_object(error)
+            raise from_error_object(self._without_key(error))
         if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
             raise self._not_openai()
         choices = [
@@ -212,6 +216,16 @@ class Client:
                 case HTTPException():
                     return self._not_openai()
         return self._no_server()
+
+    def _without_key(self, said: Any) -> Any:
+        """Return what a server says without our key: some repeat the headers of a request in their errors."""
+        key = self._credentials.api_key
+        if len(key) < MIN_SECRET_LENGTH:
+            return said
+        try:
+            return _replaced(said, key)
+        except RecursionError:
+            return None
 
     # -- errors ------------------------------------------------------------------------------------
 
@@ -254,18 +268,24 @@ class Client:
                     break
         error = from_status(
             response.status_code,
-            sse.parse_json(beginning.decode("utf-8", "replace")),
+            self._without_key(sse.parse_json(beginning.decode("utf-8", "replace"))),
             address=self._credentials.base_url,
-            location=response.headers.get("Location"),
+            location=self._without_key(response.headers.get("Location")),
         )
         error = error or NoSuchEndpoint(str(self._not_openai()))
         return error.with_retry_after(_parse_retry_after(response.headers.get("Retry-After")))
 
 
-def iter_body(response: requests.Response) -> Iterator[bytes]:
-    """Yield the body as it arrives; requests would wait for the end of a body of known size."""
-    while piece := response.raw.read1(65_536, decode_content=True):
-        yield piece
+def _replaced(value: Any, secret: str) -> Any:
+    match value:
+        case str():
+            return value.replace(secret, "…")
+        case dict():
+            return {name: _replaced(each, secret) for name, each in value.items()}
+        case list():
+            return [_replaced(each, secret) for each in value]
+        case _:
+            return value
 
 
 def _error_in(chunk: Mapping[str, Any]) -> Any:

@@ -15,7 +15,8 @@ import requests
 from pydantic import BaseModel, ValidationError
 from urllib3.exceptions import ReadTimeoutError
 
-from dify_mlx_provider.upstream.client import BearerAuth, iter_body
+from dify_mlx_provider.upstream.client import BearerAuth
+from dify_mlx_provider.upstream.response_body import iter_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

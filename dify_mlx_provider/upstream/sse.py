@@ -21,6 +21,9 @@ MAX_LINE_BYTES = 8 * 2**20
 MAX_BODY_BYTES = 32 * 2**20
 """Bytes of an answer in one piece."""
 
+MAX_IGNORED_CHARACTERS = 4 * 2**20
+"""Comments and empty lines between two events: a server that sends one a second does not reach it in a week."""
+
 _MAX_DATA_LINES = 1000  # of one event
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data:|event:|id:|retry:|:)")
@@ -64,6 +67,7 @@ def _text(pieces: list[bytes]) -> str:
 def iter_events(pieces: Iterable[bytes]) -> Iterator[Any]:
     """Yield the JSON value of each event as soon as it is complete, and DONE for the last."""
     data: list[str] = []
+    ignored = 0
     for line in iter_lines(pieces):
         if line.startswith("data:"):
             text = line[5:].strip()
@@ -74,10 +78,13 @@ def iter_events(pieces: Iterable[bytes]) -> Iterator[Any]:
         elif not data and line.startswith("{"):
             data.append(line)  # an error, as some servers write it in mid-stream: without a field name
         elif line or not any(data):
-            continue  # comments keep the connection alive; other fields mean nothing here
+            ignored += len(line) + 1  # comments keep the connection alive; other fields mean nothing here
+            if ignored > MAX_IGNORED_CHARACTERS:
+                raise MalformedBody("lines without an event")
+            continue
         value = parse_json("\n".join(data))
         if value is not INCOMPLETE:
-            data = []
+            data, ignored = [], 0
             yield value
         elif not line or len(data) > _MAX_DATA_LINES:
             raise MalformedBody("an event that is no JSON")
@@ -98,6 +105,18 @@ def parse_body(pieces: Iterable[bytes]) -> Any:
     if value is INCOMPLETE:
         raise MalformedBody("a body that is no JSON")
     return value
+
+
+def skip_blank(pieces: Iterable[bytes]) -> bytes:
+    """Return the first piece that is not blank; nothing if there is none."""
+    ignored = 0
+    for piece in pieces:
+        if piece.strip():
+            return piece
+        ignored += len(piece)
+        if ignored > MAX_IGNORED_CHARACTERS:
+            raise MalformedBody("blanks without an end")
+    return b""
 
 
 def is_event_stream(beginning: bytes) -> bool:

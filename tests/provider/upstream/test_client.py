@@ -6,16 +6,26 @@ import gzip
 import json
 import time
 from itertools import combinations, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 import pytest
 from raw_server import DONE, JSON, STREAM, RawServer, event, status
 
-from dify_mlx_provider.upstream import sse
+from dify_mlx_provider.upstream import response_body, sse
 from dify_mlx_provider.upstream.client import MAX_RETRY_WAIT, Client
 from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.errors import KeyRefused, Overloaded, Refused, Unavailable, Unreachable
+from dify_mlx_provider.upstream.errors import (
+    KeyRefused,
+    Overloaded,
+    Refused,
+    ServerError,
+    Unavailable,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HI = event({"content": "Hi"})
 
@@ -94,6 +104,80 @@ def test_a_broken_compression_is_an_answer_that_broke_off() -> None:
     head = STREAM.replace(b"Connection", b"Content-Encoding: gzip\r\nConnection")
     with pytest.raises(Unavailable, match="broke off"):
         chat(head, gzip.compress(HI + DONE)[:20] + b"no gzip at all" * 9)
+
+
+def test_a_body_packed_in_layers_is_not_unpacked() -> None:
+    head = STREAM.replace(b"Connection", b"Content-Encoding: gzip, gzip\r\nConnection")
+    with pytest.raises(Unavailable, match="broke off"):
+        chat(head, gzip.compress(gzip.compress(HI + DONE)))
+
+
+@pytest.mark.parametrize("limit", ["MAX_LINE_BYTES", "MAX_BODY_BYTES"])
+def test_little_that_unpacks_to_very_much_is_abandoned_in_pieces(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, limit, 1 << 20)
+    sizes: list[int] = []
+    split = response_body._unpacked
+
+    def unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in split(pieces):
+            sizes.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(response_body, "_unpacked", unpacked)
+    head = (STREAM if limit == "MAX_LINE_BYTES" else JSON).replace(
+        b"Connection", b"Content-Encoding: gzip\r\nConnection"
+    )
+    start = b"data: " if limit == "MAX_LINE_BYTES" else b"{"
+    with pytest.raises((Unavailable, Refused)):
+        chat(head, gzip.compress(start + b"x" * (64 << 20)))
+    assert max(sizes) <= response_body.PIECE_BYTES
+    assert sum(sizes) < 2 << 20
+
+
+def test_a_packed_body_may_have_several_members() -> None:
+    head = STREAM.replace(b"Connection", b"Content-Encoding: gzip\r\nConnection")
+    assert text_of(chat(head, gzip.compress(HI) + gzip.compress(HI + DONE))) == "HiHi"
+
+
+@pytest.mark.parametrize("endless", [b": comment\n", b"\n", b"event: x\n"])
+def test_lines_without_an_event_are_abandoned(endless: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_IGNORED_CHARACTERS", 10_000)
+    with pytest.raises(Unavailable, match="broke off"):
+        chat(STREAM, endless * 20_000)
+
+
+def test_blanks_without_an_end_are_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_IGNORED_CHARACTERS", 10_000)
+    with pytest.raises(Refused, match="not an OpenAI-compatible server"):
+        chat(JSON, b" \n" * 20_000)
+
+
+ECHO = {
+    "error": {
+        "message": "Bad header 'Bearer sesame-street'",
+        "details": [{"sesame-street": ["sesame-street"]}],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        status("500 Oops", json.dumps(ECHO).encode()),
+        status("401 No", json.dumps(ECHO).encode()),
+        status("302 Found", b"", "Location: https://elsewhere/sesame-street"),
+        STREAM + b"data: " + json.dumps(ECHO).encode() + b"\n\n",
+        JSON + json.dumps(ECHO).encode(),
+        status("500 Oops", json.dumps({"error": "x" * 490 + "sesame-street"}).encode()),
+    ],
+    ids=["status", "refused key", "redirect", "in mid-stream", "whole", "cut within it"],
+)
+def test_a_server_that_repeats_the_key_does_not_bring_it_to_the_user(answer: bytes) -> None:
+    with RawServer([answer]) as server, pytest.raises(ServerError) as caught:
+        list(Client(Credentials(base_url=server.address, api_key="sesame-street")).chat({}))
+    assert "sesame" not in str(caught.value)
 
 
 def test_a_stream_with_another_content_type_is_read_as_a_stream() -> None:
