@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mlx_backend.conversation.call_results import CallResults
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.echo import Display, Echo, parse_echo, parse_reasoning
 from mlx_backend.conversation.json_values import excerpt, json_type
@@ -85,11 +86,9 @@ class _History:
     def __init__(self, tools: ToolSet, policy: HistoryPolicy) -> None:
         self.tools = tools
         self.policy = policy
-        self.system: list[str] = []
-        self.messages: list[dict[str, Any]] = []
-        self.unanswered: dict[str, str] = {}  # id -> name of calls without a result
-        self.renamed: dict[str, list[str]] = {}  # a client's id -> ours: it may have been used several times
-        self.ids: set[str] = set()
+        self.system: dict[str, None] = {}  # the texts, each once
+        self.messages: list[dict[str, Any]] = []  # without results
+        self.calls = CallResults()
 
     def add(self, message: Mapping[str, Any]) -> None:
         match message["role"]:
@@ -100,7 +99,7 @@ class _History:
                 if self.messages:
                     self.messages.append({"role": "system", "content": text})
                 else:
-                    self.system.append(text)
+                    self.system[text] = None
             case "user":
                 self._add_user(message.get("content"))
             case "assistant":
@@ -146,25 +145,23 @@ class _History:
         if reasoning:
             message[REASONING_CONTENT] = reasoning
         if calls:
-            self.unanswered = {}
-            message["tool_calls"] = [self._call(*call) for call in calls]
+            message["tool_calls"] = self._calls(calls)
         if _has_substance(message):
             self.messages.append(message)
 
-    def _call(self, identifier: str, name: str, arguments: str) -> dict[str, Any]:
-        unique = identifier
-        count = len(self.ids)
-        while not unique or unique in self.ids:
-            count += 1
-            unique = f"call_{count}"
-        if identifier:
-            self.renamed.setdefault(identifier, []).append(unique)
-        self.ids.add(unique)
-        name = tool_name(name) or "tool"
-        if name not in self.tools.names:
-            name = self.tools.find_prefix(name) or name  # a content type is glued to it
-        self.unanswered[unique] = name
-        return {"id": unique, "type": "function", "function": {"name": name, "arguments": arguments}}
+    def _calls(self, calls: Iterable[tuple[str, str, str]]) -> list[dict[str, Any]]:
+        """Make the calls of one message, with ids that no other call has."""
+        results = self.calls.begin_message()
+        made: list[dict[str, Any]] = []
+        for client_id, written, arguments in calls:
+            name = tool_name(written) or "tool"
+            if name not in self.tools.names:
+                name = self.tools.find_prefix(name) or name  # a content type is glued to it
+            identifier = self.calls.new_id(client_id)
+            self.calls.add_call(identifier, client_id, name, results)
+            function = {"name": name, "arguments": arguments}
+            made.append({"id": identifier, "type": "function", "function": function})
+        return made
 
     def _add_display(self, reasoning: str, content: str, display: Display) -> None:
         """Add a call that was displayed inside an answer, and its result."""
@@ -174,40 +171,21 @@ class _History:
 
     # -- tool results ----------------------------------------------------------------------------
 
-    def _add_result(self, content: str, identifier: str, name: str) -> None:
-        """Put a result behind its call: found by id, else by name, else the first call without a result."""
-        candidates = self.renamed.get(identifier, [])
-        ours = next((i for i in candidates if i in self.unanswered), candidates[-1] if candidates else "")
-        if not ours:
-            named = [waiting for waiting, called in self.unanswered.items() if called == name]
-            ours = (named or list(self.unanswered) or [""])[0]
-        if not ours:
+    def _add_result(self, content: str, client_id: str, name: str) -> None:
+        """Put a result behind its call."""
+        identifier = self.calls.call_of(client_id, name)
+        if not identifier:
             # A result without a call (the client cut the history): the call it answers is put back before it.
-            call = self._call(identifier, name, "{}")
-            self.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            ours = call["id"]
-        self.unanswered.pop(ours, None)
-        position, called = self._position_after_call(ours)
-        self.messages.insert(
-            position, {"role": "tool", "tool_call_id": ours, "name": called or name, "content": content}
-        )
-
-    def _position_after_call(self, identifier: str) -> tuple[int, str]:
-        """Return where the result of a call belongs (behind the results that are there), and the call's name."""
-        for index in range(len(self.messages) - 1, -1, -1):
-            for call in self.messages[index].get("tool_calls", ()):
-                if call["id"] == identifier:
-                    position = index + 1
-                    while position < len(self.messages) and self.messages[position]["role"] == "tool":
-                        position += 1
-                    return position, call["function"]["name"]
-        return len(self.messages), ""
+            calls = self._calls([(client_id, name, "{}")])
+            self.messages.append({"role": "assistant", "content": "", "tool_calls": calls})
+            identifier = calls[0]["id"]
+        self.calls.add_result(identifier, name, content)
 
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> list[dict[str, Any]]:
         """Apply the policy to reasoning and put the first system message before everything else."""
-        messages = self.messages
+        messages = list(self.calls.behind(self.messages))
         last = len(messages) - 1
         answered = -1
         for index, message in enumerate(messages):
@@ -223,15 +201,17 @@ class _History:
                 continue  # it held nothing but reasoning
             remaining.append(message)
         # What stood before a system message may be gone: then it belongs to the first one.
-        while remaining and remaining[0]["role"] == "system":
-            self.system.append(remaining.pop(0)["content"])
-        texts = list(dict.fromkeys(self.system))
+        is_behind = (at for at, message in enumerate(remaining) if message["role"] != "system")
+        first = next(is_behind, len(remaining))
+        self.system |= dict.fromkeys(message["content"] for message in remaining[:first])
+        joined = "\n\n".join(self.system)
+        repeated = {*self.system, joined}
         remaining = [
             message
-            for message in remaining
-            if message["role"] != "system" or message["content"] not in (*texts, "\n\n".join(texts))
+            for message in remaining[first:]
+            if message["role"] != "system" or message["content"] not in repeated
         ]
-        system = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
+        system = [{"role": "system", "content": joined}] if self.system else []
         # Templates cannot render an empty list: where only empty messages were sent, there is an empty question.
         return [*system, *remaining] or [{"role": "user", "content": ""}]
 

@@ -97,8 +97,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Render a conversation. `deadline` is a time of `time.thread_time`, this thread's own: what else the machine
-        does makes no difference. Raises TemplateFault.
+        """Render a conversation, which a template that changes lists leaves as it was.
+
+        `deadline` is a time of `time.thread_time`, this thread's own: what else the machine does makes no difference.
+        Raises TemplateFault.
         """
         try:
             self._environment.start()
@@ -108,7 +110,7 @@ class ChatTemplate:
                     tools=deepcopy(tools),
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
-                    **arguments,
+                    **deepcopy(dict(arguments)),
                 )
         except Exception as error:  # a template is a program from the model's makers
             raise TemplateFault(str(error) or type(error).__name__) from error

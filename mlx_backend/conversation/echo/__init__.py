@@ -31,6 +31,8 @@ def parse_echo(text: str, tools: ToolSet | None = None) -> list[Echo]:
 
 def parse_reasoning(text: str) -> str:
     """Return the reasoning in the text of a reasoning field: servers leave the markup of the channel in it."""
+    if not _may_hold_markup(text):
+        return text
     for _ in range(_MAX_WRAPPINGS):
         if not (harmony.is_raw_harmony(text) or blocks.begins_with_block(text)):
             break
@@ -41,7 +43,14 @@ def parse_reasoning(text: str) -> str:
     return text
 
 
+def _may_hold_markup(text: str) -> bool:
+    """Whether a text has what any markup begins with, or Harmony without its markers."""
+    return "<" in text or "◁" in text or "[THINK]" in text or harmony.STRIPPED_SEAM in text
+
+
 def _parse_wrapped(text: str, tools: ToolSet | None, depth: int) -> list[Echo]:
+    if not _may_hold_markup(text):  # nearly every text of a long history
+        return [Echo(content=text.lstrip("\n"))]
     segments: list[Echo] = []
     for echo in _parse_once(text, tools):
         if echo.content in ("", text) or depth == _MAX_WRAPPINGS:

@@ -46,6 +46,8 @@ _STRUCTURE = re.compile(
     r"|<\|start\|>\s*assistant(?=\s*(?:<\||to=|\Z))"
     r"|<\|call\|>\s*\Z"
 )
+STRIPPED_SEAM = "assistantfinal"
+"""What remains between reasoning and answer where the markers were removed."""
 _STRIPPED = re.compile(r"\s*(?:analysis.*)?assistantfinal(?=\S)|\s*analysis.*assistantfinal", re.DOTALL)
 _ANOTHER_ROLE = re.compile(r"(?:<\|end\|>)?\s*<\|start\|>\s*(?:user|system|developer)\b")
 _RESULT = re.compile(

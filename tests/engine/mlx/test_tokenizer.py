@@ -1,6 +1,7 @@
 """Text to tokens and back: text is data, markers are control tokens, and the two never mix."""
 
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,60 @@ def test_a_templates_own_message_is_reported_when_it_refuses(byte_bpe: MLXTokeni
 def test_a_request_cannot_bring_its_own_template(byte_bpe: MLXTokenizer) -> None:
     with pytest.raises(EngineRefused, match="cannot be given chat_template"):
         byte_bpe.render([{"role": "user", "content": "hi"}], None, chat_template="{{ 7 * 7 }}")
+
+
+# Kimi K2's template collects messages in a list, which transformers' sandbox takes for an attack.
+COLLECTING = """\
+{%- set seen = [] -%}
+{%- for message in messages -%}{%- set _ = seen.append(message.content) -%}{%- endfor -%}
+{%- set _ = words.append("more") if words is defined -%}
+{{ eos_token }}|{{ seen | join("+") }}|{{ tools | length if tools else 0 }}|{{ words | join("+") if words is defined }}
+{{- "|" ~ strftime_now("%Y") if dated is defined -}}
+{{- "|go" if add_generation_prompt -}}
+"""
+ASKED = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+
+
+def collecting(folder: Path, source: str = COLLECTING) -> MLXTokenizer:
+    write_tokenizer(folder, byte_level())
+    (folder / "chat_template.jinja").write_text(source)
+    return MLXTokenizer(load_wrapper(folder), 512)
+
+
+def test_a_template_may_change_lists_of_its_own(tmp_path: Path) -> None:
+    tokenizer = collecting(tmp_path)
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert tokenizer.render(ASKED, [tool]) == "<|return|>|a+b|1||go"
+    assert tokenizer.render(ASKED, None, add_generation_prompt=False) == "<|return|>|a+b|0|"
+    assert tokenizer.render(ASKED, None, dated=True).split("|")[-2] == str(datetime.now().year)
+
+
+def test_what_a_template_changes_is_forgotten_with_the_request(tmp_path: Path) -> None:
+    tokenizer, words = collecting(tmp_path), ["one"]
+    rendered = {tokenizer.render(ASKED, None, words=words) for _ in range(3)}
+    assert rendered == {"<|return|>|a+b|0|one+more|go"}
+    assert words == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        ("{{ raise_exception('No tools, please.') }}", "No tools, please."),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        (
+            "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}",
+            "ran for too long",
+        ),
+    ],
+    ids=["it refuses", "it is an attack", "it does not end"],
+)
+def test_a_template_that_changes_lists_is_held_to_the_same_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, words: str
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.tokenizer._RENDERING_SECONDS", 0.2)
+    tokenizer = collecting(tmp_path, COLLECTING + then)
+    with pytest.raises(EngineRefused, match=f"refused the conversation: .*{words}"):
+        tokenizer.render(ASKED, None)
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
