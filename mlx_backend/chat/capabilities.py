@@ -58,7 +58,8 @@ def describe(
     scale = effort_scale(template, dialect, defaults)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
     has_grammar = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
-    has_tools = traits.has_tools and has_calls
+    # Others are told of tools, too, if a request has some; but nothing says that they were trained to call any.
+    has_tools = dialect.tool_prompt is not None or (traits.has_tools and has_calls)
     capabilities = {
         "completion": True,
         "thinking": bool(scale.levels),

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.history_probe import probe_history
-from mlx_backend.chat.prompt import PromptBuilder
+from mlx_backend.chat.prompt import PromptBuilder, with_stand_ins
 from mlx_backend.conversation.dialects.base import HistoryPolicy
+from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
 from mlx_backend.conversation.effort_sources import resolve
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.conversation.template import for_template
+from mlx_backend.conversation.tool_names import ToolNames
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class ChatPrompts:
         self._reasoning_store = reasoning_store
         self._traits = probe_history(tokenizer.chat_template)
         self._logged_words: set[str] = set()
+        self._has_logged_tools = False
         self._builder = PromptBuilder(tokenizer, dialect)
 
     def conversation(self, request: ChatRequest) -> Conversation:
@@ -111,7 +114,8 @@ class ChatPrompts:
 
     def prompt(self, request: ChatRequest, conversation: Conversation) -> Prompt:
         """Build the prompt. Raises RequestError for a model that has no chat template."""
-        messages = self._with_answer_format(request, conversation.messages)
+        names = self.tool_names(request)
+        messages = self._with_answer_format(request, names.messages(conversation.messages))
         if self._template is None:
             if request.role_mapping is None:
                 raise RequestError(
@@ -123,13 +127,18 @@ class ChatPrompts:
                 messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
             )
         kwargs = self.template_kwargs(request, conversation)
-        tools = list(request.tools) or None
+        tools = list(names.definitions(request.tools)) or None
+        own_markers: dict[str, str] = {}
+        if tools is not None and not self._traits.has_tools:
+            messages, own_markers = self._with_tool_prompt(messages, tools)
+            tools = None
         if not conversation.is_continued:
             return self._builder.build(
                 for_template(messages, self._traits, self._dialect),
                 tools,
                 kwargs,
                 add_generation_prompt=request.add_generation_prompt,
+                own_markers=own_markers,
             )
         # Templates cannot render an empty history: an answer without a question gets an empty one.
         earlier = messages[:-1] or [{"role": "user", "content": ""}]
@@ -139,7 +148,28 @@ class ChatPrompts:
             kwargs,
             reasoning=messages[-1].get(REASONING_CONTENT, ""),
             content=conversation.begun_answer,
+            own_markers=own_markers,
         )
+
+    def tool_names(self, request: ChatRequest) -> ToolNames:
+        """Return how the model says the names of the request's tools."""
+        return ToolNames((tool["function"]["name"] for tool in request.tools), self._dialect)
+
+    def _with_tool_prompt(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Return the messages with what the template does not tell of the tools, and the stand-ins for its markers."""
+        calls = self._dialect.calls
+        if calls is None:
+            raise RequestError("This model cannot call tools. Send the request without them.", "tools")
+        if not self._has_logged_tools:
+            self._has_logged_tools = True
+            log.info(
+                "The chat template does not tell the model of tools: they are put into its instructions."
+            )
+        write = self._dialect.tool_prompt or json_tool_prompt
+        text, own_markers = with_stand_ins(write(tools, calls), [messages, tools])
+        return _with_instructions(messages, text), own_markers
 
     def _with_answer_format(
         self, request: ChatRequest, messages: list[dict[str, Any]]
@@ -149,11 +179,7 @@ class ChatPrompts:
         if answer_format is None or answer_format.kind != "json_schema" or write is None:
             return messages
         section = write(answer_format.name, answer_format.description, answer_format.value)
-        first = messages[0]
-        if first["role"] not in ("system", "developer"):
-            return [{"role": "system", "content": section}, *messages]
-        instructions = f"{first['content']}\n\n{section}" if first["content"] else section
-        return [{**first, "content": instructions}, *messages[1:]]
+        return _with_instructions(messages, section)
 
     def next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
         """Return the tokens with which the prompt after this answer will begin: the prefix of any two of them.
@@ -219,6 +245,15 @@ class ChatPrompts:
                 if reasoning:
                     message[REASONING_CONTENT] = reasoning
         return restored
+
+
+def _with_instructions(messages: list[dict[str, Any]], section: str) -> list[dict[str, Any]]:
+    """Return the messages with a section behind the first system message's text, or as that message."""
+    first = messages[0]
+    if first["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": section}, *messages]
+    instructions = f"{first['content']}\n\n{section}" if first["content"] else section
+    return [{**first, "content": instructions}, *messages[1:]]
 
 
 def _unfinished_turn(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

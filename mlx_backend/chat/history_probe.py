@@ -1,9 +1,10 @@
 """Finds out how a chat template wants a history by rendering short ones, each made of words that stand nowhere else.
 
-What a template's text suggests (`TemplateTraits.of`) is tried: the key from which it renders reasoning, whether that of
-answered turns comes out and which switch changes it, whether a system message may stand in the middle, whether it takes
-calls, how many in one message, with arguments as an object or as a text, and with which ids. Where a rendering tells
-nothing, because the template refuses it or nothing of it comes out in any form, the guess from the text stands.
+What a template's text suggests (`TemplateTraits.of`) is tried: whether it tells the model of tools, the key from which
+it renders reasoning, whether that of answered turns comes out and which switch changes it, whether a system message may
+stand in the middle, whether it takes calls, how many in one message, with arguments as an object or as a text, and with
+which ids. Where a rendering tells nothing, because the template refuses it or nothing of it comes out in any form, the
+guess from the text stands.
 
 Knows no tokens, no requests and no families.
 """
@@ -75,7 +76,7 @@ class _Probe:
 
     def traits(self) -> TemplateTraits:
         """Try everything."""
-        found = self._system(self._guessed)
+        found = self._tools(self._system(self._guessed))
         found = self._calls(found)
         return self._reasoning(found)
 
@@ -102,6 +103,12 @@ class _Probe:
             takes_system_anywhere=_in_order(middle, "firstanswer", "systemwords", "nextquestion"),
             must_alternate=traits.must_alternate or not self._render([_USER, _NEXT]),
         )
+
+    def _tools(self, traits: TemplateTraits) -> TemplateTraits:
+        if "firstquestion" not in self._render([_USER]):
+            return traits
+        told = self._render([_USER], tools=True) + self._render([_SYSTEM, _USER], tools=True)
+        return replace(traits, has_tools="toolname" in told)
 
     # -- calls and results -------------------------------------------------------------------------
 

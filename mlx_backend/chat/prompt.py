@@ -18,17 +18,20 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.events import Channel
     from mlx_backend.engine.base import Tokenizer
 
+_NONE: Mapping[str, str] = MappingProxyType({})
 _TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
 
 
@@ -62,9 +65,15 @@ class PromptBuilder:
         template_kwargs: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
+        own_markers: Mapping[str, str] = _NONE,
     ) -> Prompt:
-        """Render and tokenise a conversation, up to where the reply begins."""
+        """Render and tokenise a conversation, up to where the reply begins.
+
+        `own_markers` are stand-ins for markers in texts of our own (`with_stand_ins`): these become control tokens.
+        """
         text, sentinel = self._render(messages, tools, template_kwargs, add_generation_prompt)
+        for stand_in, marker in own_markers.items():
+            text = text.replace(stand_in, marker)
         tokens = self._tokenise(text, sentinel)
         return Prompt(
             tokens=tuple(tokens),
@@ -80,9 +89,10 @@ class PromptBuilder:
         *,
         reasoning: str,
         content: str,
+        own_markers: Mapping[str, str] = _NONE,
     ) -> Prompt:
         """Build the prompt of a reply that has been begun already: it goes on where that text ends."""
-        prompt = self.build(messages, tools, template_kwargs)
+        prompt = self.build(messages, tools, template_kwargs, own_markers=own_markers)
         tokens = list(prompt.tokens)
         continuation = self._dialect.continuation(reasoning, content, opened=prompt.opens_in)
         for marker, pieces in groupby(continuation.pieces, key=lambda piece: piece.marker):
@@ -180,6 +190,22 @@ class PromptBuilder:
         starts = [match.start() for match in self._markers.pattern.finditer(before)]
         header = before[starts[-2] if len(starts) > 1 else starts[-1] :] if starts else ""
         return header, with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
+
+
+def with_stand_ins(pieces: Iterable[Piece], data: Any) -> tuple[str, dict[str, str]]:
+    """Return the text of pieces, and the stand-ins in it for markers: texts that occur nowhere in `data`."""
+    parts: list[str] = []
+    markers: dict[str, str] = {}
+    character = ""
+    for piece in pieces:
+        if piece.marker:
+            character = character or _unused_character(data)
+            stand_in = f"{character}{len(markers)}{character}"
+            markers[stand_in] = piece.text
+            parts.append(stand_in)
+        else:
+            parts.append(piece.text)
+    return "".join(parts), markers
 
 
 class _Markers:

@@ -24,6 +24,7 @@ from mlx_backend.chat.reasoning_store import ReasoningStore
 from mlx_backend.chat.reply import Reply, ReplyPlan
 from mlx_backend.chat.reply_constraints import ReplyConstraints
 from mlx_backend.chat.superseded import SupersededReplies
+from mlx_backend.chat.tool_names import OfferedNames
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.recognition import recognise
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply import FinishedReply, Parser
     from mlx_backend.chat.request import ChatRequest, CompletionRequest, ReplyRequest
     from mlx_backend.conversation.effort import Effort
+    from mlx_backend.conversation.tool_names import ToolNames
     from mlx_backend.engine.base import Constraint, Engine, Generation
 
 log = logging.getLogger(__name__)
@@ -144,13 +146,15 @@ class Service:
         request = self._recognised(request)
         conversation = self._prompts.conversation(request)
         # Before rendering: what cannot be met is refused at once.
-        grammar = self._constraints.grammar(request)
+        names = self._prompts.tool_names(request)
+        spoken = _with_names(request, names)
+        grammar = self._constraints.grammar(spoken)
         prompt = self._prompts.prompt(request, conversation)
         self._check_length(request, conversation, prompt)
-        constraint = self._constraints.start(request, grammar, conversation, prompt)
+        constraint = self._constraints.start(spoken, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
         plan = ReplyPlan(
-            parser=self._parser(request, prompt),
+            parser=self._parser(spoken, prompt, names),
             prompt_tokens=len(prompt.tokens),
             special_tokens=self.engine.tokenizer.special_tokens,
             effort=conversation.resolution,
@@ -209,15 +213,17 @@ class Service:
             tool_tokens = length - len(without_tools.tokens)
         raise self._limits.too_long("messages", length, tools=len(request.tools), tool_tokens=tool_tokens)
 
-    def _parser(self, request: ChatRequest, prompt: Prompt) -> Parser:
+    def _parser(self, request: ChatRequest, prompt: Prompt, names: ToolNames) -> Parser:
+        """Make the parser; `request` has the names of tools as the model says them."""
         if request.raw:
             return RawText()
-        return ChannelParser(
+        parser = ChannelParser(
             self._dialect,
             tools=request.tools,
             opens_in=prompt.opens_in,
             special_tokens=self.engine.tokenizer.special_tokens,
         )
+        return OfferedNames(parser, names) if names.differ else parser
 
     def _generate(
         self, prompt: Prompt, request: ReplyRequest, constraint: Constraint | None = None
@@ -280,3 +286,16 @@ class Service:
         is_background = request.background is not None or (request.priority or 0) > 0
         if self._prewarm and not (request.raw or is_continued or is_background):
             self.engine.prewarm(lambda: self._prompts.next_turn(request, answer), request.adapter)
+
+
+def _with_names(request: ChatRequest, names: ToolNames) -> ChatRequest:
+    """Return the request with the names of tools as the model says them."""
+    if not names.differ:
+        return request
+    choice = request.tool_choice
+    name = names.say(choice.name) if choice.name is not None else None
+    return replace(
+        request,
+        tools=names.definitions(request.tools),
+        tool_choice=replace(choice, name=name, strict=frozenset(map(names.say, choice.strict))),
+    )

@@ -94,6 +94,19 @@ def property_names(parameters: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in properties] if isinstance(properties, Mapping) else []
 
 
+def offered_property(parameters: Mapping[str, Any], word: str) -> str:
+    """Return the parameter that a word means: Python cannot say every name, and writes `from_` or `x_y`."""
+    names = property_names(parameters)
+    if word in names or not names:
+        return word
+    alike = [name for name in names if _plain(name) == _plain(word)]
+    return alike[0] if len(alike) == 1 else word
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name)
+
+
 def resolve(schema: Any, root: Any) -> Mapping[str, Any]:
     """Follow `$ref`s into the same schema; what leads nowhere is an empty schema."""
     for _ in range(_MAX_REFERENCES):

@@ -24,7 +24,7 @@ from mlx_backend.conversation.events import (
 from mlx_backend.conversation.scanner import NO_MARKERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable, Mapping, Sequence, Set
 
     from mlx_backend.conversation.events import EndedBy, Event
     from mlx_backend.conversation.scanner import MarkerSet
@@ -180,6 +180,14 @@ class ResponseFormatWriter(Protocol):
         ...
 
 
+class ToolPromptWriter(Protocol):
+    """Writes what a model is told of its tools where its chat template tells it nothing."""
+
+    def __call__(self, tools: Sequence[Mapping[str, Any]], calls: CallCodec) -> tuple[Piece, ...]:
+        """Write it. `tools` are in OpenAI's nested form, and `calls` writes a call."""
+        ...
+
+
 class CallCodec(ABC):
     """How a family writes a call to a tool. Reading one back is the reader's work."""
 
@@ -276,6 +284,9 @@ class Dialect:
     """The control tokens the family is known to use, id -> text, for callers that have ids but no tokenizer."""
     calls: CallCodec | None = None
     """How it writes calls to tools, if it can."""
+    tool_prompt: ToolPromptWriter | None = None
+    """How its models are told of tools, which its own templates leave to the client. None: a template tells them, and
+    where one does not, it is done in the general way (`tool_prompts.json_tool_prompt`)."""
     response_format: ResponseFormatWriter | None = None
     """How its models were trained to be told of an answer's schema. None: they are told nothing, only held to it."""
     has_reasoning: bool = True

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_states import IN_CALL, State
 from mlx_backend.conversation.dialects.call_reader import CallReader
-from mlx_backend.conversation.dialects.plain import END_MARKERS
+from mlx_backend.conversation.dialects.end_markers import END_MARKERS
 from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
 from mlx_backend.conversation.scanner import CONTROL
 

@@ -1,10 +1,18 @@
-"""Plain: a model without channels. All it writes is the answer; its control tokens are not shown."""
+"""Plain: a model without channels. All it writes is the answer; its control tokens are not shown.
+
+Where a request offers tools, its models are told of them in the general way, and calls are read as JSON in
+`<tool_call>` blocks.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, Reader
+from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
+from mlx_backend.conversation.dialects.block_reader import BlockReader
+from mlx_backend.conversation.dialects.end_markers import END_MARKERS
+from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
@@ -12,16 +20,6 @@ if TYPE_CHECKING:
 
     from mlx_backend.conversation.events import EndedBy
     from mlx_backend.conversation.tools import ToolSet
-
-END_MARKERS = frozenset(
-    {
-        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
-        *("<end_of_turn>", "<eos>", "</s>", "<|end|>", "<|return|>"),
-        *("<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>"),
-        *("<turn|>", "<seed:eos>", "[e~[", "<|eot|>", "<|role_end|>"),
-    }
-)
-"""Control tokens that end a turn in one family or another."""
 
 
 class PlainReader(Reader):
@@ -53,6 +51,20 @@ class PlainReader(Reader):
         """Do nothing: no text is held back."""
 
 
+_WITH_CALLS = BlockFormat(
+    sections=(CallSection(openers=(JSON_CALLS.opener,), closer=JSON_CALLS.closer, syntax=JSON_CALLS.syntax),)
+)
+
+
+def reader(*, tools: ToolSet, opens_in: Channel | None = None, special_tokens: Mapping[int, str]) -> Reader:
+    """Make the reader of a turn that is an answer, or calls of these tools."""
+    if tools.names:
+        return BlockReader(
+            form=_WITH_CALLS, tools=tools, opens_in=opens_in or Channel.FINAL, special_tokens=special_tokens
+        )
+    return PlainReader(tools=tools, opens_in=opens_in, special_tokens=special_tokens)
+
+
 def recognises(template: str, control_tokens: Set[str]) -> bool:
     """Return True: any model may be plain, so this dialect is tried last."""
     return True
@@ -71,9 +83,10 @@ def continuation(reasoning: str, content: str, *, opened: Channel | None = None)
 PLAIN = Dialect(
     name="plain",
     recognises=recognises,
-    reader=PlainReader,
+    reader=reader,
     continuation=continuation,
     opens_in=opens_in,
+    calls=JSON_CALLS,
     has_reasoning=False,
     example="It is sunny in Paris.",
 )

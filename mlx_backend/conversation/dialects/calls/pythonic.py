@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.conversation.argument_values import (
     convert,
     is_json_type,
+    offered_property,
     property_names,
     property_schema,
     types_of,
@@ -210,7 +211,7 @@ def _decoded(node: ast.Call, tools: ToolSet) -> DecodedCall:
     for word in node.keywords:
         value = _value(word.value)
         if word.arg is not None:
-            arguments[word.arg.removeprefix(_KEYWORD_MARK)] = value
+            arguments[offered_property(parameters, word.arg.removeprefix(_KEYWORD_MARK))] = value
         elif isinstance(value, dict):
             arguments.update(value)
         else:

@@ -11,6 +11,7 @@ from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pythonic import PythonicCalls, TaggedCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, has, leaked_calls
+from mlx_backend.conversation.dialects.tool_prompts import python_tool_prompt
 
 GEMMA_4 = family(
     "gemma4",
@@ -91,6 +92,7 @@ GEMMA_3 = family(
     ),
     example='```tool_code\nget_weather(city="Paris", days=3)\n```',
     result_text="```tool_output\n{}\n```",
+    tool_prompt=python_tool_prompt,
 )
 _PYTHON_HEAD = re.compile(r"\s*(?:\[\s*(?:[A-Za-z_][\w.-]{0,128}\s*(?:\(.*)?)?)?", re.DOTALL)
 LLAMA_PYTHONIC = family(

@@ -13,7 +13,7 @@ from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
-    from mlx_backend.conversation.dialects.base import CallCodec
+    from mlx_backend.conversation.dialects.base import CallCodec, ToolPromptWriter
     from mlx_backend.conversation.dialects.block_format import BlockFormat
     from mlx_backend.conversation.dialects.calls.base import CallSyntax
 
@@ -55,6 +55,7 @@ def family(
     taught_by: tuple[str, ...] = (),
     history: HistoryPolicy = BY_TEMPLATE,
     result_text: str = RESULT_TEXT,
+    tool_prompt: ToolPromptWriter | None = None,
 ) -> Dialect:
     """Make a family's dialect of its table."""
     return Dialect(
@@ -70,6 +71,7 @@ def family(
         reasoning_markers=(*form.reasoning, *form.reasoning.values()),
         history=history,
         result_text=result_text,
+        tool_prompt=tool_prompt,
         leaks=leaks or RawMarkup(),
         example=example,
     )
