@@ -43,6 +43,7 @@ from dify_mlx_provider.upstream.token_count import TOKENS_PER_MESSAGE, count_tok
 if TYPE_CHECKING:
     from dify_mlx_provider.chat.tool_calls import ToolCall
     from mlx_backend.conversation.running_replies import RunningReply
+    from mlx_backend.conversation.tools import ToolDefinition
 
 type UsageOf = Callable[[int, int], LLMUsage]
 type ChunkStream = Generator[dict[str, Any], None, None]
@@ -62,7 +63,7 @@ class _AnswerFormat:
     """How one answer is parsed and shown."""
 
     address_and_model: tuple[str, str]
-    tools: Sequence[str]
+    tools: Sequence[ToolDefinition]
     server_separates: bool
     hide_reasoning: bool
     verbatim: bool
@@ -134,7 +135,7 @@ def invoke(
         )
         answer_format = _AnswerFormat(
             address_and_model=(credentials.base_url, model),
-            tools=[tool.name for tool in tools or ()],
+            tools=body.get("tools", ()),
             server_separates=kind is ServerKind.MLX_BACKEND,
             hide_reasoning=is_data or parameters.get("reasoning_format") == "hide",
             verbatim=is_data,
@@ -250,7 +251,9 @@ def count_prompt_tokens(
     """Return a prompt's tokens: the server's count, or an estimate. Never raises."""
     try:
         credentials = Credentials.from_form_leniently(form)
-        count = count_tokens(credentials, chat_request(model, credentials, messages, {}, tools=tools))
+        described = discovery.find_model(model.strip(), credentials)
+        body = chat_request(model, credentials, messages, {}, tools=tools, described=described)
+        count = count_tokens(credentials, body)
     except ValueError:
         count = None
     return _estimate_prompt_tokens(messages, tools) if count is None else count

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dify_mlx_provider.chat.tool_calls import ToolCall, ToolCallAssembler
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Event
+    from mlx_backend.conversation.tools import ToolDefinition
 
 _LEAKS = [dialect.leaks for dialect in DIALECTS.values()]
 _CLOSERS = frozenset(closer for leaks in _LEAKS for closer in leaks.reasoning_closers)
@@ -47,7 +48,8 @@ _LATER = MarkerSet([*_MESSAGES, *_CLOSERS, *_CALLS, *_HELD_ENDS])
 class LeakedMarkupParser:
     """Parses one field: `feed` and `close` return events of text; calls go to `calls`.
 
-    `plain` is the event of text without markup. With `scan`, markup is looked for after the beginning too.
+    `plain` is the event of text without markup. `tools` are the request's tools, whose names and schemas decide what a
+    call is and of which types its arguments are. With `scan`, markup is looked for after the beginning too.
     `starts_in_reasoning` says that the text starts inside a block that the prompt opened; if the answer shows
     otherwise, `started_in_reasoning` says so.
     """
@@ -57,7 +59,7 @@ class LeakedMarkupParser:
         plain: type[ContentDelta] | type[ReasoningDelta],
         calls: ToolCallAssembler,
         *,
-        tools: Collection[str] = (),
+        tools: Collection[ToolDefinition] = (),
         scan: bool = True,
         starts_in_reasoning: bool = False,
     ) -> None:
@@ -72,6 +74,7 @@ class LeakedMarkupParser:
         self._before = PrecedingText()
         self._spells_opener = False  # a block was opened, or its opener spelt, in the text so far
         self._parser: ChannelParser | None = None
+        self._answer: LeakedMarkupParser | None = None  # reads what follows a block of reasoning
         self._open: dict[int, ToolCall] = {}
         self._assumed_reasoning: list[str] | None = None  # reasoning only by `starts_in_reasoning`
         if starts_in_reasoning:
@@ -82,7 +85,7 @@ class LeakedMarkupParser:
         """Note that reasoning comes in a field of its own; return the text that was held back before it."""
         self._has_separate_reasoning = True
         if self._assumed_reasoning == []:
-            self._parser = self._assumed_reasoning = None
+            self._parser = self._assumed_reasoning = self._answer = None
         if not self._pending.strip():
             self._looked_at_start = True
             return []
@@ -115,6 +118,8 @@ class LeakedMarkupParser:
         """Return the last events; `cut` says that the token limit was reached."""
         if self._parser is not None:
             events = self._collect_text(self._parser.close("length" if cut else "stop"))
+            if self._answer is not None:
+                events += self._answer.close(cut=cut)
             if self._assumed_reasoning and not cut:  # the block never closed: all of it was the answer
                 self.started_in_reasoning = False
                 events.append(ContentDelta("".join(self._assumed_reasoning)))
@@ -170,6 +175,10 @@ class LeakedMarkupParser:
     # -- parsing -----------------------------------------------------------------------------------
 
     def _new_parser(self, dialect: Dialect, opens_in: Channel | None = None) -> ChannelParser:
+        if dialect.blocks and opens_in is not Channel.FINAL and self._scans:
+            # The block may be common to many families, and the calls behind it another one's.
+            self._answer = LeakedMarkupParser(ContentDelta, self._calls, tools=self._tools)
+            self._answer._looked_at_start = self._answer._has_separate_reasoning = True
         return ChannelParser(dialect, tools=self._tools or None, opens_in=opens_in)
 
     def _start_parser(self, dialect: Dialect, text: str, opens_in: Channel | None = None) -> list[Event]:
@@ -185,8 +194,8 @@ class LeakedMarkupParser:
                     texts.append(event)
                     if self._assumed_reasoning is not None:
                         self._assumed_reasoning.append(text)
-                case ContentDelta():
-                    texts.append(event)
+                case ContentDelta(text):
+                    texts += [event] if self._answer is None else self._answer.feed(text)
                     self._assumed_reasoning = None
                 case ToolCallStart(index, name):
                     self._open[index] = self._calls.start_call(name)

@@ -1,7 +1,9 @@
 """From Dify's call to a chat request: messages, tools and parameters as the server wants them.
 
-Dify keeps the thinking block in its history and sends it back; `sanitise` removes it from answered turns and, inside
-a tool loop, moves it to `reasoning_content`. Dify also sends empty values where it has none; they are left out.
+Dify keeps the thinking block in its history and sends it back; `sanitise` moves it to `reasoning_content` inside a tool
+loop. From answered turns it removes it, unless the server says that it wants it back (mlx-backend, for models that were
+trained to see it again): others would put it into the prompt of any model. Dify also sends empty values where it has
+none; they are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dify_mlx_provider.chat.agent_rounds import without_breaks
 from dify_mlx_provider.chat.content_parts import AcceptedMedia, accepted_media, message_content
 from dify_mlx_provider.chat.extra_body import parse_extra_body
 from dify_mlx_provider.chat.think_block import remove_guards
+from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.history import sanitise
 
 if TYPE_CHECKING:
@@ -50,7 +53,8 @@ def chat_request(
     shown = without_breaks(
         [_message(message, media, is_earlier=index < asked) for index, message in enumerate(messages)]
     )
-    history = sanitise(shown, tools=tool_fields)
+    preserves = described is not None and described.preserves_reasoning
+    history = sanitise(shown, tools=tool_fields, policy=HistoryPolicy(keeps_answered_turns=preserves))
     for message in history:
         if message["role"] != "assistant":
             continue

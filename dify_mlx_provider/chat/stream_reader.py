@@ -20,6 +20,7 @@ from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 
 if TYPE_CHECKING:
     from dify_mlx_provider.chat.think_block import ThinkBlockWriter
+    from mlx_backend.conversation.tools import ToolDefinition
 
 MAX_ANSWER_LENGTH = 8 * 2**20
 """Characters of one answer, reasoning included: more than any model's context holds."""
@@ -47,7 +48,7 @@ class StreamReader:
     """
 
     def __init__(
-        self, tools: Collection[str] = (), *, scan: bool = True, starts_in_reasoning: bool = False
+        self, tools: Collection[ToolDefinition] = (), *, scan: bool = True, starts_in_reasoning: bool = False
     ) -> None:
         self.result = StreamResult()
         self._calls = ToolCallAssembler()

@@ -66,6 +66,7 @@ class TokenCounts(_Answer):
 class _Reasoning(_Answer):
     efforts: _Words = None
     default: _Word = None
+    preserved: Annotated[Annotated[bool, Field(strict=True)] | None, _LENIENT] = None
 
 
 class _LlamaCppMeta(_Answer):
@@ -108,6 +109,7 @@ class ListedModel(_Answer):
             capabilities=capabilities,
             efforts=efforts,
             default_effort=self.reasoning.default if self.reasoning else None,
+            preserves_reasoning=bool(self.reasoning and self.reasoning.preserved),
             sampling={
                 name: value for name, value in (self.sampling_defaults or {}).items() if _is_number(value)
             },

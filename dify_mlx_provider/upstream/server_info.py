@@ -12,7 +12,8 @@ from dify_mlx_provider.upstream.server_kinds import ServerKind
 class ModelInfo:
     """What a server says of one of its models; None is what it does not say. Sizes are tokens.
 
-    `default_max_tokens` limits an answer for which a request sets no limit.
+    `default_max_tokens` limits an answer for which a request sets no limit. `preserves_reasoning`: the server wants the
+    reasoning of answered turns back, and knows which of it the model is to see.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ModelInfo:
     capabilities: frozenset[str] | None = None
     efforts: tuple[str, ...] | None = None
     default_effort: str | None = None
+    preserves_reasoning: bool = False
     sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def has(self, capability: str) -> bool | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.effort_probe import DEFAULT_BUDGETS, probe_effort
+from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.constraints import can_constrain, can_require_calls
 from mlx_backend.conversation.recognition import recognise
 from mlx_backend.conversation.template import TemplateTraits
@@ -74,6 +75,8 @@ def describe(
         capabilities=tuple(name for name, has in capabilities.items() if has),
         efforts=scale.efforts,
         default_effort=default.effort if default else None,
+        preserves_reasoning=bool(scale.levels)
+        and probe_history(template).may_keep_answered_reasoning(dialect.history),
         sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
         default_max_tokens=defaults.max_tokens,
         adapters=tuple(adapters),

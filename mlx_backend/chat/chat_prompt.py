@@ -218,9 +218,7 @@ class ChatPrompts:
     @property
     def keeps_answered_reasoning(self) -> bool:
         """Whether the reasoning of answered turns can be part of a prompt."""
-        traits = self._traits
-        can_keep = traits.keeps_answered_reasoning or bool(traits.keep_switches)
-        return self._dialect.history.keeps_answered_turns and can_keep
+        return self._traits.may_keep_answered_reasoning(self._dialect.history)
 
     def _history_kwargs(self, request: ChatRequest) -> dict[str, bool]:
         """Return the template's switch for the reasoning of answered turns, set as the family needs it for agents."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.dialects import Dialect
+    from mlx_backend.conversation.dialects.base import HistoryPolicy
 
 type Messages = list[dict[str, Any]]
 
@@ -82,6 +83,10 @@ class TemplateTraits:
     def is_reasoning_model(self) -> bool:
         """Whether the model reasons, as far as its template tells."""
         return bool(self.takes_effort or self.reasoning_key or self.has_reasoning_markers)
+
+    def may_keep_answered_reasoning(self, policy: HistoryPolicy) -> bool:
+        """Whether the reasoning of answered turns can be part of a prompt, under a family's policy."""
+        return policy.keeps_answered_turns and (self.keeps_answered_reasoning or bool(self.keep_switches))
 
     @classmethod
     def of(cls, chat_template: str | None) -> TemplateTraits:

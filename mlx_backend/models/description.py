@@ -23,6 +23,9 @@ class ModelDescription:
     capabilities: tuple[str, ...] = ("completion",)
     efforts: tuple[Effort, ...] = ()  # those that make a difference
     default_effort: Effort | None = None  # for a request that sets none
+    preserves_reasoning: bool = (
+        False  # that of answered turns can be part of a prompt: clients had better return it
+    )
     sampling: Mapping[str, Any] = field(
         default_factory=dict
     )  # for a request that sets none, by the names of `Sampling`

@@ -91,6 +91,7 @@ def model_object(
         described["reasoning"] = {
             "efforts": list(description.efforts),
             "default": description.default_effort,
+            "preserved": description.preserves_reasoning,
         }
         # As Codex reads them from a catalogue of models.
         described["supported_reasoning_levels"] = [
