@@ -131,7 +131,8 @@ class ChatPrompts:
         own_markers: dict[str, str] = {}
         if tools is not None and not self._traits.has_tools:
             messages, own_markers = self._with_tool_prompt(messages, tools)
-            tools = None
+            # What else of the prompt depends on there being tools, the template decides.
+            tools = None if self._traits.refuses_tools else tools
         if not conversation.is_continued:
             return self._builder.build(
                 for_template(messages, self._traits, self._dialect),

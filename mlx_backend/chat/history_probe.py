@@ -108,7 +108,7 @@ class _Probe:
         if "firstquestion" not in self._render([_USER]):
             return traits
         told = self._render([_USER], tools=True) + self._render([_SYSTEM, _USER], tools=True)
-        return replace(traits, has_tools="toolname" in told)
+        return replace(traits, has_tools="toolname" in told, refuses_tools=not told)
 
     # -- calls and results -------------------------------------------------------------------------
 

@@ -272,7 +272,8 @@ class Service:
     ) -> None:
         """Keep the reasoning behind tool calls for as long as prompts may need it, and prewarm the next turn."""
         if finished.call_ids:
-            self._reasoning_store.put(finished.call_ids, finished.message.reasoning)
+            # As a client's own would be read: the prompt must not depend on who has kept it.
+            self._reasoning_store.put(finished.call_ids, finished.message.reasoning.strip())
         elif finished.message.finish == "stop" and not self._prompts.keeps_answered_reasoning:
             self._reasoning_store.drop(open_call_ids)
         if not finished.is_cut:

@@ -49,6 +49,8 @@ class TemplateTraits:
     """It writes or looks for a marker of reasoning, such as `<think>`."""
     has_tools: bool = False
     """It tells the model which tools there are."""
+    refuses_tools: bool = False
+    """It raises an exception where there are tools."""
     one_call_per_message: bool = False
     """It renders only `tool_calls[0]` (gpt-oss)."""
     quotes_tool_results: bool = False
