@@ -230,7 +230,7 @@ def _convert_calls(
         shown = "\n".join(dialect.result_text.format(result["content"]) for result in rendered_results)
         rendered_results = [{"role": "user", "content": shown}] if shown else []
     if not traits.takes_calls:
-        written = [content, *(_written(call, dialect) for call in message["tool_calls"])]
+        written = [content.rstrip("\n"), *(_written(call, dialect) for call in message["tool_calls"])]
         said: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, written))}
         if reasoning and traits.reasoning_key:
             said[traits.reasoning_key] = reasoning

@@ -80,7 +80,7 @@ def read_tokens(case: Case, size: int) -> Message:
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
 def test_the_example_of_a_dialect_is_what_it_reads(dialect: Dialect) -> None:
     message = parse_text(dialect.example, dialect, tools=OFFERED)
-    if dialect.calls is None:
+    if dialect is DIALECTS["plain"]:  # it has no form of a call of its own
         assert message.content == dialect.example
         return
     [call] = message.tool_calls

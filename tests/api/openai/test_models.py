@@ -165,7 +165,11 @@ def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_pa
             "context_length": 512,
             "max_model_len": 512,
             "capabilities": ["completion", "thinking", "tools"],
-            "reasoning": {"efforts": ["none", "low", "medium", "high"], "default": "high", "preserved": False},
+            "reasoning": {
+                "efforts": ["none", "low", "medium", "high"],
+                "default": "high",
+                "preserved": False,
+            },
             "supported_reasoning_levels": levels,
             "default_reasoning_level": "high",
             "sampling_defaults": {"temperature": 0.3},
