@@ -11,11 +11,13 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.chat.effort_levels import with_part
 from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.prompt import PromptBuilder, with_stand_ins
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
-from mlx_backend.conversation.effort_sources import resolve
+from mlx_backend.conversation.effort import Effort
+from mlx_backend.conversation.effort_sources import DEFAULT, resolve
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.conversation.template import for_template
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reasoning_store import ReasoningStore
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.effort import Effort
     from mlx_backend.conversation.effort_scale import EffortScale
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.engine.base import Tokenizer
@@ -208,13 +209,13 @@ class ChatPrompts:
     def template_kwargs(self, request: ChatRequest, conversation: Conversation) -> dict[str, Any]:
         """Return what the template is given beside messages and tools."""
         resolution = conversation.resolution
-        return {
-            **self._history_kwargs(request),
-            **self._budget_kwarg(request, resolution),
-            **self._defaults.template_kwargs,
-            **request.template_kwargs,
-            **resolution.template_kwargs,
-        }
+        given = {**self._defaults.template_kwargs, **request.template_kwargs}
+        if resolution.level is not None and resolution.source != DEFAULT:
+            # A stronger source has decided what these were to say.
+            overruled = self._scale.arguments | resolution.overruled_arguments
+            given = {name: value for name, value in given.items() if name not in overruled}
+        told = {**self._history_kwargs(request), **given, **resolution.template_kwargs}
+        return self._with_budget(told, request, resolution)
 
     @property
     def keeps_answered_reasoning(self) -> bool:
@@ -226,11 +227,17 @@ class ChatPrompts:
         is_set = bool(request.tools) and self._dialect.history.keeps_with_tools
         return dict(self._traits.keep_switches) if is_set else {}
 
-    def _budget_kwarg(self, request: ChatRequest, resolution: Resolution) -> dict[str, int]:
-        """Return the thinking budget for a template that uses it (Seed-OSS)."""
+    def _with_budget(
+        self, kwargs: dict[str, Any], request: ChatRequest, resolution: Resolution
+    ) -> dict[str, Any]:
+        """Return the arguments with the budget that will be held, for a template that is told of it (Seed-OSS)."""
+        name = self._scale.budget_argument
+        if name is None or resolution.effort is Effort.NONE:
+            return kwargs
         budget = self._limits.thinking_budget_of(request, resolution)
-        is_used = "thinking_budget" in (self._template or "")
-        return {"thinking_budget": budget} if is_used and budget is not None else {}
+        if budget is None and request.thinking_budget is None:
+            return kwargs
+        return with_part(kwargs, name, budget)
 
     def _restore_reasoning(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages with the reasoning behind tool calls where the client has lost it.

@@ -78,10 +78,12 @@ def budget_scale(
     *,
     told_as: str | None = None,
     tells_none: bool = True,
+    tells_any: bool = True,
 ) -> EffortScale:
     """Make the levels of a model without a scale: budgets of tokens, and the model's own way above them.
 
-    `told_as` is the template's argument for a budget; `tells_none` says whether it takes 0.
+    `told_as` is the template's argument for a budget; `tells_none` says whether it takes 0, and `tells_any` whether it
+    takes any other number.
     """
     on: Arguments = switch.on if switch and base != switch.on_prompt else {}
     off: Arguments = switch.off if switch else {told_as: 0} if told_as and tells_none else {}
@@ -107,5 +109,32 @@ def budget_scale(
         on=top,
         # A third way ("adaptive") is none of the levels: where nothing states an effort, nothing is told.
         tells_default=switch is None or is_off or base in (None, switch.on_prompt),
-        budget_argument=told_as,
+        budget_argument=told_as if tells_any else None,
     )
+
+
+def nested(arguments: Arguments) -> dict[str, Any]:
+    """Return arguments with `reasoning.effort` as the part of an object."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        owner, _, part = name.partition(".")
+        if part:
+            found[owner] = {**found.get(owner, {}), part: value}
+        else:
+            found[name] = value
+    return found
+
+
+def with_part(arguments: Arguments, name: str, value: Any) -> dict[str, Any]:
+    """Return a template's arguments with another value for one, or for a part of one; None takes it away."""
+    owner, _, part = name.partition(".")
+    changed = dict(arguments)
+    if part:
+        holder = changed.get(owner)
+        value = {**(holder if isinstance(holder, dict) else {}), part: value}
+        value = {each: given for each, given in value.items() if given is not None} or None
+    if value is None:
+        changed.pop(owner, None)
+    else:
+        changed[owner] = value
+    return changed

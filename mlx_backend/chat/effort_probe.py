@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from mlx_backend.chat.effort_levels import Arguments, Switch, above, budget_scale, finished
+from mlx_backend.chat.effort_levels import Arguments, Switch, above, budget_scale, finished, nested
 from mlx_backend.chat.effort_words import (
     ON_WORDS,
     OTHER,
@@ -115,18 +115,6 @@ class _Probe:
         places = {word: effort for effort, words in WORDS.items() for word in words} | self.own_words
         prompts = {word: self.render(*fixed, {name: word}) for word in places}
         return WordPrompts(prompts, self.render(*fixed, {name: OTHER}), places)
-
-
-def nested(arguments: Arguments) -> dict[str, Any]:
-    """Return arguments with `reasoning.effort` as the part of an object."""
-    found: dict[str, Any] = {}
-    for name, value in arguments.items():
-        owner, _, part = name.partition(".")
-        if part:
-            found[owner] = {**found.get(owner, {}), part: value}
-        else:
-            found[name] = value
-    return found
 
 
 @lru_cache(maxsize=64)
@@ -227,8 +215,14 @@ def _own_scale(
         on: Arguments = switch.on if switch and switch.is_off_in(probe.base) else {}
         told = {probe.render(on, {name: tokens}) for tokens in (*budgets.values(), 1_000_000)}
         if len(told - {None}) > 1:
-            takes_none = probe.render(on, {name: 0}) is not None
-            return budget_scale(budgets, switch, probe.base, told_as=name, tells_none=takes_none)
+            return budget_scale(
+                budgets,
+                switch,
+                probe.base,
+                told_as=name,
+                tells_none=probe.render(on, {name: 0}) is not None,
+                tells_any=probe.render(on, {name: 777}) is not None,
+            )
     usual = [word for effort, words in WORDS.items() for word in words if effort is not Effort.NONE]
     named = [*(word for word in usual if word in probe.template.words), *probe.own_words]
     for name in (*names.others, *names.unknown):

@@ -114,9 +114,15 @@ _NO_CONTEXT_LENGTH = 1 << 30  # a template says nothing of it
 def _of_template(file: str) -> Model:
     from mlx_backend.commands.template_tokenizer import TemplateTokenizer
     from mlx_backend.errors import EngineError
+    from mlx_backend.models.template_sandbox import MAX_SOURCE
 
     try:
-        source = Path(file).read_text(encoding="utf-8")
+        if not Path(file).is_file():
+            raise EngineError(f"{file} is not a file" if Path(file).exists() else f"there is no file {file}")
+        with Path(file).open(encoding="utf-8") as opened:
+            source = opened.read(MAX_SOURCE + 1)
+    except UnicodeDecodeError as error:
+        raise EngineError(f"{file} is not text in UTF-8") from error
     except (OSError, ValueError) as error:
         raise EngineError(f"cannot read {file}: {error}") from error
     return Model.of(TemplateTokenizer(source), _NO_CONTEXT_LENGTH)
@@ -166,7 +172,8 @@ def _model_of(request: dict[str, Any], default: Model | None, find: Callable[[st
     if isinstance(file, str) and file:
         return find(file)
     if file is not None:
-        raise RequestError(f"template_file: a path is expected, not {json_type(file)}", "template_file")
+        what = "an empty text" if file == "" else json_type(file)
+        raise RequestError(f"template_file: a path is expected, not {what}", "template_file")
     if default is None:
         raise RequestError("the line names no template_file, and neither --model nor --template was given")
     return default

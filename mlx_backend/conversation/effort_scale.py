@@ -65,6 +65,21 @@ class EffortScale:
         return tuple(level.effort for level in self.levels)
 
     @property
+    def arguments(self) -> frozenset[str]:
+        """The template's arguments that tell a level or a budget."""
+        names = {name for level in self.levels for name in level.template_kwargs}
+        return frozenset(
+            names | ({self.budget_argument.partition(".")[0]} if self.budget_argument else set())
+        )
+
+    def level_told_by(self, name: str, value: object) -> Level | None:
+        """Return the level that an argument of the template stands for, with a value of the template's own."""
+        missing = object()
+        told = [level for level in self.levels if level.template_kwargs.get(name, missing) == value]
+        # Where a template cannot be told none, that level says what the one above it does.
+        return next((level for level in told if level.effort is not Effort.NONE), told[0] if told else None)
+
+    @property
     def lowest(self) -> Effort:
         """The lowest effort that the template can be told; low for a model that does not reason.
 

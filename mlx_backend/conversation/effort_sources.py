@@ -115,6 +115,12 @@ class Resolution:
         return dict(self.level.template_kwargs) if self.level is not None and self.is_told else {}
 
     @property
+    def overruled_arguments(self) -> frozenset[str]:
+        """The template's arguments with which the request stated an effort."""
+        prefix = "chat_template_kwargs."
+        return frozenset(name.removeprefix(prefix) for name, _ in self.sources if name.startswith(prefix))
+
+    @property
     def budget(self) -> int | None:
         """How many tokens of reasoning the level allows; None for as many as the model likes."""
         return self.level.budget if self.level is not None else None
@@ -135,7 +141,7 @@ def resolve(
     """
     lines = take_lines(messages)
     sources: _Sources = [("system prompt", effort) for effort in reversed(lines.efforts)]
-    stated, switched_on = _fields(request)
+    stated, switched_on = _fields(request, scale)
     switched_on = [(name, scale.on or effort) for name, effort in switched_on]
     defaults = [
         (name, effort)
@@ -171,16 +177,16 @@ def _without_emptied(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 type _Sources = list[tuple[str, Effort]]
 
 
-def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
+def _fields(request: Mapping[str, Any], scale: EffortScale) -> tuple[_Sources, _Sources]:
     """Return the fields that state an effort, and those that only switch reasoning on; strongest first."""
     stated: _Sources = []
     switched_on: _Sources = []
 
-    def add(name: str, value: object, *, is_switch: bool = False) -> None:
+    def add(name: str, value: object) -> None:
         if value is None or (isinstance(value, str) and not value.strip()):
             return
         effort = parse_effort(value, name)
-        is_on = is_switch and (value is True or (isinstance(value, str) and fold(value) in _ON))
+        is_on = value is True or (isinstance(value, str) and fold(value) in _ON)
         (switched_on if is_on else stated).append((name, effort))
 
     def add_budget(name: str, value: object) -> None:
@@ -197,9 +203,9 @@ def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
         add("reasoning.effort", reasoning.get("effort"))
         if "effort" not in reasoning or reasoning["effort"] in (None, ""):
             add_budget("reasoning.max_tokens", reasoning.get("max_tokens"))
-            add("reasoning.enabled", reasoning.get("enabled"), is_switch=True)
+            add("reasoning.enabled", reasoning.get("enabled"))
     else:
-        add("reasoning", reasoning, is_switch=True)
+        add("reasoning", reasoning)
     output_config = request.get("output_config")
     if isinstance(output_config, Mapping):
         add("output_config.effort", output_config.get("effort"))
@@ -208,21 +214,27 @@ def _fields(request: Mapping[str, Any]) -> tuple[_Sources, _Sources]:
         for name in ("reasoning_effort", "thinking_effort"):
             add(f"chat_template_kwargs.{name}", kwargs.get(name))
         for name in ("enable_thinking", "thinking"):
-            add(f"chat_template_kwargs.{name}", kwargs.get(name), is_switch=True)
+            add(f"chat_template_kwargs.{name}", kwargs.get(name))
         mode = kwargs.get("thinking_mode")
         if isinstance(mode, str) and fold(mode) in EFFORT_OF:  # others ("adaptive") are the template's own
-            add("chat_template_kwargs.thinking_mode", mode, is_switch=True)
-    add("think", request.get("think"), is_switch=True)
-    add("enable_thinking", request.get("enable_thinking"), is_switch=True)
+            add("chat_template_kwargs.thinking_mode", mode)
+        for name in sorted(scale.arguments & kwargs.keys() - set(_USUAL_ARGUMENTS)):
+            if level := scale.level_told_by(name, kwargs[name]):
+                stated.append((f"chat_template_kwargs.{name}", level.effort))
+    add("think", request.get("think"))
+    add("enable_thinking", request.get("enable_thinking"))
     thinking = request.get("thinking")
     if isinstance(thinking, Mapping):
         if thinking.get("type") == "disabled":
             stated.append(("thinking.type", Effort.NONE))
         else:
             add_budget("thinking.budget_tokens", thinking.get("budget_tokens"))
+            if thinking.get("type") in ("enabled", "adaptive"):
+                switched_on.append(("thinking.type", Effort.MEDIUM))
     else:
-        add("thinking", thinking, is_switch=True)
+        add("thinking", thinking)
     return stated, switched_on
 
 
+_USUAL_ARGUMENTS = ("reasoning_effort", "thinking_effort", "enable_thinking", "thinking", "thinking_mode")
 _ON = frozenset({"on", "true", "yes", "enabled", "enable"})

@@ -63,9 +63,7 @@ class ChatTemplate:
         max_characters: int = MAX_CHARACTERS,
     ) -> None:
         if len(source) > MAX_SOURCE:
-            raise TemplateFault(
-                f"The chat template has {len(source):,} characters, more than {MAX_SOURCE:,}."
-            )
+            raise TemplateFault(f"The chat template has more than {MAX_SOURCE:,} characters.")
         self._environment = _environment(date, max_characters)
         try:
             tree = self._environment.parse(source)

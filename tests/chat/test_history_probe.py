@@ -128,7 +128,7 @@ def shown(text: str) -> list[str]:
         ("since the last question", False, False),
         ("always", True, True),
         ("with tools", False, True),
-        ("by switch", False, False),
+        ("by switch", False, True),
         ("in the key thinking", True, True),
     ],
 )

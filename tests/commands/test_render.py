@@ -129,3 +129,74 @@ def test_without_a_model_or_a_template_the_command_line_is_refused(run: Run) -> 
 
 def test_a_template_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
     assert run(json.dumps([QUESTION]), "--template", str(tmp_path / "none"))[0] == 2
+
+
+SWITCHED = """\
+{%- for m in messages -%}[{{ m.role }}]{{ m.content }}{%- endfor -%}
+{%- if thinking_budget -%}At most {{ thinking_budget }}.{%- endif -%}
+[assistant]{%- if enable_thinking is false -%}<think></think>{%- else -%}<think>{%- endif -%}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "end"),
+    [
+        ({"reasoning_effort": "low"}, {"thinking_budget": 1024}, "At most 1024.[assistant]<think>"),
+        (
+            {"reasoning_effort": "low", "thinking_budget": 500},
+            {"thinking_budget": 500},
+            "At most 500.[assistant]<think>",
+        ),
+        ({"reasoning_effort": "low", "thinking_budget": -1}, {}, "far?[assistant]<think>"),
+        (
+            {"chat_template_kwargs": {"thinking_budget": 70}},
+            {"thinking_budget": 70},
+            "At most 70.[assistant]<think>",
+        ),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            {},
+            "far?[assistant]<think>",
+        ),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": False},
+            "[assistant]<think></think>",
+        ),
+    ],
+)
+def test_the_stronger_source_and_the_budget_that_will_be_held_are_told(
+    run: Run, template: Path, fields: dict[str, Any], told: dict[str, Any], end: str
+) -> None:
+    template.write_text(SWITCHED)
+    status, [result] = run(json.dumps({"messages": [QUESTION], **fields}), "--template", str(template))
+    assert status == 0
+    assert result["template_kwargs"] == told
+    assert result["prompt"].endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe{{ 1 }}", "is not text in UTF-8"),
+        (b"x" * 2_000_000, "more than 1,048,576 characters"),
+        (b"{% if %}", "cannot be parsed"),
+        (b"{{ 'a' * 10 ** 10 }}", "puts together more than"),
+        (b"{{ raise_exception('Never.') }}", "Never."),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_an_error_that_says_why(
+    run: Run, template: Path, content: bytes, words: str
+) -> None:
+    template.write_bytes(content)
+    line = json.dumps({"messages": [QUESTION], "template_file": str(template)})
+    status, [result] = run(line, "--jsonl")
+    assert status == 1
+    assert words in result["error"]["message"]
+
+
+def test_only_a_file_is_read_as_a_template(run: Run, tmp_path: Path) -> None:
+    for path in (tmp_path, Path("/dev/zero")):
+        line = json.dumps({"messages": [QUESTION], "template_file": str(path)})
+        _, [result] = run(line, "--jsonl")
+        assert "is not a file" in result["error"]["message"]

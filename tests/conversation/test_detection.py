@@ -133,3 +133,7 @@ def test_without_a_telling_template_the_control_tokens_decide(tokens: list[str],
 )
 def test_a_prompt_tells_what_it_has_opened(name: str, prompt: str, channel: str | None) -> None:
     assert DIALECTS[name].opens_in(prompt) == channel
+
+
+def test_a_template_that_only_cuts_reasoning_from_answers_belongs_to_a_model_that_reasons() -> None:
+    assert detect("{{ message.content.split('</think>')[-1] }}", []).name == "hermes-json"

@@ -7,6 +7,7 @@ import pytest
 
 from mlx_backend.conversation.background_requests import BackgroundPrompt
 from mlx_backend.conversation.effort import Effort, EffortError
+from mlx_backend.conversation.effort_scale import EffortScale, Level
 from mlx_backend.conversation.effort_sources import resolve, take_lines
 
 QUESTION = {"role": "user", "content": "q"}
@@ -257,3 +258,36 @@ def test_half_a_million_lines_are_read_in_one_pass() -> None:
     lines = take_lines(system(text))
     assert len(lines.efforts) == 480_000
     assert lines.messages[0]["content"].startswith("Reasoning:  ")
+
+
+FLAGS = EffortScale(
+    levels=(
+        Level(effort=Effort.NONE, template_kwargs={"depth": "low"}, budget=0),
+        Level(effort=Effort.LOW, template_kwargs={"depth": "low"}),
+        Level(effort=Effort.HIGH, template_kwargs={}),
+    ),
+    default=Effort.HIGH,
+    on=Effort.HIGH,
+)
+
+
+def test_an_argument_of_the_templates_own_states_the_level_that_it_tells() -> None:
+    found = resolve({"chat_template_kwargs": {"depth": "low"}}, [QUESTION], scale=FLAGS)
+    assert (found.effort, found.source) == (Effort.LOW, "chat_template_kwargs.depth")
+    other = resolve({"chat_template_kwargs": {"depth": "sideways"}}, [QUESTION], scale=FLAGS)
+    assert other.source == "default"
+
+
+@pytest.mark.parametrize("kind", ["enabled", "adaptive"])
+def test_thinking_without_a_budget_is_switched_on(kind: str) -> None:
+    found = resolve({"thinking": {"type": kind}}, [QUESTION], scale=FLAGS)
+    assert (found.effort, found.source) == (Effort.HIGH, "thinking.type")
+
+
+@pytest.mark.parametrize("value", [True, "on", "enabled"])
+def test_on_says_nothing_of_how_much_in_any_field(value: object) -> None:
+    fields = {"reasoning_effort": value}
+    found = resolve(fields, [QUESTION], scale=FLAGS)
+    assert (found.effort, found.source) == (Effort.HIGH, "reasoning_effort")
+    operators = resolve(fields, [QUESTION], scale=FLAGS, model_default=Effort.LOW)
+    assert (operators.effort, operators.source) == (Effort.LOW, "model default")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Dialect, RawMarkup
+from mlx_backend.conversation.dialects.base import Dialect, HistoryPolicy, RawMarkup
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
@@ -45,8 +45,13 @@ _LEAKED_OPENERS = ("<think>", "<thinking>", "<seed:think>", "<|begin_of_thought|
 
 
 def recognises(template: str, control_tokens: Set[str]) -> bool:
-    """Whether a marker of a block, of reasoning or of a call, is a control token or stands in the template."""
+    """Whether a marker of a block, of reasoning or of a call, is a control token or stands in the template.
+
+    Some templates name only what closes reasoning, to cut it from earlier answers.
+    """
     openers = (*OPENERS, *SECTION.openers)
+    if any(closer in template for closer in OPENERS.values()):
+        return True
     return any(opener in control_tokens or opener in template for opener in openers)
 
 
@@ -58,6 +63,8 @@ THINK = Dialect(
     continuation=FORMAT.continuation,
     opens_in=FORMAT.opens_in,
     calls=JSON_CALLS,
+    # Qwen3 and R1 have no switch for it; a later family that writes this format and has one is made for agents.
+    history=HistoryPolicy(keeps_with_tools=True),
     blocks=OPENERS,
     reasoning_markers=(*OPENERS, *OPENERS.values()),
     example=(
