@@ -1,10 +1,12 @@
-"""How fast output is parsed: our parser by token ids and by text, and openai-harmony's parser, in the same run.
+"""How fast output is parsed, in every dialect, and how long a model's template is probed when it is loaded or listed.
 
     TIKTOKEN_ENCODINGS_BASE=FOLDER python tests/benchmarks/bench_parser.py
 
-The folder holds `o200k_base.tiktoken`; without it the completion is cut into tokens of three characters, and
-openai-harmony, which needs the vocabulary, is left out. Every figure is the median of 7 runs, in microseconds of
-processor time per token (so that other load does not matter).
+First our Harmony parser by token ids and by text beside openai-harmony's, in the same run. The folder holds
+`o200k_base.tiktoken`; without it the completion is cut into tokens of three characters, and openai-harmony, which needs
+the vocabulary, is left out. Every figure there is the median of 7 runs. Then a row for every dialect: the first and the
+last of 100,000 tokens cost the same, and a whole transcript at once less than its pieces. All of it is processor time:
+other load matters little, but it makes a shared core slower, so the least of several runs is printed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import random
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from harmony_data import HARMONY_DATA  # noqa: E402
+from predefined_templates import FAMILIES  # noqa: E402
 
+from mlx_backend.chat.effort_probe import probe_effort  # noqa: E402
+from mlx_backend.chat.history_probe import probe_history  # noqa: E402
 from mlx_backend.conversation.dialects import DIALECTS, Dialect  # noqa: E402
 from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS  # noqa: E402
 from mlx_backend.conversation.events import Channel  # noqa: E402
@@ -31,11 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROUNDS = 7
+NEAR_ROUNDS, FAR_ROUNDS = 20, 3
+PROBE_ROUNDS = 5
 TOKENS = 14_000
+NEAR, FAR = 1_000, 100_000  # tokens: the cost of each must not depend on how many there were
 IDS = {text: token for token, text in HARMONY_TOKENS.items()}
 SAMPLE = (
     "we have to find out what the user wants and then look at the file again so that {code} and 3 < 4 or"
     ' perhaps [a list], a "quotation", numbers like 1,024 and <tags> can all be seen here . \n'
+)
+
+PLAIN = (
+    "we have to find out what the user wants and then look at the file again so that all of it can be seen"
 )
 
 type Tokens = Sequence[tuple[str, int]]
@@ -50,35 +63,100 @@ def main() -> None:
     for size in (TOKENS // 10, TOKENS, TOKENS * 10):
         _print_row(_completion(size, encoding), encoding)
     _print_dialects()
+    _print_probes()
 
 
 def _print_dialects() -> None:
-    """Print a row for every dialect: reasoning, the answer, and the arguments of one long call."""
-    words = SAMPLE.replace("{", "").replace("[", "").split(" ") * (TOKENS // len(SAMPLE.split(" ")))
-    tokens = [(f" {word}", 1) for word in words]
-    print(f"\n{'dialect':<18}{'reasoning':>10}{'answer':>10}{'call':>10}")
-    for dialect in DIALECTS.values():
-
-        def parsed(stream: Tokens, opens_in: Channel | None, dialect: Dialect = dialect) -> None:
-            parser = ChannelParser(dialect, tools=["f"], opens_in=opens_in, special_tokens={0: "<|im_end|>"})
-            for text, token in stream:
-                parser.feed(text, token)
-            parser.close()
-
-        call = (
-            "".join(piece.text for piece in dialect.calls.encode("f", {"a": SAMPLE * 100}))
-            if dialect.calls
-            else ""
+    """Print a row for every dialect: text far from any marker, text full of what markers begin with, and one call."""
+    rows = {name: _rows(dialect) for name, dialect in DIALECTS.items()}
+    best: dict[tuple[str, str], float] = {}
+    for round_ in range(NEAR_ROUNDS):  # alternating, so that a slow moment does not hit one of them alone
+        for name, row in rows.items():
+            for column, (parse, count) in row.items():
+                if count < 2 * NEAR or round_ < FAR_ROUNDS:
+                    seconds = _seconds(parse) / count
+                    best[name, column] = min(seconds, best.get((name, column), seconds))
+    columns = list(rows["harmony"])
+    print(
+        f"\nµs of processor time per token; the least of {FAR_ROUNDS} alternating runs ({NEAR:,}: {NEAR_ROUNDS})"
+    )
+    print("| dialect |" + "".join(f" {column} |" for column in columns))
+    print("|--|" + "--|" * len(columns))
+    for name in rows:
+        cells = (
+            f" {best[name, column] * 1e6:.2f} |" if (name, column) in best else " |" for column in columns
         )
-        pieces = [(call[at : at + 4], 1) for at in range(0, len(call), 4)]
-        seconds = [
-            _measure(lambda stream: parsed(stream, Channel.ANALYSIS), tokens),
-            _measure(lambda stream: parsed(stream, Channel.FINAL), tokens),
-            _measure(lambda stream: parsed(stream, None), pieces) if pieces else 0.0,
-        ]
-        counts = len(tokens), len(tokens), len(pieces) or 1
-        figures = "".join(f"{each / count * 1e6:>10.2f}" for each, count in zip(seconds, counts, strict=True))
-        print(f"{dialect.name:<18}{figures}")
+        print(f"| {name} |" + "".join(cells))
+
+
+def _rows(dialect: Dialect) -> dict[str, tuple[Callable[[], None], int]]:
+    """Return what is measured of a dialect, with the number of its tokens."""
+    rows: dict[str, tuple[Callable[[], None], int]] = {}
+
+    def add(column: str, pieces: Sequence[str], opens_in: Channel | None) -> None:
+        by_id, whole = [(piece, 1) for piece in pieces], [("".join(pieces), None)]
+        rows[column] = (partial(_parse, dialect, by_id, opens_in), len(pieces))
+        if column.endswith(f"{FAR:,}"):
+            rows[column.replace(f"{FAR:,}", "whole")] = (
+                partial(_parse, dialect, whole, opens_in),
+                len(pieces),
+            )
+
+    for size in (NEAR, FAR):
+        add(f"words {size:,}", _cycle([f" {word}" for word in PLAIN.split(" ")], size), Channel.ANALYSIS)
+    add(f"code {FAR:,}", _cycle(_quarters(SAMPLE), FAR), Channel.FINAL)
+    if dialect.calls:
+        for size in (NEAR, FAR):
+            text = SAMPLE * (size * 4 // len(SAMPLE) + 1)
+            call = "".join(piece.text for piece in dialect.calls.encode("f", {"a": text}))
+            add(f"call {size:,}", _quarters(call), None)
+    return rows
+
+
+def _parse(dialect: Dialect, pieces: Sequence[tuple[str, int | None]], opens_in: Channel | None) -> None:
+    parser = ChannelParser(dialect, tools=["f"], opens_in=opens_in, special_tokens={0: "<|im_end|>"})
+    feed = parser.feed
+    for text, token in pieces:
+        feed(text, token)
+    parser.close()
+
+
+def _quarters(text: str) -> list[str]:
+    return [text[at : at + 4] for at in range(0, len(text), 4)]
+
+
+def _cycle(pieces: Sequence[str], count: int) -> list[str]:
+    return [pieces[at % len(pieces)] for at in range(count)]
+
+
+def _print_probes() -> None:
+    """Print how long a template's effort and its history are probed, once per model that is loaded or listed."""
+    sources = {
+        path.name.removesuffix(".jinja"): path.read_text(encoding="utf-8")
+        for path in sorted([*HARMONY_DATA.glob("*.jinja"), *HARMONY_DATA.glob("templates/*.jinja")])
+    }
+    sources |= {f"{name} (ours)": family.template for name, family in FAMILIES.items()}
+    best: dict[tuple[str, str], float] = {}
+    for _ in range(PROBE_ROUNDS):
+        for name, source in sources.items():
+            for column, probe in (
+                ("effort", partial(probe_effort, reasons=True)),
+                ("history", probe_history),
+            ):
+                probe_effort.cache_clear()
+                probe_history.cache_clear()
+                seconds = _seconds(partial(probe, source))
+                best[name, column] = min(seconds, best.get((name, column), seconds))
+    print(f"\nms of processor time per template; the least of {PROBE_ROUNDS} runs")
+    print("| template | effort | history |\n|--|--|--|")
+    for name in sources:
+        print(f"| {name} | {best[name, 'effort'] * 1e3:.0f} | {best[name, 'history'] * 1e3:.0f} |")
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
 
 
 def _print_row(tokens: Tokens, encoding: Any) -> None:
