@@ -41,13 +41,15 @@ from mlx_backend.chat.effort_words import (
 )
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_scale import EffortScale, Level
-from mlx_backend.models.template_sandbox import MAX_PROBE_CHARACTERS, ChatTemplate, TemplateFault
+from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault, parsed_for_probing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 PROBE_SECONDS: Final = 2.0
 """Of processor time, for all renderings of one template together; those of published templates take 10 to 200 ms."""
+MAX_TEMPLATES: Final = 1024
+"""Whose scales are remembered: as many models may be listed, again and again."""
 type Budgets = tuple[tuple[Effort, int], ...]
 
 DEFAULT_BUDGETS: Final[Budgets] = ((Effort.LOW, 1024), (Effort.MEDIUM, 4096))
@@ -117,7 +119,7 @@ class _Probe:
         return WordPrompts(prompts, self.render(*fixed, {name: OTHER}), places)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=MAX_TEMPLATES)
 def probe_effort(
     source: str | None,
     *,
@@ -133,7 +135,7 @@ def probe_effort(
     found: EffortScale | None = None
     try:
         if source:
-            template = ChatTemplate(source, max_characters=MAX_PROBE_CHARACTERS)
+            template = parsed_for_probing(source)
             found = _scale(template, time.thread_time() + seconds, dict(budgets), reasons=reasons)
     except TemplateFault:
         pass

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mlx_backend.conversation.message_layout import CallIds
 from mlx_backend.conversation.reasoning_fields import TEMPLATE_KEYS
 from mlx_backend.conversation.template import TemplateTraits
-from mlx_backend.models.template_sandbox import MAX_PROBE_CHARACTERS, ChatTemplate, TemplateFault
+from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault, parsed_for_probing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,9 +59,7 @@ def probe_history(source: str | None, *, seconds: float = PROBE_SECONDS) -> Temp
     if not source:
         return guessed
     try:
-        return _Probe(
-            ChatTemplate(source, max_characters=MAX_PROBE_CHARACTERS), guessed, time.thread_time() + seconds
-        ).traits()
+        return _Probe(parsed_for_probing(source), guessed, time.thread_time() + seconds).traits()
     except TemplateFault:
         return guessed
 

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.dialects import DIALECTS
@@ -91,12 +92,13 @@ class TemplateTraits:
         return policy.keeps_answered_turns and (self.keeps_answered_reasoning or bool(self.keep_switches))
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of(cls, chat_template: str | None) -> TemplateTraits:
         """Find the traits in a template's source."""
         source = chat_template or ""
         access = re.compile(rf"""(?:message|msg|m)(?:\.|\[['"]|\.get\(['"])({"|".join(TEMPLATE_KEYS)})\b""")
         keys = set(access.findall(source))
-        refuses_system = re.search(r"raise_exception\([^)]*[Ss]ystem role", source) is not None
+        refuses_system = re.search(r"raise_exception\([^)]{0,400}[Ss]ystem role", source) is not None
         return cls(
             reasoning_key=next((key for key in TEMPLATE_KEYS if key in keys), None),
             takes_effort=_EFFORT_ARGUMENT.search(source) is not None,
@@ -107,7 +109,7 @@ class TemplateTraits:
             one_call_per_message="tool_calls[0]" in source,
             quotes_tool_results=re.search(r"message\.content\s*\|\s*tojson", source) is not None,
             has_system_role=not refuses_system,
-            must_alternate=re.search(r"raise_exception\([^)]*alternat", source) is not None,
+            must_alternate=re.search(r"raise_exception\([^)]{0,400}alternat", source) is not None,
             iterates_arguments=re.search(r"arg(?:ument)?s\s*(?:\|\s*items|\.items\()", source) is not None,
             takes_parts=re.search(r"""["']image""", source) is not None,
             refused=tuple(dict.fromkeys(re.findall(r"""["'](<\|channel\|>[^"'\n]+)["'] in """, source))),

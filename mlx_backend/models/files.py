@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MAX_JSON_BYTES = 16 << 20  # of a file that should be small
+_MAX_TEMPLATE_BYTES = 512 << 10  # the longest that are published have about 20 KiB
 _TOKENIZER_HEAD = 1 << 20  # characters of tokenizer.json; the added tokens come before the vocabulary
 _ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
@@ -98,12 +99,18 @@ def chat_template(folder: Path) -> str | None:
     """Return the source of the template a tokenizer would load: from a file of its own, else tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.is_file():
+        if file.stat().st_size > _MAX_TEMPLATE_BYTES:
+            raise ValueError(f"{file.name} is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
         return file.read_text(encoding="utf-8")
     template = _tokenizer_config(folder).get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {
             entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
         }.get("default")
+    if isinstance(template, str) and len(template) > _MAX_TEMPLATE_BYTES:
+        raise ValueError(
+            f"the chat template in tokenizer_config.json is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB"
+        )
     return template if isinstance(template, str) else None
 
 

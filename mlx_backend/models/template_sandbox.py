@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from copy import deepcopy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import TemplateError, nodes
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
     from jinja2.parser import Parser
 
-MAX_SOURCE: Final = 1 << 20
-"""Characters of a template; the longest that are published have about 20,000."""
+MAX_SOURCE: Final = 1 << 17
+"""Characters of a template; the longest that are published have about 20,000. Parsing each thousand takes some ms."""
 MAX_CHARACTERS: Final = 1 << 26
 """That one rendering may put together, with everything in between."""
 MAX_PROBE_CHARACTERS: Final = 1 << 20
@@ -112,6 +113,12 @@ class ChatTemplate:
                 )
         except Exception as error:  # a template is a program from the model's makers
             raise TemplateFault(str(error) or type(error).__name__) from error
+
+
+@lru_cache(maxsize=16)
+def parsed_for_probing(source: str) -> ChatTemplate:
+    """Parse a template, or return it as parsed a moment ago: effort and history are found out one after the other."""
+    return ChatTemplate(source, max_characters=MAX_PROBE_CHARACTERS)
 
 
 _LINES_BETWEEN_LOOKS: Final = 50  # at the clock, which takes longer than most lines

@@ -10,6 +10,7 @@ from engine_models import byte_level, write_adapter, write_model, write_qwen, wr
 from test_template_traits import CODER_LIKE, GEMMA_LIKE, QWEN_LIKE
 
 from mlx_backend.chat.capabilities import FolderDescriber, describe
+from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
@@ -250,6 +251,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "deep": {"config.json": "[" * 100_000},
     "half a character": {"chat_template.jinja": b"\xff\xfe{"},
     "settings": {"tokenizer_config.json": "null"},
+    "a huge template": {"chat_template.jinja": "x" * (1 << 20)},
 }
 
 
@@ -272,6 +274,24 @@ def test_a_broken_folder_is_described_as_far_as_it_goes_and_the_log_says_why(
     assert description.context_length in (None, 99)
     [line] = caplog.messages
     assert line.startswith(f"{tmp_path} is listed with incomplete information: ")
+
+
+def test_a_template_that_never_ends_is_tried_once_and_its_model_listed_by_what_its_text_says(
+    tmp_path: Path,
+) -> None:
+    write_tokenizer(tmp_path, byte_level())
+    (tmp_path / "config.json").write_text("{}")
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text("{% if enable_thinking %}<think>{% endif %}" + endless)
+    folders = FolderDescriber()
+
+    def described() -> ModelDescription:
+        return folders.describe(tmp_path, options=EngineOptions(), defaults=ModelDefaults())
+
+    first, tried = described(), probe_effort.cache_info().misses
+    assert list(first.efforts) == ALL.split()
+    assert described() == first
+    assert probe_effort.cache_info().misses == tried
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
