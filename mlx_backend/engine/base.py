@@ -143,6 +143,7 @@ class EngineStatus:
     running: int = 0
     waiting: int = 0
     detail: str = ""
+    unbatched: str = ""  # why replies are not decoded together; empty if they are, or if nothing is loaded
 
 
 @dataclass(frozen=True, slots=True)

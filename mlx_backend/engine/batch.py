@@ -23,6 +23,7 @@ class ModelInfo:
     tokenizer: Tokenizer
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     adapters: Collection[str] = ()  # the LoRA adapters a request may name
+    unbatched: str = ""  # why replies are not decoded together; empty if they are
 
 
 @dataclass(frozen=True, slots=True)

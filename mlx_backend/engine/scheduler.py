@@ -41,7 +41,7 @@ from collections import deque
 from operator import attrgetter
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
@@ -158,7 +158,9 @@ class Scheduler:
             return EngineStatus(state="stopped", detail=str(self._final_error))
         if self._restart_reason:
             return EngineStatus(state="restarting", waiting=waiting, detail=self._restart_reason)
-        return EngineStatus(state="ready" if self._info else "loading", running=running, waiting=waiting)
+        unbatched = self._info.unbatched if self._info else ""
+        state: Literal["ready", "loading"] = "ready" if self._info else "loading"
+        return EngineStatus(state=state, running=running, waiting=waiting, unbatched=unbatched)
 
     def is_healthy(self) -> bool:
         """False before `start`, while it restarts, and once it has been stopped."""

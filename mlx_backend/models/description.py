@@ -31,3 +31,4 @@ class ModelDescription:
     )  # for a request that sets none, by the names of `Sampling`
     default_max_tokens: int | None = None  # for a request that sets none; None: what the context holds
     adapters: tuple[str, ...] = ()  # LoRA, by the names a request may send
+    unbatched: str = ""  # why replies of the loaded model are not decoded together; empty if they are

@@ -134,7 +134,8 @@ class MultiModelRegistry:
         options, defaults = spec.options(self._options), self._defaults(spec)
         service = self._pool.services().get(spec.name)
         if isinstance(service, Service):
-            return replace(service.description(), adapters=tuple(options.adapters))
+            unbatched = service.engine.status().unbatched
+            return replace(service.description(), adapters=tuple(options.adapters), unbatched=unbatched)
         folder = self._catalogue.folder(spec)
         if folder is None:
             return ModelDescription(

@@ -71,6 +71,7 @@ class MLXBatch:
             tokenizer=model.tokenizer,
             sampling_defaults=model.sampling_defaults,
             adapters=tuple(self._options.adapters),
+            unbatched=runtime.unbatched,
         )
 
     def unload(self) -> None:

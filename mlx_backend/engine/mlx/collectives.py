@@ -134,14 +134,14 @@ class Ranks:
                     )
 
     def agree_on_memory(
-        self, limit: int, weights: int, cost: CacheCost, *, can_batch: bool
-    ) -> tuple[int, int, CacheCost, bool, bool]:
+        self, limit: int, weights: int, cost: CacheCost, *, unbatched: str
+    ) -> tuple[int, int, CacheCost, str, bool]:
         """Agree on the least memory and the most expensive caches, so that all ranks admit the same requests.
 
-        Returns the limit, the weights' bytes, the caches' cost, whether all ranks can batch, and whether all have the
-        same caches. If they have not, they would evict different prefixes, and must cache none.
+        Returns the limit, the weights' bytes, the caches' cost, why a rank cannot batch ("" if all can), and whether
+        all have the same caches. If they have not, they would evict different prefixes, and must cache none.
         """
-        everyone = self.all_gather([limit, weights, cost.as_plain(), can_batch])
+        everyone = self.all_gather([limit, weights, cost.as_plain(), unbatched])
         least = min(everyone, key=lambda each: each[0] * (1 - STEP_MARGIN) - each[1])
         highest_cost = max(
             (CacheCost.from_plain(each[2]) for each in everyone), key=lambda each: each(1 << 16)
@@ -149,7 +149,8 @@ class Ranks:
         are_alike = all(each[2] == everyone[0][2] for each in everyone)
         if not are_alike:
             log.warning("The ranks have different layers, so no prefixes are cached.")
-        return least[0], least[1], highest_cost, all(each[3] for each in everyone), are_alike
+        reason = next((each[3] for each in everyone if each[3]), "")
+        return least[0], least[1], highest_cost, reason, are_alike
 
     def broadcast(self, tokens: mx.array) -> mx.array:
         """Return rank 0's tokens on every rank ([tokens])."""

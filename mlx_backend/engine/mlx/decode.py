@@ -2,7 +2,8 @@
 
 A sequence alone is decoded on the model's own caches, which is fastest; several are decoded on caches merged from
 theirs. Caches are merged when a second sequence joins and extracted when one is left, so no caller has to choose
-between the two. A step is a pipeline: while one token is handled here, the device computes the next.
+between the two. Sequences whose caches turn out not to fit those of others get decoders of their own. A step is a
+pipeline: while one token is handled here, the device computes the next.
 
 Prefilled sequences bring the last chunk of their prompts. It runs together with the next tokens of the others, or
 by itself where the network cannot be run packed (packed_forward.py), and samples their first tokens.
@@ -19,13 +20,14 @@ Knows nothing of queues, the prefix cache, or how prompts are prefilled up to th
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import merged
+from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 from mlx_backend.engine.mlx.sampling import sample
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class _Admitted:
     """Sequences whose caches are not merged yet, and the first token sampled for each."""
@@ -48,6 +53,20 @@ class _Admitted:
     @property
     def sequences(self) -> list[DecodingSequence]:
         return [each.sequence for each in self.prefilled]
+
+    def keep(self, rows: list[int]) -> _Admitted | None:
+        """Return it with some of its sequences."""
+        if len(rows) == len(self.prefilled):
+            return self
+        return (
+            _Admitted([self.prefilled[row] for row in rows], self.first_tokens[mx.array(rows)])
+            if rows
+            else None
+        )
+
+
+class BatchError(Exception):
+    """A batch could not be stepped since a sequence joined it. Its sequences are as they were: `Decoder.split`."""
 
 
 class Decoder:
@@ -73,6 +92,7 @@ class Decoder:
         self._layers: LayerCaches = []
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._admitted: _Admitted | None = None  # in the last step
+        self._is_untried = False  # whether there was no step since sequences joined others
 
     @property
     def all_sequences(self) -> list[DecodingSequence]:
@@ -80,8 +100,11 @@ class Decoder:
         return [*self.sequences, *(self._admitted.sequences if self._admitted is not None else ())]
 
     def admit(self, prefilled: Sequence[PrefilledSequence]) -> None:
-        """Admit sequences in a run of their own. After a ForwardError the others are as they were."""
-        self._merge_admitted()
+        """Admit sequences in a run of their own. After a ForwardError the others are as they were.
+
+        Those admitted before have to be merged first.
+        """
+        assert self._admitted is None
         sequences = [each.sequence for each in prefilled]
         logits = self._forward((), prefilled)
         first_tokens = self._sample(logits, sequences, [sequence.next_position() for sequence in sequences])
@@ -95,8 +118,7 @@ class Decoder:
         """
         if self._admitted is None:
             return []
-        prefilled, first_tokens = self._admitted.prefilled, self._admitted.first_tokens
-        sequences = self._admitted.sequences
+        sequences, first_tokens = self._admitted.sequences, self._admitted.first_tokens
         if not any(sequence.has_pending_token for sequence in sequences):
             return []
         generated = [
@@ -108,20 +130,54 @@ class Decoder:
             for index, each in enumerate(generated)
             if each.finish_reason is None or sequences[index].sampler.error is not None
         ]
-        if not staying:
-            self._admitted = None
-        elif len(staying) < len(sequences):
-            rest = [prefilled[index] for index in staying]
-            self._admitted = _Admitted(rest, first_tokens[mx.array(staying)])
+        self._admitted = self._admitted.keep(staying)
         return generated
+
+    def merge_admitted(self) -> list[Decoder]:
+        """Merge the caches of the sequences admitted last with the others'.
+
+        If they do not fit each other, the others are as they were, and decoders of those admitted last are returned.
+        """
+        admitted, self._admitted = self._admitted, None
+        if admitted is None:
+            return []
+        before = [alias(layer) for layer in self._layers]
+        try:
+            self._layers = self._merged([each.layers for each in admitted.prefilled])
+        except Exception as error:
+            log.warning(
+                "The caches of replies could not be merged; they are decoded by themselves: %r", error
+            )
+            self._layers = before
+            return [
+                self._split_off(each.sequence, each.layers, admitted.first_tokens[row : row + 1])
+                for row, each in enumerate(admitted.prefilled)
+            ]
+        first = admitted.first_tokens
+        self._next = first if self._next is None else mx.concatenate([self._next, first])
+        self.sequences = [*self.sequences, *admitted.sequences]
+        self._is_untried = len(self.sequences) > 1
+        return []
+
+    def split(self) -> list[Decoder]:
+        """Return a decoder for each of several sequences; this one is left without any."""
+        assert self._next is not None
+        decoders = [
+            self._split_off(
+                sequence, [layer.extract(row) for layer in self._layers], self._next[row : row + 1]
+            )
+            for row, sequence in enumerate(self.sequences)
+        ]
+        self.sequences, self._layers, self._next = [], [], None
+        return decoders
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
         """Admit sequences, emit the tokens that were sampled last, and sample the next.
 
-        A sequence that ends stays until it is removed. After a ForwardError in a step with `prefilled`, all
-        sequences are as they were.
+        Those admitted before have to be merged first. A sequence that ends stays until it is removed. After a
+        ForwardError in a step with `prefilled`, and after a BatchError, all sequences are as they were.
         """
-        self._merge_admitted()
+        assert self._admitted is None
         if prefilled:
             return self._advance(prefilled)
         if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
@@ -145,27 +201,31 @@ class Decoder:
         self, leaving: Collection[DecodingSequence], keep_caches: Collection[DecodingSequence] = ()
     ) -> dict[int, LayerCaches]:
         """Remove sequences; return the caches of those named in `keep_caches`, by their keys."""
-        if not leaving:
-            return {}
-        self._merge_admitted()
-        leaving = [sequence for sequence in self.sequences if sequence in leaving]
-        keep_caches = [sequence for sequence in leaving if sequence in keep_caches]
+        caches: dict[int, LayerCaches] = {}
+        if self._admitted is not None:
+            staying_rows = []
+            for row, each in enumerate(self._admitted.prefilled):
+                if each.sequence not in leaving:
+                    staying_rows.append(row)
+                elif each.sequence in keep_caches:
+                    caches[each.sequence.key] = each.layers
+            self._admitted = self._admitted.keep(staying_rows)
         index = {sequence.key: row for row, sequence in enumerate(self.sequences)}
         staying = [sequence for sequence in self.sequences if sequence not in leaving]
-        if len(self.sequences) == 1:
-            caches = {sequence.key: self._layers for sequence in keep_caches}
-        else:
-            caches = {
-                sequence.key: [layer.extract(index[sequence.key]) for layer in self._layers]
-                for sequence in keep_caches
-            }
+        for sequence in self.sequences:
+            if sequence in leaving and sequence in keep_caches:
+                row = index[sequence.key]
+                is_alone = len(self.sequences) == 1
+                caches[sequence.key] = (
+                    self._layers if is_alone else [layer.extract(row) for layer in self._layers]
+                )
         if not staying:
             self._layers, self._next = [], None
         elif len(staying) < len(self.sequences):
             rows = [index[sequence.key] for sequence in staying]
             assert self._next is not None
             self._next = self._next[mx.array(rows)]
-            self._layers = _select(rows, self._layers)
+            self._layers = select_rows(rows, self._layers)
         self.sequences = staying
         return caches
 
@@ -213,42 +273,51 @@ class Decoder:
     ) -> mx.array:
         """Run the tokens sampled last and the last chunks of prompts; return the next logits ([sequences, vocabulary]).
 
-        Raises ForwardError only if there are prefilled sequences.
+        Raises ForwardError only if there are prefilled sequences, and BatchError if there are none but one joined.
         """
         segments: list[Segment] = []
         if sequences:
             assert self._next is not None
             segments.append(Segment(self._next[:, None], self._layers))
-        if not (prefilled or self._can_pack):
-            logits: mx.array = self._network(segments[0].tokens, cache=self._layers)
-            return logits[:, -1]
-        segments += [Segment(mx.array([list(each.last_chunk)]), each.layers) for each in prefilled]
-        try:
-            every = run_packed(self._network, segments)
-        except ForwardError as error:
-            if prefilled:
-                raise
-            raise error.__cause__ or error from None
         if not prefilled:
-            return every
+            return self._forward_replies(segments[0])
+        segments += [Segment(mx.array([list(each.last_chunk)]), each.layers) for each in prefilled]
+        every = run_packed(self._network, segments)
         ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
         return every[mx.array([*range(len(sequences)), *ends])]
 
-    def _merge_admitted(self) -> None:
-        """Merge the caches of the sequences admitted last, whose prompts are prefilled now, with the others'."""
-        admitted, self._admitted = self._admitted, None
-        if admitted is None:
-            return
-        first = admitted.first_tokens
-        caches = [each.layers for each in admitted.prefilled]
+    def _forward_replies(self, replies: Segment) -> mx.array:
+        before = [alias(layer) for layer in self._layers] if self._is_untried else []
+        try:
+            if self._can_pack:
+                logits = run_packed(self._network, [replies])
+            else:
+                logits = self._network(replies.tokens, cache=replies.layers)[:, -1]
+        except Exception as error:
+            cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
+            if not before or self._agree is not None:  # other processes would not split theirs
+                raise cause from None
+            self._layers = before
+            raise BatchError from cause
+        self._is_untried = False
+        return logits
+
+    def _merged(self, caches: Sequence[LayerCaches]) -> LayerCaches:
+        """Return the caches of all sequences with those of others."""
         if len(self.sequences) > 1:
             for ours, theirs in zip(self._layers, merged(caches), strict=True):
                 ours.extend(theirs)
-        else:
-            caches = [self._layers, *caches] if self.sequences else caches
-            self._layers = merged(caches) if len(caches) > 1 else caches[0]
-        self._next = first if self._next is None else mx.concatenate([self._next, first])
-        self.sequences = [*self.sequences, *admitted.sequences]
+            return self._layers
+        every = [self._layers, *caches] if self.sequences else list(caches)
+        return merged(every) if len(every) > 1 else every[0]
+
+    def _split_off(self, sequence: DecodingSequence, layers: LayerCaches, sampled: mx.array) -> Decoder:
+        """Return a decoder of a sequence alone, for which a token is sampled already."""
+        decoder = Decoder(
+            self._network, can_pack=self._can_pack, max_drafts=self._max_drafts, agree=self._agree
+        )
+        decoder.sequences, decoder._layers, decoder._next = [sequence], layers, sampled
+        return decoder
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""
@@ -320,15 +389,6 @@ class Decoder:
             if sequence.penalties is not None
         ]
         mx.async_eval(sampled, [step.arrays for step in steps.values()], penalties)  # type: ignore[no-untyped-call]
-
-
-def _select(rows: Sequence[int], layers: LayerCaches) -> LayerCaches:
-    """Keep some rows of a batch's caches; one alone gets caches of the model's own kind."""
-    if len(rows) == 1:
-        return [layer.extract(rows[0]) for layer in layers]
-    for layer in layers:
-        layer.filter(list(rows))
-    return layers
 
 
 def _as_list(tokens: mx.array) -> list[int]:

@@ -49,6 +49,15 @@ def merged(caches: Sequence[LayerCaches]) -> LayerCaches:
     return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
 
 
+def select_rows(rows: Sequence[int], layers: LayerCaches) -> LayerCaches:
+    """Keep some rows of a batch's caches; one alone gets caches of the model's own kind."""
+    if len(rows) == 1:
+        return [layer.extract(rows[0]) for layer in layers]
+    for layer in layers:
+        layer.filter(list(rows))
+    return layers
+
+
 def can_merge(layer: Any) -> bool:
     """Whether caches of this kind can be merged into a batch's."""
     return hasattr(layer, "merge") and not getattr(layer, "keep", 0)

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx.decode import Decoder
+from mlx_backend.engine.mlx.decode import BatchError, Decoder
 from mlx_backend.engine.mlx.packed_forward import ForwardError
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.prefix_store import PrefixStore
@@ -155,6 +155,8 @@ class LoadedBatch:
 
     def _decode(self, adapter: str, due: Sequence[PrefillJob]) -> Iterator[tuple[int, Outcome]]:
         """Generate one token for every reply of an adapter, and admit the prompts whose last chunks are due."""
+        self._merge_admitted(adapter)
+        stepped: Decoder | None = None
         if due and self.runtime.can_pack:
             decoder = self._decoder_for(due[0].sequence)
             try:
@@ -165,10 +167,11 @@ class LoadedBatch:
                     return
                 self.prefill_queue.on_packed_failure(error)
             else:
+                stepped = decoder
                 yield from self._admit(adapter, decoder, due)
                 yield from self._deliver(adapter, decoder, generated)
-                return
-        for job in due:
+        for job in due if stepped is None else ():
+            self._merge_admitted(adapter)
             decoder = self._decoder_for(job.sequence)
             try:
                 decoder.admit([self.prefill_queue.prefilled_sequence(job)])
@@ -176,9 +179,35 @@ class LoadedBatch:
                 yield self.prefill_queue.fail(job, error)
             else:
                 yield from self._admit(adapter, decoder, [job])
+        if stepped is None:
+            self._merge_admitted(adapter)
         for decoder in list(self._decoders.get(adapter, ())):
-            if decoder.all_sequences:  # the one before may have had to preempt its only reply
-                yield from self._deliver(adapter, decoder, decoder.step())
+            # The one before may have had to preempt its only reply.
+            if decoder is not stepped and decoder.all_sequences:
+                yield from self._step(adapter, decoder)
+
+    def _step(self, adapter: str, decoder: Decoder) -> Iterator[tuple[int, Outcome]]:
+        try:
+            generated = decoder.step()
+        except BatchError as error:
+            log.warning(
+                "Replies could not be decoded together, and are now decoded alone: %r", error.__cause__
+            )
+            alone = decoder.split()
+            self._decoders[adapter] = [
+                each for one in self._decoders[adapter] for each in (alone if one is decoder else [one])
+            ]
+            for each in alone:
+                if each.all_sequences:
+                    yield from self._step(adapter, each)
+        else:
+            yield from self._deliver(adapter, decoder, generated)
+
+    def _merge_admitted(self, adapter: str) -> None:
+        """Merge the caches of sequences admitted last with those of the replies they join."""
+        for decoder in list(self._decoders.get(adapter, ())):
+            self._decoders[adapter] += decoder.merge_admitted()
+        self._drop_empty_decoders(adapter)
 
     def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
         """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""

@@ -14,23 +14,18 @@ What this replaces in mlx-lm's networks is in mlx_lm_patches.py. Knows nothing o
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import alias, merged
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, TokenPositions, patch_for_packing
+from mlx_backend.engine.mlx.kv_cache import alias
+from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, TokenPositions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-
-log = logging.getLogger(__name__)
-
-MAX_DIFFERENCE = 0.03  # between packed and single logits, relative to their norm, to count as equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +59,6 @@ def run_packed(network: Any, segments: Sequence[Segment]) -> mx.array:
         for segment, aliases in zip(segments, before, strict=False):
             segment.layers[:] = aliases
         raise
-
-
-def can_pack(network: Any, fresh: Callable[[], LayerCaches]) -> bool:
-    """Patch a network for packed runs and try one: whether it gives the logits that each segment gets alone."""
-    prompts = mx.array([[1, 2, 3, 4]]), mx.array([[5, 3]]), mx.array([[2, 6, 1]])
-    nexts = mx.array([[4], [7]])
-    try:
-        patch_for_packing(network)
-        alone = [fresh() for _ in prompts]
-        expected = [network(prompt, cache=layers) for prompt, layers in zip(prompts, alone, strict=True)]
-        expected.append(network(nexts, cache=merged(alone[:2])))
-        own = [fresh() for _ in prompts]
-        first = run_packed(network, [Segment(*pair) for pair in zip(prompts[:2], own[:2], strict=True)])
-        second = run_packed(network, [Segment(nexts, merged(own[:2])), Segment(prompts[2], own[2])])
-        count = nexts.shape[0]
-        packed = mx.concatenate([first, second[count:], second[:count]])
-    except Exception as error:  # no reason not to serve the network, one prompt at a time
-        log.debug("This network cannot be run packed: %r", error.__cause__ or error)
-        return False
-    single = mx.concatenate([each.reshape(-1, each.shape[-1]) for each in expected]).astype(mx.float32)
-    difference = mx.linalg.norm(packed.astype(mx.float32) - single) / mx.linalg.norm(single)
-    log.debug("The logits of packed runs differ by %.2g from those of single ones.", difference.item())
-    return bool((difference <= MAX_DIFFERENCE).item())
 
 
 def _forward(network: Any, tokens: mx.array, layers: Sequence[Any]) -> mx.array:

@@ -17,10 +17,10 @@ from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.device.too_large import too_large
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
+from mlx_backend.engine.mlx.batch_trial import ApartError, BatchTrial
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
-from mlx_backend.engine.mlx.packed_forward import can_pack
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
@@ -49,9 +49,9 @@ MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory f
 class Runtime:
     """Loads the model when it is made. Raises EngineError with a text for people.
 
-    `networks` are by adapter; "" is the model without one. `can_batch` says whether replies can be decoded together,
-    `can_rewind` whether the caches can take back the last tokens of a step, and `can_pack` whether prompts and replies
-    can run without padding (packed_forward.py).
+    `networks` are by adapter; "" is the model without one. `can_rewind` says whether the caches can take back the last
+    tokens of a step, and `can_pack` whether prompts and replies can run together without padding (packed_forward.py).
+    `unbatched` says why replies cannot be decoded together (batch_trial.py); it is empty if they can.
     """
 
     def __init__(
@@ -75,18 +75,19 @@ class Runtime:
             self.text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
             self.max_spare_logits = MAX_SPARE_LOGITS_BYTES // (4 * tokenizer.vocabulary_size)
             layers = self.fresh_layers("")
-            self.can_batch = _can_batch(layers)
             self.can_rewind = all(can_rewind(layer) for layer in layers)
             self.draft = _load_draft(model, options, layers, sizes)
             if ranks is not None:
                 ranks.check_alike(model.folder, options)
             try:
                 cost = self._warm_up(layers)
-                self.can_pack = self._try_packing(ranks)
+                self.can_pack, self.unbatched = self._try_together(layers, ranks)
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
             reservation, cost, are_alike = self._reserve_memory(memory, cost, ranks)
             cleanup.callback(reservation.close)
+            if self.unbatched:
+                log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
             self.cache_budget = KVCacheBudget(reservation, cost, padded=self.can_batch)
             self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
@@ -98,6 +99,11 @@ class Runtime:
     def close(self) -> None:
         """Give back what outlives this object: the memory, the prefixes and the disk's writer."""
         self._cleanup.close()
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether replies can be decoded together."""
+        return not self.unbatched
 
     def drafter(self) -> Drafter | None:
         """Return what drafts for one reply, if anything does."""
@@ -136,16 +142,30 @@ class Runtime:
         mx.clear_cache()
         return CacheCost(layers, WARM_UP_TOKENS)
 
-    def _try_packing(self, ranks: Ranks | None) -> bool:
-        """Whether prompts and replies can run together without padding, and are to."""
-        if not (self.options.packing and self.can_batch and self.can_rewind):
-            return False
+    def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:
+        """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
+        if other := sorted({type(layer).__name__ for layer in layers if not can_merge(layer)}):
+            return False, f"its {', '.join(other)} cannot be merged"
         if ranks is not None and not hasattr(self.networks[""], "shard"):
-            return False  # in a pipeline of ranks, one that failed here would leave the others waiting
-        return all(
-            can_pack(network, partial(self.fresh_layers, adapter))
+            return False, ""  # in a pipeline of ranks, one that failed here would leave the others waiting
+        trials = [
+            BatchTrial(network, partial(self.fresh_layers, adapter))
             for adapter, network in self.networks.items()
-        )
+        ]
+        if self.options.packing and self.can_rewind:
+            try:
+                for trial in trials:
+                    trial.try_packing()
+            except ApartError as error:
+                log.debug("Prompts and replies cannot be packed: %s.", error)
+            else:
+                return True, ""
+        try:
+            for trial in trials:
+                trial.try_batching()
+        except ApartError as error:
+            return False, str(error)
+        return False, ""
 
     def _reserve_memory(
         self, memory: MemoryBudget, cost: CacheCost, ranks: Ranks | None
@@ -156,8 +176,8 @@ class Runtime:
         """
         limit, weights, are_alike = self.options.memory_bytes or memory.limit, self.weight_bytes(), True
         if ranks is not None:
-            limit, weights, cost, self.can_batch, are_alike = ranks.agree_on_memory(
-                limit, weights, cost, can_batch=self.can_batch
+            limit, weights, cost, self.unbatched, are_alike = ranks.agree_on_memory(
+                limit, weights, cost, unbatched=self.unbatched
             )
             self.can_pack = all(ranks.all_gather(self.can_pack)) and self.can_batch
         return memory.reserve(weights, limit=limit), cost, are_alike
@@ -220,15 +240,6 @@ def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeChe
     if options.adapter is not None and options.adapter not in options.adapters:
         raise EngineError(f"There is no adapter {options.adapter!r}.")
     return networks
-
-
-def _can_batch(layers: LayerCaches) -> bool:
-    if other := sorted({type(layer).__name__ for layer in layers if not can_merge(layer)}):
-        log.warning(
-            "Caches of this kind cannot be batched (%s): replies are decoded one after the other in each step.",
-            ", ".join(other),
-        )
-    return not other
 
 
 def _load_draft(

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from engine_models import write_model, write_qwen
+from mlx_lm.models.cache import BatchKVCache
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
@@ -92,9 +93,10 @@ def test_when_the_device_fails_the_model_is_reloaded_and_generates_what_it_did_b
     with ThreadedEngine(batch) as engine:
         expected = tokens(engine.generate(request([20] * 9)))
         running = [engine.generate(request([20 + at] * 9, count=900)) for at in range(3)]
-        for generation in running:
-            while not isinstance(generation.next(SOON), TokenDelta):
-                pass
+        for generation in running:  # a second token of the last: after a step of all three
+            for _ in range(3):
+                while not isinstance(generation.next(SOON), TokenDelta):
+                    pass
         batch.broken = RuntimeError("[METAL] Command buffer execution failed")
         for generation in running:
             with pytest.raises(EngineFailed, match=r"being restarted: RuntimeError: .*Command buffer"):
@@ -103,6 +105,81 @@ def test_when_the_device_fails_the_model_is_reloaded_and_generates_what_it_did_b
             pass
         assert tokens(engine.generate(request([20] * 9))) == expected
         assert batch.loads == 2
+
+
+class Brittle(MLXBatch):
+    """Its caches cannot be merged, or extended, while `refuses` is set; or no several rows be run after that."""
+
+    def __init__(self, model: Path, refuses: str, *, packing: bool) -> None:
+        super().__init__(model, EngineOptions(packing=packing, cache_bytes=0), device=Device(8 << 30))
+        self.refuses = refuses
+
+    def load(self, on_progress: Any) -> Any:
+        info = super().load(on_progress)
+        if self.refuses == "run":
+            self.loaded.runtime.networks[""] = OneRow(self.loaded.runtime.networks[""])
+        return info
+
+
+class OneRow:
+    """Runs no batch of several rows, after changing the caches of its first layer."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        is_packed = isinstance(cache[0], PackedLayer)
+        rows = max(rows for rows, _ in cache[0].shapes) if is_packed else inputs.shape[0]
+        logits: mx.array = self._network(inputs, cache=cache)
+        if rows > 1:
+            raise ValueError("[broadcast_shapes] Shapes (2,1) and (3,1) cannot be broadcast")
+        return logits
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
+@pytest.mark.parametrize("refuses", ["merge", "extend", "run"])
+def test_caches_that_do_not_fit_each_other_fail_nobody(
+    model: Path,
+    refuses: str,
+    packing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = [request([20 + at] * (1 + 4 * at), count=200 + 5 * at) for at in range(4)]
+    with load_engine(model, cache_bytes=0) as plain:
+        expected = [tokens(plain.generate(each)) for each in asked]
+    batch = Brittle(model, refuses, packing=packing)
+    with ThreadedEngine(batch) as engine:
+        assert batch.loaded.runtime.can_batch
+        assert batch.loaded.runtime.can_pack == packing
+        if refuses != "run":
+            _refuse_in_the_second_layer(monkeypatch, refuses)
+        running = [engine.generate(each) for each in asked[:2]]
+        begun: list[list[int]] = [[], []]
+        for generation, begins in zip(running, begun, strict=True):
+            while len(begins) < 3:
+                if isinstance(item := generation.next(SOON), TokenDelta):
+                    begins.append(item.token)
+        rest = [engine.generate(each) for each in asked[2:]]
+        found = [begins + tokens(each) for begins, each in zip(begun, running, strict=True)]
+        assert [*found, *(tokens(each) for each in rest)] == expected
+        assert engine.is_healthy()
+    words = "could not be decoded together" if refuses == "run" else "could not be merged"
+    assert words in caplog.text
+
+
+def _refuse_in_the_second_layer(monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
+    """Let `BatchKVCache`, of the layer behind the first, raise after it has done what it was asked to."""
+    original = getattr(BatchKVCache, refuses)
+
+    def refused(*arguments: Any) -> Any:
+        original(*arguments)
+        raise ValueError("[broadcast_shapes] Shapes (1,2) and (1,3) cannot be broadcast")
+
+    monkeypatch.setattr(BatchKVCache, refuses, staticmethod(refused) if refuses == "merge" else refused)
 
 
 def test_two_engines_in_one_process_generate_what_each_does_alone(model: Path, tmp_path: Path) -> None:

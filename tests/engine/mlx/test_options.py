@@ -113,7 +113,7 @@ def test_replies_with_quantised_caches_are_decoded_one_by_one_and_their_prefixes
 ) -> None:
     batch = MLXBatch(qwen, EngineOptions(kv_bits=8), device=Device(8 << 30))
     with ThreadedEngine(batch) as engine:
-        assert "cannot be batched (QuantizedKVCache): replies are decoded one after the other" in caplog.text
+        assert "one after the other in each step: its QuantizedKVCache cannot be merged" in caplog.text
         requests = [
             request_for(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
         ]

@@ -1,0 +1,215 @@
+"""Whether a network gives several sequences in one run what it gives each of them alone: tried when it is loaded.
+
+mlx-lm's networks are made for one sequence. Whether one can also run a batch of unequal lengths, or a packed run
+(packed_forward.py), cannot be known from its caches: some raise, and some answer wrongly. Gemma 2 takes as many rows as
+it has key-value heads and spreads their masks over the heads. AFM's layers that reuse keys rotate a padded row's
+queries too far. So a few short texts are run alone, and then in every way in which sequences are run together: merged,
+joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
+compared, row by row. It takes about twenty runs of a few tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
+from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+
+    # The next token of each row ([rows, 1]) and a batch's caches; returns the logits after them ([rows, vocabulary]).
+    type Step = Callable[[mx.array, LayerCaches], mx.array]
+
+log = logging.getLogger(__name__)
+
+TEXTS = ((1, 2, 3, 4), (5,), (2, 6))
+FIRST, SECOND = (4, 7, 3), (6, 2, 5)  # the two tokens that follow each text
+ROW_COUNTS = (3, 5)
+MAX_ROWS = 8  # of a batch that is tried: the caches of each row get room for 256 tokens
+
+MAX_DIFFERENCE = {mx.float32: 0.01, mx.float16: 0.05, mx.bfloat16: 0.1}
+"""Between a row of logits and the same ones alone, relative to their norm, by the least precise weights.
+
+Measured on tiny random models. Right batches round differently and no more than the format does: against the same
+weights in float32, float16 was off by at most 0.007 (0.013 with weights of 4 bits), bfloat16 by 0.036 (0.08 with
+weights of 4 or 8 bits; Mamba 0.15 in one of three). Mistakes are larger, whatever the format: Gemma 2 0.85 (with real
+weights 0.25 to 1.27), AFM 0.16, padding that is attended 0.26 to 1.1, rows rotated by the longest row's length 0.19 to
+0.6. What lies above the limit without a mistake is chance: rounding chose another expert (0.04 to 0.57 in half of the
+tries of mixtures in bfloat16). A mistake is one with every text, so only what is off with all of them counts.
+"""
+MAX_ERROR_LENGTH = 120  # characters
+MAX_ATTEMPTS = 4
+ATTEMPT_STRIDE = 10  # token ids between the texts of two attempts
+
+
+class ApartError(Exception):
+    """The network does not give several sequences what it gives each alone. The text says how that was seen."""
+
+
+class _OffError(ApartError):
+    """Logits differ, which rounding may explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A text run alone: its logits and those after each of the two next tokens, and the caches before those."""
+
+    text: mx.array  # [1, tokens]
+    first: int
+    second: int
+    layers: LayerCaches
+    logits: mx.array  # [tokens, vocabulary]
+    after_first: mx.array  # [vocabulary]
+    after_second: mx.array
+
+
+class BatchTrial:
+    """Tries one network. `fresh` makes empty caches."""
+
+    def __init__(self, network: Any, fresh: Callable[[], LayerCaches]) -> None:
+        self.difference = 0.0  # the largest in the last attempt
+        self._network = network
+        self._fresh = fresh
+        self._max_difference = MAX_DIFFERENCE[_coarsest_dtype(network)]
+        self._references: list[list[_Alone]] = []  # of each attempt
+
+    def try_packing(self) -> None:
+        """Patch the network and try packed runs. Raises ApartError."""
+        patch_for_packing(self._network)
+        self._try(self._pack_prompts)
+        self._try(lambda alone: self._run_together(alone, self._step_packed))
+
+    def try_batching(self) -> None:
+        """Try batches as mlx-lm runs them: a row for each sequence. Raises ApartError."""
+        self._try(lambda alone: self._run_together(alone, self._step_rows))
+
+    def _try(self, compare: Callable[[Sequence[_Alone]], None]) -> None:
+        """Try it with other texts where logits differ: in half precision rounding may choose other experts."""
+        for attempt in range(MAX_ATTEMPTS):
+            self.difference = 0.0
+            alone = self._run_alone(attempt)
+            try:
+                compare(alone)
+            except _OffError:
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+            except Exception as error:
+                cause = error.__cause__ if isinstance(error, ForwardError) else error
+                raise ApartError(
+                    f"several at once raise {type(cause).__name__}: {_first_line(cause)}"
+                ) from error
+            else:
+                return
+
+    def _run_alone(self, attempt: int) -> list[_Alone]:
+        if attempt == len(self._references):
+            shift = attempt * ATTEMPT_STRIDE
+            self._references.append(
+                [
+                    self._run_one([token + shift for token in text], first + shift, second + shift)
+                    for text, first, second in zip(TEXTS, FIRST, SECOND, strict=True)
+                ]
+            )
+        return self._references[attempt]
+
+    def _run_one(self, tokens: Sequence[int], first: int, second: int) -> _Alone:
+        text, layers = mx.array([tokens]), self._fresh()
+        logits = self._network(text, cache=layers)[0]
+        before = _copies(layers)
+        after_first = self._network(mx.array([[first]]), cache=layers)[0, -1]
+        after_second = self._network(mx.array([[second]]), cache=layers)[0, -1]
+        mx.eval(logits, after_first, after_second)
+        return _Alone(text, first, second, before, logits, after_first, after_second)
+
+    def _pack_prompts(self, alone: Sequence[_Alone]) -> None:
+        """Run prompts beside each other, and one beside the replies to others."""
+        one, other, late = alone
+        layers = [self._fresh() for _ in alone]
+        prompts = [Segment(each.text, own) for each, own in zip(alone, layers, strict=True)]
+        packed = run_packed(self._network, prompts[:2])
+        self._compare(packed, [*one.logits, *other.logits], 2)
+        replies = Segment(mx.array([[one.first], [other.first]]), merged(layers[:2]))
+        packed = run_packed(self._network, [replies, prompts[2]])
+        self._compare(packed, [one.after_first, other.after_first, *late.logits], 3)
+
+    def _run_together(self, alone: Sequence[_Alone], step: Step) -> None:
+        """Run two texts, let a third join them and the first two leave; then as many rows as may matter."""
+        one, other, late = alone
+        layers = _merge([one, other])
+        logits = step(mx.array([[one.first], [other.first]]), layers)
+        self._compare(logits, [one.after_first, other.after_first], 2)
+        for layer, joining in zip(layers, _merge([late]), strict=True):
+            layer.extend(joining)
+        logits = step(mx.array([[one.second], [other.second], [late.first]]), layers)
+        self._compare(logits, [one.after_second, other.after_second, late.after_first], 3)
+        layers = select_rows([1], select_rows([1, 2], layers))
+        logits = self._network(mx.array([[late.second]]), cache=layers)[:, -1]
+        self._compare(logits, [late.after_second], 3)
+        for count in sorted({*ROW_COUNTS, *_head_counts(one.layers)}):
+            rows = list(islice(cycle(alone), count))
+            logits = step(mx.array([[each.first] for each in rows]), _merge(rows))
+            self._compare(logits, [each.after_first for each in rows], count)
+
+    def _step_rows(self, tokens: mx.array, layers: LayerCaches) -> mx.array:
+        logits: mx.array = self._network(tokens, cache=layers)
+        return logits[:, -1]
+
+    def _step_packed(self, tokens: mx.array, layers: LayerCaches) -> mx.array:
+        return run_packed(self._network, [Segment(tokens, layers)])
+
+    def _compare(self, found: mx.array, expected: Sequence[mx.array], sequences: int) -> None:
+        """Raise if a row of logits ([rows, vocabulary]) is not what is expected."""
+        difference = _largest_difference(found, mx.stack(list(expected)))
+        self.difference = max(self.difference, difference)
+        if not difference <= self._max_difference:
+            raise _OffError(
+                f"with {sequences} sequences at once the logits of one are off by {difference:.0%}"
+            )
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).partition("\n")[0][:MAX_ERROR_LENGTH]
+
+
+def _copies(layers: LayerCaches) -> LayerCaches:
+    return [alias(layer) for layer in layers]
+
+
+def _merge(texts: Sequence[_Alone]) -> LayerCaches:
+    return merged([_copies(each.layers) for each in texts])
+
+
+def _head_counts(layers: LayerCaches) -> set[int]:
+    """Return how many key-value heads layers have, where a batch that is tried may have as many rows."""
+    arrays = [value for _, value in tree_flatten([layer.state for layer in layers])]
+    counts = {value.shape[1] for value in arrays if isinstance(value, mx.array) and value.ndim == 4}
+    return {count for count in counts if 1 < count <= MAX_ROWS}
+
+
+def _largest_difference(found: mx.array, expected: mx.array) -> float:
+    """Return by how much the worst row is off, relative to its norm; what all logits have in common does not count."""
+    if found.shape != expected.shape:
+        return float("inf")
+    found, expected = (
+        each - each.mean(axis=-1, keepdims=True)
+        for each in (found.astype(mx.float32), expected.astype(mx.float32))
+    )
+    relative = mx.linalg.norm(found - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
+    largest: float = relative.max().item()  # type: ignore[assignment]
+    return largest
+
+
+def _coarsest_dtype(network: Any) -> mx.Dtype:
+    """Return the least precise kind of number among a network's parameters that are not packed into integers."""
+    dtypes = {value.dtype for _, value in tree_flatten(network.parameters())}
+    return next((each for each in (mx.bfloat16, mx.float16) if each in dtypes), mx.float32)

@@ -1,0 +1,248 @@
+"""Trying batches when a model is loaded: what is apart from the same texts alone, or raises, is not batched."""
+
+import logging
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from engine_models import write_model, write_random
+from mlx import nn
+from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
+from mlx_lm.utils import load_model
+
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batch_trial import ApartError, BatchTrial
+
+SIZES = {
+    "vocab_size": 128,
+    "num_hidden_layers": 2,
+    "hidden_size": 96,
+    "intermediate_size": 64,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA = {"model_type": "llama", **SIZES, "tie_word_embeddings": False}
+GEMMA2 = {"model_type": "gemma2", **SIZES}
+DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 512}
+BIGCODE = {
+    "model_type": "gpt_bigcode",
+    "vocab_size": 128,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_inner": 64,
+    "n_head": 4,
+    "n_positions": 64,
+    "layer_norm_epsilon": 1e-5,
+}
+AFM = {
+    "model_type": "afm7",
+    "vocab_size": 128,
+    "hidden_dim": 64,
+    "num_layers": 4,
+    "num_kv_reuse_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+}
+
+
+def network_of(config: dict[str, Any], *, seed: int = 3) -> Any:
+    mx.random.seed(seed)
+    module = import_module(f"mlx_lm.models.{config['model_type']}")
+    return module.Model(module.ModelArgs.from_dict(config))
+
+
+def trial_of(network: Any) -> BatchTrial:
+    return BatchTrial(network, partial(make_prompt_cache, network))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GEMMA2, "logits of one are off by"),
+        (GEMMA2 | {"num_key_value_heads": 3}, "several at once raise ValueError"),
+        (LLAMA | DYNAMIC, "several at once raise ValueError"),
+        (
+            {"model_type": "internlm2", **SIZES, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "raise ValueError",
+        ),
+        (BIGCODE, "several at once raise ValueError"),
+        (AFM, "logits of one are off by"),
+    ],
+    ids=["gemma2", "gemma2 with three heads", "dynamic rope", "internlm2", "gpt_bigcode", "afm7"],
+)
+def test_networks_made_for_one_sequence_are_found_out(config: dict[str, Any], words: str) -> None:
+    trial = trial_of(network_of(config))
+    with pytest.raises(ApartError, match=words):
+        trial.try_batching()
+    with pytest.raises(ApartError):
+        trial.try_packing()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_a_network_that_can_be_batched_is_in_every_precision(dtype: str, bits: int | None) -> None:
+    network = network_of(LLAMA)
+    network.set_dtype(getattr(mx, dtype))
+    if bits is not None:
+        nn.quantize(network, 32, bits)
+    trial = trial_of(network)
+    trial.try_batching()
+    trial.try_packing()
+    assert trial.difference < 0.01
+
+
+def _attend_padding(*_: Any, **__: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [None, 4], ids=["plain", "4 bits"])
+@pytest.mark.parametrize("mistake", ["padding is attended", "rotated by the longest row's length"])
+def test_mistakes_are_found_in_every_precision(
+    dtype: str, bits: int | None, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_of(LLAMA)
+    network.set_dtype(getattr(mx, dtype))
+    if bits is not None:
+        nn.quantize(network, 32, bits)
+    if mistake == "padding is attended":
+        monkeypatch.setattr(BatchKVCache, "make_mask", _attend_padding)
+    else:
+        merge = BatchKVCache.merge
+
+        def merge_wrongly(caches: Any) -> Any:
+            batch = merge(caches)
+            batch.offset = mx.full(batch.offset.shape, batch.offset.max())
+            return batch
+
+        monkeypatch.setattr(BatchKVCache, "merge", staticmethod(merge_wrongly))
+    with pytest.raises(ApartError, match="off by"):
+        trial_of(network).try_batching()
+
+
+class Experts(nn.Module):  # type: ignore[misc]
+    """A network that answers something else for a certain token in a batch, as if another expert had been chosen."""
+
+    def __init__(self, token: int | None) -> None:
+        super().__init__()
+        self.inner = network_of(LLAMA)
+        self._token = token
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits: mx.array = self.inner(tokens, cache=cache)
+        hit = tokens == self._token if self._token is not None else tokens >= 0
+        return mx.where(hit[..., None] & (tokens.shape[0] > 1), mx.roll(logits, 1, axis=-1), logits)
+
+
+def test_what_is_off_with_one_text_only_is_rounding_and_with_every_text_a_mistake() -> None:
+    network = Experts(4)
+    BatchTrial(network, partial(make_prompt_cache, network.inner)).try_batching()
+    network = Experts(None)
+    with pytest.raises(ApartError, match="with 2 sequences at once the logits of one are off by"):
+        BatchTrial(network, partial(make_prompt_cache, network.inner)).try_batching()
+
+
+def test_a_trial_is_a_few_runs_of_a_few_tokens(tmp_path: Path) -> None:
+    network, _ = load_model(write_model(tmp_path))
+    sizes: list[int] = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(network, name)
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            sizes.append(tokens.size)
+            logits: mx.array = network(tokens, cache=cache)
+            return logits
+
+    trial = BatchTrial(Counted(), partial(make_prompt_cache, network))
+    trial.try_packing()
+    trial.try_batching()
+    assert len(sizes) <= 24
+    assert max(sizes) <= 8
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packing", "no packing"])
+def test_a_model_that_cannot_be_batched_answers_several_at_once_as_it_does_each_alone(
+    packing: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    model = write_random(tmp_path / "gemma2", GEMMA2 | {"vocab_size": 512, "eos_token_id": []}, seed=4)
+    asked = [GenerationRequest(prompt=[20 + at] * (2 + 3 * at), max_tokens=12) for at in range(4)]
+
+    with load_engine(model, packing=packing) as engine:
+        assert "off by" in engine.status().unbatched
+        alone = [[item for item in engine.generate(each) if isinstance(item, TokenDelta)] for each in asked]
+        generations = [engine.generate(each) for each in asked]
+        beside = [[item for item in each if isinstance(item, TokenDelta)] for each in generations]
+        assert beside == alone
+    said = [each for each in caplog.messages if "one after the other" in each]
+    assert len(said) == 1
+    assert "the logits of one are off by" in said[0]
+
+
+class _Own(nn.Module):  # type: ignore[misc]
+    """A network of one layer with attention, or with positions, of its own."""
+
+    def __init__(self, *, attends: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 16)
+        self.rope = nn.RoPE(16)
+        self._attends = attends
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        x = self.embed(tokens)[:, None]
+        position = cache[0].offset if self._attends else cache[0].offset + 1
+        keys, values = cache[0].update_and_fetch(self.rope(x, offset=position), x)
+        found = mx.fast.scaled_dot_product_attention(self.rope(x, offset=position), keys, values, scale=0.25)
+        logits: mx.array = self.embed.as_linear(found[:, 0])
+        return logits
+
+
+@pytest.mark.parametrize("attends", [False, True])
+def test_a_network_with_attention_or_positions_of_its_own_is_not_run_packed(attends: bool) -> None:
+    with pytest.raises(ApartError):
+        BatchTrial(_Own(attends=attends), lambda: [KVCache()]).try_packing()
+
+
+def test_a_network_that_accepts_packing_but_computes_it_wrong_is_not_run_packed(tmp_path: Path) -> None:
+    network, _ = load_model(write_model(tmp_path))
+
+    class Mistaken(nn.Module):  # type: ignore[misc]
+        """Changes the positions of tokens as soon as there are several sequences."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            if not isinstance(cache[0].offset, int | mx.array):
+                cache[0].offset.of_tokens[...] = 97 * cache[0].offset.of_tokens
+            logits: mx.array = network(tokens, cache=cache)
+            return logits
+
+    with pytest.raises(ApartError, match="off by"):
+        BatchTrial(Mistaken(), partial(make_prompt_cache, network)).try_packing()
+
+
+def test_a_network_that_fails_with_several_sequences_is_not_batched(tmp_path: Path) -> None:
+    network, _ = load_model(write_model(tmp_path))
+
+    class Alone(nn.Module):  # type: ignore[misc]
+        """Takes one sequence at a time."""
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            if tokens.shape[0] > 1:
+                raise ValueError("one sequence at a time")
+            logits: mx.array = network(tokens, cache=cache)
+            return logits
+
+    trial = BatchTrial(Alone(), partial(make_prompt_cache, network))
+    with pytest.raises(ApartError, match="one sequence at a time"):
+        trial.try_batching()
