@@ -41,6 +41,7 @@ _OPENING = (  # keywords that say, or may say, whether further properties are al
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "if"),
 )
+_ORDINARY_SECOND = r":[0-5]\d[.Zz+-]"  # of an RFC 3339 time, whose zone always follows
 _MAX_ALTERNATIVES = 50  # of a oneOf, compared pairwise
 
 
@@ -80,6 +81,7 @@ def _values(schema: object) -> Iterator[object]:
 
 def serialise(schema: Mapping[str, Any], *, strict: bool) -> str:
     """Write a schema for llguidance, with the layout that is allowed. Not strict: it may ignore keywords."""
+    schema = _without_leap_seconds(dict(schema))
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": not strict}})
 
 
@@ -92,16 +94,7 @@ def close_objects(schema: Schema) -> Schema:
 
 
 def _closed(schema: Schema) -> Schema:
-    copy: Schema = dict(schema)
-    for key in _IN_OBJECTS:
-        if isinstance(schema.get(key), dict):
-            copy[key] = {name: _closed_any(inner) for name, inner in schema[key].items()}
-    for key in _IN_LISTS:
-        if isinstance(schema.get(key), list):
-            copy[key] = [_closed_any(inner) for inner in schema[key]]
-    for key in _ALONE:
-        if isinstance(schema.get(key), dict):
-            copy[key] = _closed(schema[key])
+    copy = _with_inner(schema, _closed)
     named, required = schema.get("properties"), schema.get("required", [])
     is_decided = any(key in schema for key in _OPENING)
     if (
@@ -114,8 +107,37 @@ def _closed(schema: Schema) -> Schema:
     return copy
 
 
-def _closed_any(schema: Any) -> Any:
-    return _closed(schema) if isinstance(schema, dict) else schema
+def _without_leap_seconds(schema: Schema) -> Schema:
+    """Let no second be 60 where a format allows it, which llguidance does at any minute: few readers take it at all."""
+    copy = _with_inner(schema, _without_leap_seconds)
+    kind = schema.get("type", "string")
+    is_text = "string" in (kind if isinstance(kind, list) else [kind])
+    if is_text and schema.get("format") in ("time", "date-time") and not schema.keys() & {"const", "enum"}:
+        if "pattern" not in schema:
+            return copy | {"pattern": _ORDINARY_SECOND}
+        inner = schema.get("allOf", [])
+        if isinstance(inner, list):
+            return copy | {"allOf": [*copy.get("allOf", []), {"pattern": _ORDINARY_SECOND}]}
+    return copy
+
+
+def _with_inner(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
+    """Return a schema whose inner schemas, one level below, are changed."""
+
+    def changed(inner: Any) -> Any:
+        return change(inner) if isinstance(inner, dict) else inner
+
+    copy: Schema = dict(schema)
+    for key in _IN_OBJECTS:
+        if isinstance(schema.get(key), dict):
+            copy[key] = {name: changed(inner) for name, inner in schema[key].items()}
+    for key in _IN_LISTS:
+        if isinstance(schema.get(key), list):
+            copy[key] = [changed(inner) for inner in schema[key]]
+    for key in _ALONE:
+        if isinstance(schema.get(key), dict):
+            copy[key] = change(schema[key])
+    return copy
 
 
 def has_intersections(schema: Any) -> bool:

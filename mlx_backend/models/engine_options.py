@@ -172,8 +172,9 @@ class EngineOptions:
     max_kv_size: Annotated[
         int | None,
         Setting(
-            kind=whole(1),
-            help="keep only this many tokens of the context in the KV cache, where the model allows it",
+            kind=whole(16),
+            help="keep the first 4 and the last of so many tokens in the KV cache, where the model allows it; prompts "
+            "may not be longer",
             group="memory and speed",
             default="all",
         ),

@@ -99,6 +99,27 @@ def test_texts_of_other_kinds(
     assert accepted(make(grammars), other) != other + "."
 
 
+@pytest.mark.parametrize(("kind", "day"), [("time", ""), ("date-time", "2026-11-22T")])
+def test_the_second_60_is_never_written_though_formats_allow_it(
+    grammars: Grammars, kind: str, day: str
+) -> None:
+    moment = {"type": "string", "format": kind}
+    schemas: list[dict[str, Any]] = [
+        {"properties": {"at": moment}},
+        {"properties": {"at": moment | {"pattern": "^[12]"}}},
+        {"properties": {"at": {"anyOf": [moment, {"type": "null"}]}}},
+        {"properties": {"at": {"$ref": "#/$defs/moment"}}, "$defs": {"moment": moment}},
+    ]
+    for schema in schemas:
+        spec = grammars.json_schema({"type": "object", **schema}, strict=True)
+        for text in ("12:30:59Z", "23:59:00.60+05:30"):
+            assert accepted(spec, f'{{"at": "{day}{text}"}}').endswith("."), text
+        for text in ("12:30:60Z", "23:59:60Z"):
+            assert accepted(spec, f'{{"at": "{day}{text}"}}') == f'{{"at": "{day}{text[:6]}'
+    named = grammars.json_schema({"const": {"format": kind, "at": "12:30:60Z"}}, strict=True)
+    assert accepted(named, f'{{"format": "{kind}", "at": "12:30:60Z"}}').endswith(".")
+
+
 def test_a_grammar_that_leads_nowhere_says_so(grammars: Grammars) -> None:
     spec = Spec(grammars, ReplyPlan(answer=joined_rule(f"start: <[{END}]>")))
     with pytest.raises(GrammarError, match="no token of this model continues it from here"):

@@ -70,12 +70,22 @@ class LoadedBatch:
         """
         if request.max_tokens == 0 and not self.prefix_store.enabled:
             raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
+        self._check_window(request)
         tokens = _expected_tokens(request)
         reply = tokens - len(request.prompt)
         self._cache_budget.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
         if self._preempted:
             return False
         return not self.sequences or self._cache_budget.fits(tokens, self._adapter_of(request))
+
+    def _check_window(self, request: GenerationRequest) -> None:
+        """Refuse a prompt that slides: what it leaves in its caches would depend on how it was cut into chunks."""
+        window, length = self._options.max_kv_size, len(request.prompt)
+        if window is not None and length > window:
+            raise EngineRefused(
+                f"The prompt has {length} tokens, and --max-kv-size keeps {window}: only a reply may go beyond them. "
+                "Shorten the prompt, or start the server with a larger --max-kv-size."
+            )
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""

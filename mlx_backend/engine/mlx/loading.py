@@ -6,7 +6,7 @@ Must run on the thread that will use the model. Knows nothing of requests.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -47,6 +47,7 @@ class LoadedNetwork:
     tokenizer: MLXTokenizer
     end_tokens: frozenset[int]
     context_length: int
+    states_context_length: bool  # if not, the length is a guess
     sampling_defaults: Mapping[str, float]
 
 
@@ -95,13 +96,15 @@ def load_model(
             tokenizer.render([{"role": "user", "content": "hello"}], None)
         except EngineRefused as error:
             raise EngineError(f"The given chat template does not work. {error}") from error
+    context_length, is_stated = _context_length(config, network)
     return LoadedNetwork(
         name=name,
         folder=folder,
         network=network,
         tokenizer=tokenizer,
         end_tokens=frozenset(wrapper.eos_token_ids),
-        context_length=context_length_of(config),
+        context_length=context_length,
+        states_context_length=is_stated,
         sampling_defaults=model_files.sampling_advice(folder),
     )
 
@@ -115,7 +118,7 @@ def load_tokenizer(model: str | Path) -> tuple[MLXTokenizer, int]:
     config = read_config(folder, name)
     with explain_load_errors(name):
         wrapper = mlx_lm.utils.load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
-    return MLXTokenizer(wrapper, _vocabulary_size(config, wrapper)), context_length_of(config)
+    return MLXTokenizer(wrapper, _vocabulary_size(config, wrapper)), _context_length(config, None)[0]
 
 
 def load_adapter(model: LoadedNetwork, options: EngineOptions, adapter: str, check_size: CheckSize) -> Any:
@@ -178,9 +181,27 @@ def _vocabulary_size(config: Mapping[str, Any], wrapper: Any) -> int:
     return model_files.vocabulary_size(config) or len(wrapper)
 
 
-def context_length_of(config: Mapping[str, Any]) -> int:
-    """Return how many positions a model was made for, by its config.json."""
-    length = model_files.context_length(config)
-    if length is None:
-        log.warning("The model does not state its context length; assuming %d tokens.", ASSUMED_CONTEXT)
-    return length or ASSUMED_CONTEXT
+def _context_length(config: Mapping[str, Any], network: Any) -> tuple[int, bool]:
+    """Return how many positions a model was made for, and whether its config.json says so.
+
+    Where it does not, as Google's of Gemma 3, mlx-lm's default for the architecture is taken, or a low guess.
+    """
+    if (stated := model_files.context_length(config)) is not None:
+        return stated, True
+    length = _default_context_length(network) or ASSUMED_CONTEXT
+    log.warning(
+        "The model does not state its context length; assuming %d tokens. --context-length says otherwise.",
+        length,
+    )
+    return length, False
+
+
+def _default_context_length(network: Any) -> int | None:
+    """Return the context length among the arguments that a network, or its language model, was made with."""
+    for module in network.modules() if network is not None else ():
+        arguments = getattr(module, "args", None)
+        if is_dataclass(arguments):
+            described = {key: getattr(arguments, key, None) for key in model_files.CONTEXT_KEYS}
+            if (length := model_files.context_length(described)) is not None:
+                return length
+    return None

@@ -40,16 +40,24 @@ class PrefillJob:
         """Whether a reply follows; if not, the prompt is only prefilled for the prefix cache."""
         return self.sequence.request.max_tokens > 0
 
-    def chunk_ends(self, until: int, *, can_rewind: bool, max_spare_logits: int) -> list[int]:
+    def chunk_ends(
+        self, until: int, *, can_rewind: bool, max_spare_logits: int, window: int | None = None
+    ) -> list[int]:
         """Return where the chunks end that prefill up to `until`, which is the last of these positions.
 
         Every chunk costs a run of the whole network. Where caches can be rewound, no chunk has to end at a boundary: a
         checkpoint is then what the chunk leaves, with some tokens taken back. So the rest of a prompt is one chunk, as
         long as that computes at most `max_spare_logits` logits (all but the last are thrown away), which is cheaper
         than another run. If it is longer it is two, of which the second is as short as possible.
+
+        `window` is how many tokens caches hold that keep the first ones for good. What follows them is a reply that was
+        preempted, and is prefilled as it was decoded, token by token: a chunk would not see the tokens that are kept.
         """
         if not can_rewind:
-            return [*(end for end in self.boundaries if self.num_prefilled < end < until), until]
+            ends = {end for end in self.boundaries if self.num_prefilled < end < until} | {until}
+            if window is not None:
+                ends |= set(range(max(window, self.num_prefilled + 1), until))
+            return sorted(ends)
         end = self.boundaries[-1]
         tail = end - LAST_CHUNK_TOKENS
         if (

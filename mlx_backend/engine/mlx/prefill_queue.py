@@ -197,7 +197,12 @@ class PrefillQueue:
         return _run_chunks(network, chunks, self._on_checkpoint)
 
     def _chunk_ends(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:
-        return job.chunk_ends(until, can_rewind=self._runtime.can_rewind, max_spare_logits=max_spare_logits)
+        return job.chunk_ends(
+            until,
+            can_rewind=self._runtime.can_rewind,
+            max_spare_logits=max_spare_logits,
+            window=self._runtime.options.max_kv_size,
+        )
 
     def _count_remaining(self, job: PrefillJob) -> int:
         if job.layers is None:

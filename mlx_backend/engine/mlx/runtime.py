@@ -25,6 +25,7 @@ from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.errors import EngineError
+from mlx_backend.models.loading import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +83,8 @@ class Runtime:
             try:
                 cost = self._warm_up(layers)
                 self.can_pack, self.unbatched = self._try_together(layers, ranks)
+            except EngineError:
+                raise
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
             reservation, cost, are_alike = self._reserve_memory(memory, cost, ranks)
@@ -133,7 +136,7 @@ class Runtime:
     def _warm_up(self, layers: LayerCaches) -> CacheCost:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
         tokens = mx.array([[0] * WARM_UP_TOKENS])
-        self.networks[""](tokens, cache=layers)
+        self._run_first(tokens, layers)
         if self.draft is not None:  # each reply has caches of the draft network too
             drafts = draft_layers(self.draft.network)
             self.draft.network(tokens, cache=drafts)
@@ -141,6 +144,21 @@ class Runtime:
         mx.eval([layer.state for layer in layers])
         mx.clear_cache()
         return CacheCost(layers, WARM_UP_TOKENS)
+
+    def _run_first(self, tokens: mx.array, layers: LayerCaches) -> None:
+        network = self.networks[""]
+        try:
+            mx.eval(network(tokens, cache=layers))
+        except Exception as error:
+            if self.options.kv_bits is None:
+                raise
+            mx.eval(
+                network(tokens, cache=make_prompt_cache(network))
+            )  # raises if the caches are not the reason
+            raise EngineError(
+                f"--kv-bits is not possible with this model: its layers cannot run on caches of {self.options.kv_bits} "
+                f"bits in groups of {self.options.kv_group_size} ({first_line(error)}). Leave it out."
+            ) from error
 
     def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:
         """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
@@ -212,10 +230,13 @@ class Runtime:
 
 def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
     limit = options.context_length
-    if limit is not None and not 0 < limit <= model.context_length:
+    if limit is None or 0 < limit <= model.context_length:
+        return
+    if limit < 1 or model.states_context_length:
         raise EngineError(
             f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
         )
+    log.info("The context is %d tokens, as given: the model states none.", limit)
 
 
 class _SizeCheck:

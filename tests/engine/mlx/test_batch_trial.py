@@ -137,7 +137,7 @@ class Experts(nn.Module):  # type: ignore[misc]
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         logits: mx.array = self.inner(tokens, cache=cache)
         hit = tokens == self._token if self._token is not None else tokens >= 0
-        return mx.where(hit[..., None] & (tokens.shape[0] > 1), mx.roll(logits, 1, axis=-1), logits)
+        return mx.where(hit[..., None] & (tokens.shape[0] > 1), logits[..., ::-1], logits)
 
 
 def test_what_is_off_with_one_text_only_is_rounding_and_with_every_text_a_mistake() -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_models import write_adapter, write_model
+from engine_models import write_adapter, write_model, write_random
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.errors import EngineError
+from mlx_backend.models import files as model_files
 
 
 @pytest.fixture
@@ -148,3 +149,36 @@ def test_what_comes_with_a_model_counts_towards_its_size(folder: Path, tmp_path:
         limit = int(size / 0.95) + 1000
     with pytest.raises(EngineError, match=r"for its weights alone, and --memory-gb .* leaves"):
         load_engine(folder, memory_bytes=limit, **options)
+
+
+GEMMA3 = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 32,
+    },
+}
+
+
+def test_a_file_without_a_context_length_leaves_the_architectures_own_which_may_be_raised(
+    tmp_path: Path,
+) -> None:
+    model = write_random(tmp_path, GEMMA3, seed=3)
+    config = json.loads((model / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (model / "config.json").write_text(json.dumps(config))
+    with load_engine(model) as engine:
+        assert engine.context_length == 32_768, "mlx-lm's default for gemma3_text"
+    with load_engine(model, context_length=131_072) as engine:
+        assert engine.context_length == 131_072
+
+
+def test_kimi_linears_key_states_a_context_length() -> None:
+    assert model_files.context_length({"model_max_length": 1_048_576}) == 1_048_576

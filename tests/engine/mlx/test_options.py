@@ -4,9 +4,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from engine_models import write_adapter, write_mamba, write_model, write_qwen
+from engine_models import write_adapter, write_mamba, write_model, write_qwen, write_random
 from tolerances import check_replies
 
 from mlx_backend.device import Device
@@ -108,6 +109,23 @@ def test_quantised_caches_are_refused_at_start_where_the_model_cannot_have_them(
         load_engine(windowed, kv_bits=8)
 
 
+def test_quantised_caches_are_refused_in_words_where_the_models_layers_cannot_run_on_them(
+    qwen: Path, tmp_path: Path
+) -> None:
+    config: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+    }
+    config |= {"num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5}
+    gemma = write_random(tmp_path / "gemma2", {"model_type": "gemma2", **config}, seed=4)
+    with pytest.raises(EngineError, match=r"^--kv-bits is not possible .* cannot run on caches of 8 bits"):
+        load_engine(gemma, kv_bits=8)
+    with pytest.raises(EngineError, match=r"^--kv-bits is not possible .* in groups of 128"):
+        load_engine(qwen, kv_bits=8, kv_group_size=128)
+
+
 def test_replies_with_quantised_caches_are_decoded_one_by_one_and_their_prefixes_are_cached(
     qwen: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,8 +158,38 @@ def test_a_sliding_context_is_honoured_where_the_model_has_none_of_its_own_and_r
     with pytest.raises(EngineError, match=r"--max-kv-size is not possible .* limit the context"):
         load_engine(windowed, max_kv_size=64)
     with load_engine(qwen, max_kv_size=32) as engine:
-        requests = [request_for(engine, TEXT * count) for count in (3, 5)]
+        requests = [request_for(engine, TEXT * count, count=60) for count in (1, 2)]
+        assert max(len(each.prompt) for each in requests) <= 32
         assert together(engine, requests) == [reply_tokens(engine, each) for each in requests]
+        with pytest.raises(EngineRefused, match=r"prompt has 33 tokens, and --max-kv-size keeps 32"):
+            reply_tokens(engine, GenerationRequest(prompt=[9] * 33, max_tokens=1))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+def test_with_a_sliding_context_an_answer_does_not_depend_on_how_the_prompt_was_cut(
+    qwen: Path, chunk: int
+) -> None:
+    asked = GenerationRequest(prompt=list(range(20, 52)), max_tokens=60, checkpoints=(11, 20))
+    with load_engine(qwen, max_kv_size=32, cache_bytes=0) as whole:
+        expected = reply_tokens(whole, asked)
+    with load_engine(qwen, max_kv_size=32, prefill_chunk=chunk) as engine:
+        assert [reply_tokens(engine, asked) for _ in range(2)] == [expected] * 2
+
+
+def test_with_a_sliding_context_a_preempted_reply_is_resumed_unchanged(qwen: Path) -> None:
+    asked = GenerationRequest(prompt=list(range(20, 50)), max_tokens=50)
+    with load_engine(qwen, max_kv_size=32) as engine:
+        expected = reply_tokens(engine, asked)
+    batch = MLXBatch(qwen, EngineOptions(max_kv_size=32), device=Device(8 << 30))
+    batch.load(lambda _: None)
+    batch.insert(0, asked)
+    found: list[int] = []
+    while batch.loaded.sequences:
+        found += [outcome.token for _, outcome in batch.step() if isinstance(outcome, TokenDelta)]
+        if len(found) in (10, 20) and batch.loaded.sequences:
+            batch.loaded.preempt(batch.loaded.sequences[0])
+    batch.unload()
+    assert found == expected
 
 
 def test_drafts_are_refused_where_a_cache_cannot_be_rewound(tmp_path: Path) -> None:
