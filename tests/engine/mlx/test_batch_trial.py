@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 from engine_models import write_model, write_random
 from mlx import nn
+from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
@@ -52,9 +53,12 @@ AFM = {
 
 
 def network_of(config: dict[str, Any], *, seed: int = 3) -> Any:
+    """Return a network with random weights that are not so small that attention is flat."""
     mx.random.seed(seed)
     module = import_module(f"mlx_lm.models.{config['model_type']}")
-    return module.Model(module.ModelArgs.from_dict(config))
+    network = module.Model(module.ModelArgs.from_dict(config))
+    network.update(tree_map(lambda weight: weight * 1.5 if weight.ndim > 1 else weight, network.parameters()))
+    return network
 
 
 def trial_of(network: Any) -> BatchTrial:
