@@ -163,6 +163,7 @@ GEMMA3 = {
         "num_key_value_heads": 2,
         "head_dim": 16,
         "sliding_window": 32,
+        "sliding_window_pattern": 2,
     },
 }
 
