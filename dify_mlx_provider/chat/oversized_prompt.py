@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.chat.turns import estimate_message, estimate_tools
+from dify_mlx_provider.chat.turns import INSTRUCTION_ROLES, estimate_message, estimate_tools
 from dify_mlx_provider.upstream.errors import PromptTooLong
 from dify_mlx_provider.upstream.token_count import estimate_tokens
 from mlx_backend.conversation.history import text_of
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     type Body = Mapping[str, Any]
-
-_INSTRUCTIONS = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,9 @@ def _parts(body: Body, last_turn: int, documents: Sequence[tuple[str, str]]) -> 
     messages: Sequence[Mapping[str, Any]] = body["messages"]
     start = len(messages) - last_turn
     instructions = [
-        index for index, message in enumerate(messages) if index < start or message["role"] in _INSTRUCTIONS
+        index
+        for index, message in enumerate(messages)
+        if index < start or message["role"] in INSTRUCTION_ROLES
     ]
     if instructions:
         yield _Part(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TOKENS_PER_FILE = 1000
 """Tokens of an image, a recording or another file, roughly."""
 
-_INSTRUCTIONS = ("system", "developer")
+INSTRUCTION_ROLES = ("system", "developer")
 _REACT_ROUND = "Thought:"
 _REACT_GO_ON = "continue"
 
@@ -40,13 +40,13 @@ class Turns:
         last = _start_of_last_turn(messages, users)
         questions = [index for index in users[app_messages:] if index < last]
         history = users[app_messages - 1] + 1 if app_messages else 0
-        while history < last and messages[history]["role"] in _INSTRUCTIONS:
+        while history < last and messages[history]["role"] in INSTRUCTION_ROLES:
             history += 1
         # What stands before the first question, such as the rest of a turn that the client cut, is a turn too.
         self._starts = sorted({min(history, last), *questions, last})
         sizes = [estimate_message(message) for message in messages]
         stays = [
-            index < self._starts[0] or message["role"] in _INSTRUCTIONS
+            index < self._starts[0] or message["role"] in INSTRUCTION_ROLES
             for index, message in enumerate(messages)
         ]
         before = [0, *accumulate(0 if stay else size for stay, size in zip(stays, sizes, strict=True))]
@@ -69,7 +69,9 @@ class Turns:
     def without_oldest(self, turns: int) -> list[Message]:
         """Return the messages without that many of the oldest turns."""
         first, start = self._starts[0], self._starts[turns]
-        instructions = [message for message in self.messages[first:start] if message["role"] in _INSTRUCTIONS]
+        instructions = [
+            message for message in self.messages[first:start] if message["role"] in INSTRUCTION_ROLES
+        ]
         return [*self.messages[:first], *instructions, *self.messages[start:]]
 
     def size_without_oldest(self, turns: int) -> int:
@@ -104,7 +106,7 @@ def count_app_messages(roles: Iterable[str]) -> int:
     Dify writes a prompt's own messages before the history. A question of the history is followed by its answer, if only
     an empty one; a user message that another follows at once is no question.
     """
-    rest = [role for role in roles if role not in _INSTRUCTIONS]
+    rest = [role for role in roles if role not in INSTRUCTION_ROLES]
     count = 0
     while rest[count : count + 2] == ["user", "user"]:
         count += 1

@@ -1,28 +1,32 @@
-"""The reference of all settings, in Markdown: what docs/settings.md shows between its markers.
+"""References in Markdown, made from the declarations: what pages of docs/ show between their markers.
 
-    python -m mlx_backend.commands.reference docs/settings.md      # writes it there (make docs)
+    python -m mlx_backend.commands.reference docs/settings.md docs/families.md      # writes them there (make docs)
 
-No command of `mlx-backend`. Knows how settings are declared; what they do is theirs to say.
+No command of `mlx-backend`. Knows how settings and model families are declared; what they mean is theirs to say.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.openai.setting_fields import ALIASES
 from mlx_backend.commands.options import GROUPS, default_in_words, options_by_group
+from mlx_backend.constraints import can_require_calls
+from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.declaration import declared
 from mlx_backend.registry.file_keys import ENGINE, MODEL_KEYS
 from mlx_backend.settings import ReplySettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.declaration import Setting
 
-BEGIN, END = "<!-- settings:begin -->", "<!-- settings:end -->"
+_BEGIN, _END = "<!-- {}:begin -->", "<!-- {}:end -->"
 
 _INTRODUCTIONS = {
     "model": "For the model that `--model` names. In the models file they are keys of the model's own table.",
@@ -32,8 +36,8 @@ _INTRODUCTIONS = {
 }
 
 
-def render() -> str:
-    """Return the reference: a table for each group of options, and one for the keys that only the file has."""
+def settings_reference() -> str:
+    """Return all settings: a table for each group of options, and one for the keys that only the models file has."""
     parts = []
     options = options_by_group()
     for group in GROUPS:
@@ -51,13 +55,42 @@ def render() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def families_reference() -> str:
+    """Return a table with a row for each dialect, in the order in which they are tried."""
+    head = ("dialect", "other names", "reasoning", "a call of `f` with `a` = 1", "a call can be required")
+    return _table(head, map(_family_row, DIALECTS.values())) + "\n"
+
+
+REFERENCES: Mapping[str, Callable[[], str]] = {
+    "settings": settings_reference,
+    "families": families_reference,
+}
+
+
 def replace_reference(page: str) -> str:
     """Return a page with the reference of now between its markers. Raises ValueError if it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"The page has no {BEGIN} and {END}.")
-    return f"{before}{BEGIN}\n\n{render()}\n{END}{after}"
+    for name, render in REFERENCES.items():
+        begin, end = _BEGIN.format(name), _END.format(name)
+        before, found, rest = page.partition(begin)
+        _, closed, after = rest.partition(end)
+        if found and closed:
+            return f"{before}{begin}\n\n{render()}\n{end}{after}"
+    raise ValueError(f"The page has no {_BEGIN.format('NAME')} and {_END.format('NAME')}.")
+
+
+def _family_row(dialect: Dialect) -> tuple[str, ...]:
+    blocks = [f"{_code(opener)} … {_code(closer)}" for opener, closer in dialect.blocks.items()]
+    reasoning = blocks[0] if blocks else "its own channel" if dialect.has_reasoning else ""
+    call = "".join(piece.text for piece in dialect.calls.encode("f", {"a": 1})) if dialect.calls else ""
+    required = "yes" if can_require_calls(dialect) else "not yet"
+    return _code(dialect.name), ", ".join(map(_code, dialect.aliases)), reasoning, _code(call), required
+
+
+def _code(text: str) -> str:
+    """Return a text as code on one line."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    padding = " " if len(fence) > 1 else ""
+    return f"{fence}{padding}{' '.join(text.split())}{padding}{fence}" if text else ""
 
 
 def _rows(options: Iterable[tuple[str, Setting, str, Any]]) -> Iterable[tuple[str, ...]]:
