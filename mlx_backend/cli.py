@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mlx_backend import __version__
+from mlx_backend.commands.stop_signals import ended_by_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         words.insert(0, "serve")
     commands = parser.add_subparsers()
-    importlib.import_module(f"mlx_backend.commands.{words[0]}").add_parser(commands)
+    with ended_by_interrupts():
+        importlib.import_module(f"mlx_backend.commands.{words[0]}").add_parser(commands)
     arguments = parser.parse_args(words)
     status: int = arguments.run(arguments)
     return status

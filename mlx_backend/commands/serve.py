@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
-import socket
 import sys
 import threading
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +25,7 @@ from mlx_backend.commands.options import (
 )
 from mlx_backend.commands.output import logging_to_stderr, say
 from mlx_backend.commands.start_lines import start_lines
+from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
 from mlx_backend.device import this_device
 from mlx_backend.device.machine import this_machine
@@ -37,7 +35,7 @@ from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from mlx_backend.device import Device
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
@@ -46,11 +44,16 @@ if TYPE_CHECKING:
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.registry.registry import MultiModelRegistry
+    from mlx_backend.server.in_flight import InFlightRequests
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_LOADED, _DRAINED = b"\0", b"\0"  # sent beside the numbers of signals, which begin at 1
+_LOADED = _DRAINED = 0  # posted beside the numbers of signals, which begin at 1
+
+STOP_SECONDS = 5.0
+LOADING_STOP_SECONDS = 1.0
+"""How long stopping may take, behind the time for running replies; a load cannot be interrupted, and keeps nothing."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,7 +87,10 @@ def _run(arguments: argparse.Namespace) -> int:
         if (refusal := this_machine().refusal()) is not None:
             return _failed(refusal)
         follow = _follower(arguments)
-        return follow() if follow is not None else _serve(settings_of(arguments), arguments)
+        if follow is not None:
+            return follow()
+        with ended_by_interrupts():
+            return _serve(settings_of(arguments), arguments)
     except (ConfigurationError, EngineError, ModelError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
@@ -109,37 +115,48 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     except OSError as error:
         return _failed(_bind_failure(settings, error))
     serving = threading.Thread(target=server.serve, name="http")
-    try:
-        with _signals() as (events, sender):
+    status = 1
+    with StopSignals() as signals:
+        try:
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
             say(f"Listening on {server.url}")
-            loading = _Loading(models, sender)
+            loading = _Loading(models, signals)
             loading.start()
-            if events.recv(1) == _LOADED:
+            if signals.wait() == _LOADED:
                 if loading.failure is not None:
                     return _failed(str(loading.failure))
                 is_mac = this_machine().is_mac
                 demo = _is_demo(arguments)
                 say(*start_lines(server.url, models, settings, demo=demo, is_mac=is_mac))
-                events.recv(1)
-            say("Stopping …")
-            app.in_flight.drain()
+                signals.wait()
+            _drain(app.in_flight, settings.drain_seconds, signals)
+            status = 0
+        finally:
+            is_loading = any(each.state == "loading" for each in models.statuses())
+            signals.end_process(after=LOADING_STOP_SECONDS if is_loading else STOP_SECONDS, status=status)
+            models.stop()  # ends replies that are still running, with an error to their clients
+            server.stop()
+            serving.join()
+    return status
 
-            def wait_for_replies() -> None:
-                if app.in_flight.wait_until_idle(settings.drain_seconds):
-                    with suppress(OSError):  # a second signal has ended the wait, and closed the socket
-                        sender.send(_DRAINED)
 
-            threading.Thread(target=wait_for_replies, name="drain", daemon=True).start()
-            events.settimeout(settings.drain_seconds)
-            with suppress(TimeoutError):
-                events.recv(1)  # the last reply has ended, or a second signal ends the wait
-        return 0
-    finally:
-        models.stop()  # ends replies that are still running, with an error to their clients
-        server.stop()
-        serving.join()
+def _drain(in_flight: InFlightRequests, seconds: float, signals: StopSignals) -> None:
+    """Admit no more requests, and wait until those that run have ended, the time is over, or a signal comes."""
+    in_flight.drain()
+    running = in_flight.count
+    if not running:
+        say("Stopping …")
+        return
+    replies = "a reply that is" if running == 1 else f"{running} replies that are"
+    say(f"Stopping … ({replies} running may take up to {seconds:g} s; Ctrl-C again ends now)")
+
+    def wait_for_replies() -> None:
+        if in_flight.wait_until_idle(seconds):
+            signals.post(_DRAINED)
+
+    threading.Thread(target=wait_for_replies, name="drain", daemon=True).start()
+    signals.wait(seconds)
 
 
 def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
@@ -159,21 +176,20 @@ def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
 
 
 class _Loading(threading.Thread):
-    """Loads the pinned models, and sends a byte when they are loaded or one cannot be."""
+    """Loads the pinned models, and posts an event when they are loaded or one cannot be."""
 
-    def __init__(self, models: MultiModelRegistry, sender: socket.socket) -> None:
+    def __init__(self, models: MultiModelRegistry, signals: StopSignals) -> None:
         super().__init__(name="start", daemon=True)
         self.failure: Exception | None = None
         self._models = models
-        self._sender = sender
+        self._signals = signals
 
     def run(self) -> None:
         try:
             self._models.preload()
         except Exception as error:
             self.failure = error
-        with suppress(OSError):  # the server was stopped meanwhile
-            self._sender.send(_LOADED)
+        self._signals.post(_LOADED)
 
 
 def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegistry:
@@ -270,28 +286,6 @@ def _with_progress(spec: ModelSpec, on_progress: Callable[[float], None]) -> Cal
 def _is_demo(arguments: argparse.Namespace) -> bool:
     named = named_model_of(arguments)
     return named is not None and serve_options_of(arguments).model is None
-
-
-@contextmanager
-def _signals() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield a socket that receives a byte with every SIGINT and SIGTERM, and the one to send others to it.
-
-    A handler in Python would not do: the system may deliver a signal to any thread, and then nothing wakes the
-    main thread, which alone runs handlers.
-    """
-    events, sender = socket.socketpair()
-    sender.setblocking(False)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    descriptor = signal.set_wakeup_fd(sender.fileno())
-    try:
-        yield events, sender
-    finally:
-        signal.set_wakeup_fd(descriptor)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        events.close()
-        sender.close()
 
 
 def _bind_failure(settings: Settings, error: OSError) -> str:

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,6 +89,8 @@ def explain_load_errors(name: str) -> Iterator[None]:
     """Turn whatever mlx-lm raises while it loads a model into an EngineError with advice."""
     try:
         yield
+    except EngineStopped:
+        raise
     except Exception as error:
         reason = first_line(error)
         if "not supported" in reason:

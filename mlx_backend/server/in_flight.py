@@ -43,6 +43,11 @@ class InFlightRequests:
                 self._count -= 1
                 self._changed.notify_all()
 
+    @property
+    def count(self) -> int:
+        """How many requests are in flight."""
+        return self._count
+
     def drain(self) -> None:
         """Admit no more requests."""
         with self._changed:
