@@ -26,6 +26,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -313,7 +314,10 @@ def _list_dialects(*, as_lines: bool) -> int:
 def _unknown(dialect: str) -> str:
     from mlx_backend.conversation.dialects import DIALECTS
 
-    return f"{dialect!r} is not one of {', '.join(DIALECTS)}"
+    names = [name for each in DIALECTS.values() for name in (each.name, *each.aliases)]
+    close = get_close_matches(dialect.lower(), names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{dialect!r} is not one of {', '.join(DIALECTS)}{hint}"
 
 
 def _dialect(row: Mapping[str, Any], default: Dialect | str) -> Dialect:

@@ -44,7 +44,7 @@ class ChannelParser:
     tokenizer's control tokens, id -> text; by default the ids the dialect is known for.
     """
 
-    __slots__ = ("_closed", "_held", "_reader", "_special_tokens")
+    __slots__ = ("_by_ids", "_closed", "_held", "_reader", "_special_tokens")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class ChannelParser:
             opens_in=opens_in,
             special_tokens=self._special_tokens,
         )
+        self._by_ids = False
         self._held = ""  # the end of the text so far: it may still become a marker
         self._closed = False
 
@@ -101,6 +102,7 @@ class ChannelParser:
             return [delta(text)]
         if self._closed or not text:
             return []
+        self._by_ids = token is not None
         for at in range(0, len(text), _SLICE):  # a whole transcript at once costs no more than its pieces
             self._feed_text(self._held + text[at : at + _SLICE], by_ids=token is not None)
         return self._events()
@@ -123,6 +125,7 @@ class ChannelParser:
         if marker in self._reader.fragments:
             self._feed_text(f"{self._held}{CONTROL}{marker}", by_ids=True)
             return self._events()
+        self._by_ids = True
         self._flush()
         if not self._reader.ended:
             self._reader.marker(marker)
@@ -149,11 +152,17 @@ class ChannelParser:
         self._held = ""
 
     def _flush(self) -> None:
-        held, self._held = self._held, ""
-        if self._closed and self._reader.is_cut_marker(held):
+        reader, held = self._reader, self._held
+        self._held = ""
+        if self._closed and reader.is_cut_marker(held):
             return
-        while held and not self._reader.ended:
-            held = self._reader.text(held) or ""
+        while held and not reader.ended:
+            before, marker, after = (reader.spelt if self._by_ids else reader.markers).cut(held, is_end=True)
+            if before:
+                held = (reader.text(before) or "") + marker + after
+            else:
+                reader.marker(marker)
+                held = after
 
     def _events(self) -> list[Event]:
         events, self._reader.events = self._reader.events, []

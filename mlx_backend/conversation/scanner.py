@@ -43,15 +43,15 @@ class MarkerSet:
         else:
             self.touches = frozenset[str]().__contains__
 
-    def cut(self, text: str) -> tuple[str, str, str]:
+    def cut(self, text: str, *, is_end: bool = False) -> tuple[str, str, str]:
         """Return the text before the first marker, the marker, and what follows it.
 
         Where there is no whole marker, it is "" and the third part is the end of the text that may still
-        become one.
+        become one. So is a marker that may become a longer one, unless this is the end of the text.
         """
-        if found := self._pattern.search(text):
+        if (found := self._pattern.search(text)) and (is_end or text[found.start() :] not in self._prefixes):
             return text[: found.start()], found[0], text[found.end() :]
-        at = max(0, len(text) - self._longest + 1)
+        at = max(0, len(text) - self._longest + 1) if not is_end else len(text)
         while begun := self._start.search(text, at):
             at = begun.start()
             if text[at:] in self._prefixes:

@@ -100,6 +100,12 @@ def test_a_family_is_found_by_its_models(name: str) -> None:
     assert [call["name"] for call in row["tool_calls"]] == ["get_weather"]
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "Qwen-XML", "GLM47", "kimi_k2", "deepseek_v31", "gpt-oss"])
+def test_other_spellings_of_a_name_are_understood(name: str) -> None:
+    [row] = results({"raw_text": DIALECTS[name].example, "dialect": name})
+    assert [call["name"] for call in row["tool_calls"]] == ["get_weather"]
+
+
 def test_lines_have_their_own_dialect_tools_and_beginning() -> None:
     call = "<tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
     typed, untyped, answer, cut = results(
@@ -123,6 +129,7 @@ def test_lines_have_their_own_dialect_tools_and_beginning() -> None:
     ("row", "says"),
     [
         ({"dialect": "klingon"}, "dialect: 'klingon' is not one of harmony, "),
+        ({"dialect": "qwen-xlm"}, "; did you mean qwen-xml?"),
         ({"dialect": 3}, "dialect: a name is expected, not a number"),
         ({"opens_in": "middle"}, 'opens_in: "reasoning" or "answer" is expected'),
         ({"tools": [{"function": {}}]}, "tools[0]: a name is expected"),

@@ -146,6 +146,31 @@ def test_text_behind_an_opener_is_held_only_as_long_as_it_may_begin_a_call() -> 
     assert fold(parser.feed(" and then")).content == "<tool_call> and then"
 
 
+def test_the_end_of_a_turn_may_be_spelt_in_a_string_of_json() -> None:
+    """As HTML does it. A control token is the end wherever it stands."""
+    call = '[TOOL_CALLS]search[ARGS]{"query": "<s>a</s>"}'
+    [read] = parse_text(f"{call}</s>", "mistral", tools=OFFERED).tool_calls
+    assert read.arguments == '{"query": "<s>a</s>"}'
+    parser = ChannelParser(
+        "mistral", tools=OFFERED, special_tokens={2: "</s>", 5: "[TOOL_CALLS]", 6: "[ARGS]"}
+    )
+    for text, token in (("[TOOL_CALLS]", 5), ("search", 9), ("[ARGS]", 6), ('{"query": "a', 9), ("</s>", 2)):
+        parser.feed(text, token)
+    assert parser.ended
+
+
+def test_line_breaks_before_a_call_are_layout_and_others_are_not() -> None:
+    call = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
+    parser = ChannelParser("hermes-json", tools=OFFERED)
+    assert fold(parser.feed("Hi\n\n")).content == "Hi"
+    assert fold(parser.feed("there\n")).content == "\n\nthere"
+    assert fold(parser.feed(call)).content == ""
+    assert parse_text("Hi\n\n", "hermes-json", tools=OFFERED).content == "Hi\n\n"
+    assert parse_text("Hi\n<tool_call>no</tool_call>", "hermes-json", tools=OFFERED).content.startswith(
+        "Hi\n<"
+    )
+
+
 HOSTILE = [
     "</think>",
     "<think>",

@@ -58,8 +58,8 @@ class Work:
     ) -> Callable[..., tuple[str, str, str]]:
         """Return `MarkerSet.cut`, made to count as far as it looks: what is behind a marker is looked at next."""
 
-        def counted(markers: MarkerSet, text: str) -> tuple[str, str, str]:
-            before, marker, after = original(markers, text)
+        def counted(markers: MarkerSet, text: str, **named: bool) -> tuple[str, str, str]:
+            before, marker, after = original(markers, text, **named)
             self.characters += len(before) + (len(marker) or len(after))
             return before, marker, after
 

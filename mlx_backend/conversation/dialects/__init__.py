@@ -5,6 +5,7 @@ To add a family, write a module with its `Dialect`, or a row of `families`, and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,19 +18,28 @@ from mlx_backend.conversation.dialects.think import THINK
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_PUNCTUATION = re.compile(r"[\s._-]+")
+
 __all__ = ["DIALECTS", "Dialect", "detect"]
 
 
 class DialectRegistry(Mapping[str, Dialect]):
-    """Dialects by name, in the order in which they are tried. An alias finds its dialect, and is not listed."""
+    """Dialects by name, in the order in which they are tried. An alias finds its dialect, and is not listed.
+
+    Case, hyphens and the like do not count: `qwen3_coder` and `Qwen3-Coder` are one name.
+    """
 
     def __init__(self, dialects: Iterable[Dialect]) -> None:
         self._by_name = {dialect.name: dialect for dialect in dialects}
-        self._by_alias = {alias: dialect for dialect in self._by_name.values() for alias in dialect.aliases}
+        self._by_folded_name = {
+            _folded(name): dialect
+            for dialect in self._by_name.values()
+            for name in (dialect.name, *dialect.aliases)
+        }
 
     def __getitem__(self, name: str) -> Dialect:
         """Find the dialect of a name or an alias. Raises KeyError."""
-        return self._by_name.get(name) or self._by_alias[name]
+        return self._by_name.get(name) or self._by_folded_name[_folded(name)]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
@@ -38,6 +48,10 @@ class DialectRegistry(Mapping[str, Dialect]):
     def __len__(self) -> int:
         """Count the dialects."""
         return len(self._by_name)
+
+
+def _folded(name: str) -> str:
+    return _PUNCTUATION.sub("", name.casefold())
 
 
 DIALECTS = DialectRegistry((HARMONY, *FAMILIES, THINK, *FAMILIES_WITHOUT_MARKERS, PLAIN))

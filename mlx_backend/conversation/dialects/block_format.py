@@ -40,6 +40,8 @@ class CallBlock:
     """The opener is no control token but part of the call's text, and does not begin a call within reasoning."""
     head: re.Pattern[str] | None = None
     """What a call without an opener begins with (see `CallSyntax.head`)."""
+    is_anywhere: bool = False
+    """A call without an opener may also begin in the middle of the answer, outside of fenced code."""
     span: type[JsonSpan] | type[PythonSpan] | None = None
     """What finds the end of a call without a closer."""
 

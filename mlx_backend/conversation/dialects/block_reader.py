@@ -16,18 +16,22 @@ The reader is in one state:
     SECTION    between the markers around calls: before, between or behind them
     CALL       text is gathered until the call is closed, and decoded by its syntax (`calls/`)
     ARGUMENTS  of a call whose name is known, and whose arguments are JSON: they are put out as they come
+    STRING     from a marker in a string of such arguments that would end them, until it is known whether it does
     REST       what stands between such arguments and the call's closer
 
 A marker that means nothing in a state is text there: only the prompt knows whether what stands before a lone
-`</think>` was reasoning (`opens_in`). Line breaks at the edges of a block are layout and not part of any text.
+`</think>` was reasoning (`opens_in`). Line breaks at the edges of a block, and before a call, are layout and not part
+of any text.
 
 Nothing is lost: a call that cannot be decoded is shown as it was written. Behind an opener, text that cannot begin a
 call is let go at its first wrong character. A call within reasoning (models forget the closer) ends it, if it calls an
-offered tool; else it is reasoning. The last four states are `call_reader`'s.
+offered tool; else it is reasoning. The last five states are `call_reader`'s and
+`call_arguments`'.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_states import IN_CALL, State
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.events import EndedBy
     from mlx_backend.conversation.tools import ToolSet
 
+_BRACKET = re.compile(r"[{\[]")
+_FENCE = "```"
 _LAYOUT = "\r\n"
 _MAX_LAYOUT = 16  # white space that is held, at the end of reasoning or before the first text
 
@@ -50,7 +56,7 @@ _MAX_LAYOUT = 16  # white space that is held, at the end of reasoning or before 
 class BlockReader(CallReader):
     """Reads one turn of a model that writes blocks."""
 
-    __slots__ = ("_closers", "_holds_breaks")
+    __slots__ = ("_bare_anywhere", "_closers", "_drops_breaks", "_in_code")
 
     def __init__(
         self,
@@ -62,7 +68,14 @@ class BlockReader(CallReader):
     ) -> None:
         super().__init__(form, tools, special_tokens)
         self._closers: frozenset[str] = frozenset()  # of the block that is open
-        self._holds_breaks = False  # line breaks at the end of the answer are layout
+        self._in_code = False  # the answer is in a fenced block of code
+        self._bare_anywhere = {  # by the character that they begin with
+            first: each
+            for each in form.blocks
+            for first in "{["
+            if each.is_anywhere and each.head and each.head.fullmatch(first) and tools.may_be_called
+        }
+        self._drops_breaks = False  # line breaks at the end of the answer are layout
         match opens_in:
             case Channel.ANALYSIS if form.reasoning:
                 self._enter_reasoning([*form.reasoning.values(), *form.reasoning])
@@ -79,7 +92,10 @@ class BlockReader(CallReader):
         closers = [closer for each in form.sections for closer in each.closers] if self._lost_opener else []
         self._expect(
             State.OPENING,
-            [*form.reasoning, *form.reasoning.values(), *self._openers, *self._answer_markers(), *closers],
+            [
+                *(*form.reasoning, *form.reasoning.values(), *self._openers),
+                *(*self._answer_markers(), *closers, *([_FENCE] if self._bare_anywhere else ())),
+            ],
         )
 
     def _enter_reasoning(self, markers: Iterable[str]) -> None:
@@ -101,8 +117,16 @@ class BlockReader(CallReader):
         more = [*form.reasoning] if form.is_anywhere else []
         if self._was_cut_short:
             more += form.reasoning.values()
-        self._expect(State.ANSWER, [*self._openers, *self._answer_markers(), *more])
+        more += [_FENCE] if self._bare_anywhere else []
+        watched = "" if self._in_code else "".join(self._bare_anywhere)
+        watched += _LAYOUT if self._holds_breaks else ""
+        self._expect(State.ANSWER, [*self._openers, *self._answer_markers(), *more], watched=watched)
         self._open(Channel.FINAL)
+
+    @property
+    def _holds_breaks(self) -> bool:
+        """Whether a marker may follow that makes line breaks in the answer layout."""
+        return self._drops_breaks or bool(self._openers) or bool(self._bare_anywhere)
 
     def _answer_markers(self) -> list[str]:
         return [marker for each in self._format.answers for marker in (each.opener, each.closer) if marker]
@@ -146,13 +170,15 @@ class BlockReader(CallReader):
             case State.OPENING:
                 return self._gather_opening(text)
             case State.ANSWER:
-                self._answer(text)
+                return self._answer(text)
             case State.SECTION:
                 return self._gather_section(text)
             case State.CALL:
                 return self._gather(text)
             case State.ARGUMENTS:
                 return self._stream(text)
+            case State.STRING:
+                return self._gather_string(text)
             case State.REST:
                 return self._gather_rest(text)
         return ""
@@ -181,7 +207,7 @@ class BlockReader(CallReader):
             text, self._layout = self._layout, ""
             self._trims_layout = False
             self._enter_answer()
-            self._emit(text)
+            return text
         return ""
 
     def _bare_call(self, first: str) -> CallBlock | None:
@@ -210,7 +236,21 @@ class BlockReader(CallReader):
         if visible:
             self.events.append(event(visible))
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, text: str) -> str:
+        """Put out text up to where a call without an opener may begin; return the rest."""
+        if self._bare_anywhere and not self._in_code:
+            for bracket in _BRACKET.finditer(text):
+                at, block = bracket.start(), self._bare_anywhere.get(bracket[0])
+                if block and block.head and block.head.fullmatch(text, at, at + block.syntax.head_length):
+                    if at:
+                        self._put_out_answer(text[:at])
+                    self._written, self._layout = [self._layout], ""
+                    self._begin_call(block)
+                    return text[at:]
+        self._put_out_answer(text)
+        return ""
+
+    def _put_out_answer(self, text: str) -> None:
         if self._trims_layout:
             text = text.lstrip(_LAYOUT)
             self._trims_layout = not text
@@ -225,11 +265,15 @@ class BlockReader(CallReader):
 
     def marker(self, marker: str) -> None:
         """Open or close a block. What does neither here is text; other control tokens are dropped."""
-        written = marker.replace(CONTROL, "")
+        self._spelling = written = marker.replace(CONTROL, "")
         marker = self._aliases.get(written, written)
+        is_end = marker in END_MARKERS or marker in self._format.ends
+        may_be_quoted = written not in self._control if is_end else marker not in self._openers
+        if may_be_quoted and self._doubts_closer(written):
+            return
         if marker in self._expected and self._mark(marker):
             return
-        if marker in END_MARKERS or marker in self._format.ends:
+        if is_end:
             self.close("stop")
             self.ended = True
         elif marker in self._format.markers or self._state in IN_CALL:
@@ -254,12 +298,14 @@ class BlockReader(CallReader):
                 self._leave_block()
         elif marker in self._openers:
             self._open_calls(marker)
+        elif marker == _FENCE:
+            self._in_code = not self._in_code
+            self._enter_answer()
+            self._put_out_answer(marker)
         elif block := next((each for each in form.answers if each.opener == marker), None):
             self._layout = ""
+            self._drops_breaks = block.has_layout
             self._enter_answer()
-            self._holds_breaks = block.has_layout
-            if block.has_layout:
-                self._expect(State.ANSWER, self._expected, watched=_LAYOUT)
             self._trims_layout = True
             self.delta = None
         else:  # the closer of an answer or of a section
@@ -268,7 +314,7 @@ class BlockReader(CallReader):
 
     def _leave_block(self) -> None:
         self._layout = ""
-        self._holds_breaks = False
+        self._drops_breaks = False
         self._trims_layout = True
         self._enter_opening()
 
@@ -281,5 +327,7 @@ class BlockReader(CallReader):
         elif self._state is State.OPENING and self._layout and not self._trims_layout:
             self._enter_answer()
             self._emit(self._layout)
+        elif self._state is State.ANSWER and self._layout and not self._drops_breaks:
+            self.events.append(ContentDelta(self._layout))
         self._layout = ""
         self.delta = None

@@ -34,10 +34,11 @@ class State(Enum):
     SECTION = auto()
     CALL = auto()
     ARGUMENTS = auto()
+    STRING = auto()
     REST = auto()
 
 
-IN_CALL = (State.CALL, State.ARGUMENTS, State.REST)
+IN_CALL = (State.CALL, State.ARGUMENTS, State.STRING, State.REST)
 
 
 @lru_cache(maxsize=1024)

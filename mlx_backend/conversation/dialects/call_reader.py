@@ -1,65 +1,42 @@
-"""Reads the calls in a turn of blocks: the states SECTION, CALL, ARGUMENTS and REST of `block_reader`, which says more.
+"""Reads the calls in a turn of blocks: the states SECTION and CALL of `block_reader`, which says more.
 
-What a call needs to be read is kept as it was written (`_written`, `_body`) until a call has come of it, and shown if
-none has. Knows nothing of answers, and of reasoning only that a call may begin in it.
+A closer in an open value may be part of the value, and the next one the call's; where the value is never closed, the
+call ends at the first after all. What a call needs to be read is kept as it was written (`_written`, `_body`) until a
+call has come of it, and shown if none has. Knows nothing of answers, and of reasoning only that a call may begin in it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_format import CallBlock, CallsInReasoning
-from mlx_backend.conversation.dialects.block_states import MarkerReader, State
+from mlx_backend.conversation.dialects.block_states import State
+from mlx_backend.conversation.dialects.call_arguments import (
+    MAX_BEGINNING,
+    MAX_DOUBTS,
+    ArgumentReader,
+    DoubtedCloser,
+)
 from mlx_backend.conversation.dialects.calls.base import JsonSpan, first_wrong
-from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
 from mlx_backend.conversation.dialects.text_buffer import TextBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
-    from mlx_backend.conversation.dialects.calls.base import DecodedCall, Span
-    from mlx_backend.conversation.events import EndedBy, Event
-    from mlx_backend.conversation.tools import ToolSet
+    from mlx_backend.conversation.dialects.block_format import CallSection
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.events import EndedBy
 
 _BLANKS = " \t\r\n\v\f"
-_MAX_BEGINNING = 2048  # characters of a call in which its arguments have to begin to be put out as they come
-_MAX_DOUBTS = 64  # markers in one call that may be part of a value
+_VISIBLE = re.compile(r"\S")
+_MAX_GAP = 16  # blanks between two openers of one call
 
 
-class CallReader(MarkerReader):
+class CallReader(ArgumentReader):
     """The part of a reader of blocks that reads calls."""
 
-    __slots__ = (
-        *("_block", "_blocks", "_body", "_call_delta", "_doubts", "_has_begun", "_has_calls"),
-        *("_in_reasoning", "_last_decoded", "_layout", "_lost_opener", "_must_be_offered", "_openers"),
-        *("_section", "_sections", "_span", "_trims_layout", "_was_cut_short", "_written"),
-    )
-
-    def __init__(self, form: BlockFormat, tools: ToolSet, special_tokens: Mapping[int, str] | None) -> None:
-        super().__init__(form, tools, special_tokens)
-        has_calls = tools.may_be_called
-        self._sections = (
-            {opener: each for each in form.sections for opener in each.openers} if has_calls else {}
-        )
-        self._blocks = {each.opener: each for each in form.blocks if each.opener} if has_calls else {}
-        self._openers: tuple[str, ...] = (*self._sections, *self._blocks)
-        self._section: CallSection | None = None
-        self._has_calls = False  # in this section, or just before this place
-        self._block: CallBlock | None = None
-        self._body = TextBuffer()  # of a call
-        self._has_begun = False  # there is more than blanks in the body
-        self._written: list[str] = []  # what is shown, with the body, if no call comes of it
-        self._in_reasoning = False  # the call being read began in a block of reasoning
-        self._must_be_offered = False  # there, and without a marker, only an offered tool's name makes a call
-        self._was_cut_short = False  # reasoning ended without its closer, which may still come
-        self._lost_opener = False  # the last call stood outside of a section, whose closer may still come
-        self._doubts = 0
-        self._last_decoded: tuple[str, Sequence[DecodedCall]] | None = None
-        self._span: Span | None = None
-        self._call_delta: Callable[[str], Event] | None = None
-        self._layout = ""  # white space that is dropped if a marker follows
-        self._trims_layout = False  # the next line breaks are layout
+    __slots__ = ()
 
     # what the rest of the reader does
 
@@ -138,10 +115,6 @@ class CallReader(MarkerReader):
             self._give_up()
             self.marker(marker)
 
-    def marker(self, marker: str) -> None:
-        """Take a marker."""
-        raise NotImplementedError
-
     # a call
 
     def _begin_call(self, block: CallBlock) -> None:
@@ -150,7 +123,7 @@ class CallReader(MarkerReader):
             self._section is None and (block.is_text or not block.opener)
         )
         self._body = TextBuffer(block.opener if block.is_text else "")
-        self._doubts, self._has_begun = 0, False
+        self._doubts, self._doubted, self._has_begun = 0, None, False
         self._span = block.span() if block.span is not None else None
         if block.opener and not block.is_text:
             self._written.append(block.opener)
@@ -173,9 +146,16 @@ class CallReader(MarkerReader):
                 return text[wrong:]
         before = self._body.length
         self._body.append(text)
-        if before < _MAX_BEGINNING:
+        if self._must_be_offered and not block.opener and before < MAX_BEGINNING:
             written = str(self._body)
-            if call := block.syntax.begin(written[:_MAX_BEGINNING]):
+            named = block.syntax.first_name(written[:MAX_BEGINNING])
+            if named is not None and self._accepted(named[0]) is None:
+                self._body = TextBuffer(written[: named[1]])
+                self._give_up()
+                return written[named[1] :]
+        if before < MAX_BEGINNING:
+            written = str(self._body)
+            if call := block.syntax.begin(written[:MAX_BEGINNING]):
                 return self._begin_arguments(call.name, call.id, written[call.arguments_at :])
         if self._span is None:
             return ""
@@ -192,76 +172,31 @@ class CallReader(MarkerReader):
         self._end_call("")
         return text[end:]
 
-    def _begin_arguments(self, name: str, own_id: str, text: str) -> str:
-        found = self._accepted(name)
-        if found is None:
-            self._give_up()
-            return ""
-        self._commit()
-        self._open_call(found, own_id)
-        self._enter_arguments()
-        return text
-
-    def _enter_arguments(self) -> None:
-        """Put out what comes, until it is a whole JSON value."""
-        self._call_delta = self.delta
-        self._span = JsonSpan()
-        section = self._section.closers if self._section is not None else ()
-        closers = self._block.closers if self._block is not None else ()
-        self._expect(State.ARGUMENTS, {*closers, *section, *self._openers}, watched=JsonSpan.SPECIAL)
-
-    def _stream(self, text: str) -> str:
-        span = self._span
-        assert isinstance(span, JsonSpan)
-        assert self._block is not None
-        self.delta = self._call_delta
-        end = span.end(text)
-        if end < 0:
-            self._emit(text)
-            if span.is_escaped:
-                self.delta = None  # the next character has to be seen
-            return ""
-        self._emit(text[:end])
-        self.delta = None
-        if self._block.closers:
-            self._body = TextBuffer()
-            self._expect(State.REST, self._expected)
-        else:
-            self._close_call(complete=True)
-            self._after_call()
-        return text[end:]
-
-    def _gather_rest(self, text: str) -> str:
-        """Gather what follows JSON arguments: the rest of their object, or of a list with more calls."""
-        assert self._block is not None
-        before = self._body.length
-        self._body.append(text)
-        if before < _MAX_BEGINNING:
-            written = str(self._body)
-            call = self._block.syntax.begin(written[:_MAX_BEGINNING])
-            if call is not None:
-                self._close_call(complete=True)
-                self._open_call(self._tools.offered_name(call.name), call.id)
-                self._enter_arguments()
-                return written[call.arguments_at :]
-        return ""
-
     def _mark_call(self, marker: str) -> bool:
         """Take a marker within a call. Return whether it means something there."""
         section, block = self._section, self._block
         assert block is not None
         ends_section = section is not None and marker in section.closers
         if marker in block.closers or ends_section:
-            if not ends_section and self._is_part_of_value():
+            if self._is_part_of_value():
+                self._doubt(ends_section=ends_section)
                 return False
             self._end_call(marker)
             if ends_section and self._state is State.SECTION:
                 self._mark_section(marker)
             return True
         if marker in self._openers:
-            if not self._may_be_next_call():
+            is_call = self._state is State.CALL and marker in self._blocks and self._body.length <= _MAX_GAP
+            if is_call and not (body := str(self._body)).strip():  # written twice
+                self._written.append(body)
+                self._begin_call(self._blocks[marker])
+                return True
+            if self._state is State.CALL and self._has_doubted_end():
+                self._end_at_doubt()
+            elif not self._may_be_next_call():
                 return False
-            self._end_call("")
+            else:
+                self._end_call("")
             self.marker(marker)
             return True
         self._give_up()  # the reasoning in which it began has gone on, and ends here
@@ -269,11 +204,42 @@ class CallReader(MarkerReader):
         return True
 
     def _is_part_of_value(self) -> bool:
-        assert self._block is not None
-        if self._state is not State.CALL or self._doubts >= _MAX_DOUBTS:
+        if self._doubts >= MAX_DOUBTS:
             return False
         self._doubts += 1
-        return self._block.syntax.is_open(str(self._body))
+        return self._is_open()
+
+    def _is_open(self) -> bool:
+        """Whether a call's text, so far, ends within a value."""
+        assert self._block is not None
+        return self._state is State.CALL and self._block.syntax.is_open(str(self._body))
+
+    def _doubt(self, *, ends_section: bool) -> None:
+        """Note a closer in an open value: the call ends there if the value is never closed."""
+        start = self._body.length
+        end = start + len(self._spelling)
+        if self._doubted is None:
+            self._doubted = DoubtedCloser(start, end, ends_section)
+        elif self._has_doubted_end():
+            self._doubted.end, self._doubted.ends_section = end, ends_section
+
+    def _has_doubted_end(self) -> bool:
+        """Whether nothing stands behind a closer in an open value."""
+        doubted = self._doubted
+        if doubted is None or doubted.is_followed:
+            return False
+        doubted.is_followed = _VISIBLE.search(str(self._body), doubted.end) is not None
+        return not doubted.is_followed
+
+    def _end_at_doubt(self) -> str:
+        """End the call at a closer in a value that was never closed. Return what follows it."""
+        assert self._doubted is not None
+        body, doubted = str(self._body), self._doubted
+        self._body, self._doubted = TextBuffer(body[: doubted.start]), None
+        self._end_call(body[doubted.start : doubted.end])
+        if doubted.ends_section and self._section is not None and self._state is State.SECTION:
+            self._mark_section(self._section.closer)
+        return body[doubted.end :]
 
     def _may_be_next_call(self) -> bool:
         """See whether an opener within a call begins another one, because the first has lost its closer."""
@@ -283,7 +249,7 @@ class CallReader(MarkerReader):
         if self._state is State.REST:
             return True
         self._doubts += 1
-        if self._doubts > _MAX_DOUBTS:
+        if self._doubts > MAX_DOUBTS:
             return False
         body = str(self._body)
         return bool(body.strip() and self._block.syntax.is_whole(body) and self._decode(body))
@@ -299,21 +265,6 @@ class CallReader(MarkerReader):
         else:
             self._body.append(closer)
             self._give_up()
-
-    def _end_arguments(self) -> None:
-        """Close a call whose arguments were put out already. More calls may stand behind them, in a list."""
-        rest = "" if self._state is State.ARGUMENTS else str(self._body)
-        self._close_call(complete=True)
-        if is_end_of_object(rest):
-            rest = ""
-        elif calls := self._decoded(rest):
-            self._put_out(calls)
-            rest = ""
-        if not rest.strip():
-            self._after_call()
-            return
-        self._body = TextBuffer(rest.strip())
-        self._give_up()
 
     def _decode(self, body: str) -> Sequence[DecodedCall]:
         """Return the calls of a body. The last one's are kept: what another call follows is looked at twice."""
@@ -386,13 +337,28 @@ class CallReader(MarkerReader):
         if self._state is State.SECTION:
             if not self._has_calls and ended_by == "stop":
                 self._give_up()
-        elif ended_by == "stop":
-            block = self._block
-            if self._state is State.CALL and block is not None and block.syntax.is_open(str(self._body)):
+        elif self._state is State.STRING:
+            self._close_behind(self._end_doubt(is_part=ended_by != "stop"), ended_by)
+        elif self._is_open():
+            if self._doubted is not None and (ended_by == "stop" or self._has_doubted_end()):
+                self._close_behind(self._end_at_doubt(), ended_by)
+            elif ended_by == "stop":
                 self._give_up()  # it ends within a value: what is there may not be all of it
             else:
-                self._end_call("")
-        elif self._state is not State.CALL:
+                self._close_cut_call()
+        elif ended_by == "stop":
+            self._end_call("")
+        else:
+            self._close_cut_call()
+
+    def _close_behind(self, rest: str, ended_by: EndedBy) -> None:
+        """Read what stands behind a call that ended at a doubted closer, and close."""
+        while rest:
+            rest = self.text(rest) or ""
+        self.close(ended_by)
+
+    def _close_cut_call(self) -> None:
+        if self._state is not State.CALL:
             self._close_call(complete=False)
         elif calls := self._decoded(str(self._body)):
             self._put_out(calls, is_cut=True)

@@ -7,6 +7,7 @@ it is shows in its first characters.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.dialects.calls.base import CallSyntax
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.calls.base import DecodedCall, StreamedCall
     from mlx_backend.conversation.tools import ToolSet
 
+_FENCE = r"```(?:json)?\s*"
+_FENCED = re.compile(rf"\A\s*{_FENCE}(?=[{{\[])")
 _PAIRS = re.compile(r"<(?:longcat_|ifm\|)?arg_key|<tool_sep")
 
 
@@ -28,7 +31,10 @@ class AnySyntax(CallSyntax):
     """`own` is the family's own syntax: what is written, and read where the text does not tell."""
 
     def __init__(self, own: CallSyntax) -> None:
-        self.head = re.compile(r"\s*(?:[<{\[].*|[\w.:/-]{1,128}\s*(?:[<{\[].*)?)?", re.DOTALL)
+        self.head = re.compile(
+            rf"\s*(?:(?:{_FENCE})?[<{{\[].*|`{{1,3}}|```(?:j(?:s(?:on?)?)?)?\s*|[\w.:/-]{{1,128}}\s*(?:[<{{\[].*)?)?",
+            re.DOTALL,
+        )
         self.own = own
         self._json = own if isinstance(own, JsonObjects) else JsonObjects()
         self._xml = own if isinstance(own, XmlCalls) else XmlCalls()
@@ -40,7 +46,10 @@ class AnySyntax(CallSyntax):
 
     def begin(self, body: str) -> StreamedCall | None:
         """Find JSON arguments."""
-        return self._json.begin(body)
+        fence = _FENCED.match(body)
+        at = fence.end() if fence else 0
+        call = self._json.begin(body[at:])
+        return replace(call, arguments_at=call.arguments_at + at) if call else None
 
     def is_open(self, body: str) -> bool:
         """Whether a body ends within a value."""
@@ -52,6 +61,7 @@ class AnySyntax(CallSyntax):
 
     def decode(self, body: str, tools: ToolSet) -> Sequence[DecodedCall]:
         """Return the calls. A name alone is a call if there is such a tool."""
+        body = _FENCED.sub("", body)
         syntax = self._syntax_of(body)
         if syntax is self._pairs and self.own is not syntax and not tools.names and not _PAIRS.search(body):
             return []
@@ -59,7 +69,7 @@ class AnySyntax(CallSyntax):
 
     def _syntax_of(self, body: str) -> CallSyntax:
         match body.lstrip()[:1]:
-            case "{" | "[":
+            case "{" | "[" | "`":
                 return self._json
             case "<":
                 return self._pairs if _PAIRS.match(body.lstrip()) else self._xml

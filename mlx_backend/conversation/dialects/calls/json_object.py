@@ -43,13 +43,17 @@ _BEGIN = re.compile(
     r'(?:"type"\s*:\s*"function"\s*,\s*)?(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?'
     r'"(?:name|tool_name)"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_NAME_FIRST = re.compile(
+    r'[\s\[]*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"(?:name|tool_name)"\s*:\s*(?P<name>"(?:[^"\\]|\\.)+")'
+)
 _DECODER = json.JSONDecoder(strict=False)
 
 
 class JsonObjects(CallSyntax):
     """`name_key`, `arguments_key` and `index_key` are how it is written; every spelling is read.
 
-    `streams`: arguments behind a name are put out as they come; the call has to have a closer.
+    `streams`: arguments behind a name are put out as they come; the call has to have a closer. `needs_arguments`: an
+    object with a name and nothing else is no call.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class JsonObjects(CallSyntax):
         index_key: str = "",
         around: tuple[str, str] = ("\n", "\n"),
         streams: bool = True,
+        needs_arguments: bool = False,
     ) -> None:
         self.head = re.compile(r"\s*(?:[{\[].*)?", re.DOTALL)
         self._keys = name_key, arguments_key
@@ -71,6 +76,7 @@ class JsonObjects(CallSyntax):
         if index_key:
             self.counters = {'"0"': '"[0-9]{1,3}"'}
         self._around = around
+        self._needs_arguments = needs_arguments
         self._streams = streams and not by_name
 
     def opening(self, name: str) -> str:
@@ -98,6 +104,17 @@ class JsonObjects(CallSyntax):
             return None
         name = _parse_string(match["name"])
         return StreamedCall(name, match.end()) if name else None
+
+    def first_name(self, body: str) -> tuple[str, int] | None:
+        """Return the name, if it is the first or, behind a type, the second key."""
+        match = _NAME_FIRST.match(body)
+        return (_parse_string(match["name"]), match.end()) if match else None
+
+    def is_open(self, body: str) -> bool:
+        """Whether a string is open."""
+        span = JsonSpan()
+        span.end(body)
+        return span.in_string
 
     def is_whole(self, body: str) -> bool:
         """Whether the last bracket is closed."""
@@ -149,7 +166,7 @@ class JsonObjects(CallSyntax):
                 DecodedCall(key, to_json(arguments if arguments is not None else {}))
                 for key, arguments in value.items()
             ]
-        if not name:
+        if not name or (self._needs_arguments and not any(key in value for key in _ARGUMENTS)):
             return []
         arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
         written = arguments if isinstance(arguments, str) else to_json({} if arguments is None else arguments)

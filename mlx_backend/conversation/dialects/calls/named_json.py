@@ -65,6 +65,9 @@ class NamedJson(CallSyntax):
         """Return the call; what stands there instead of JSON objects is its arguments as they were written."""
         match = self._match(body)
         if match is None:
+            name = body.strip()
+            if name in tools.names:  # it needs no arguments
+                return [DecodedCall(name, "{}")]
             return _OBJECTS.decode(body, tools) if body.lstrip()[:1] in ("{", "[") else []
         name, own_id = match["name"].strip(), match.groupdict().get("id") or ""
         arguments = body[match.end() :]

@@ -28,7 +28,6 @@ _TAG = re.compile(
 )
 _NAME = re.compile(r"[\w.:/-]{1,256}\Z")
 _WHOLE = re.compile(r"</[^<>]{0,64}arg_value[^<>]{0,32}>\s*\Z|\A[^<]{1,512}\Z")
-_OPENED = re.compile(r"<(?:longcat_|ifm\|)?(?:arg_key|arg_value)")
 _OBJECTS = JsonObjects()
 
 
@@ -65,8 +64,8 @@ class PairCalls(CallSyntax):
 
     def is_open(self, body: str) -> bool:
         """Whether a key or a value is open."""
-        last = body.rfind("<")
-        return _OPENED.match(body, last) is not None if last >= 0 else False
+        tags = [*_TAG.finditer(body)]
+        return bool(tags) and not tags[-1]["close"] and tags[-1]["kind"] != "tool_sep"
 
     def is_whole(self, body: str) -> bool:
         """Whether no value is open."""
@@ -109,10 +108,13 @@ def _pairs(body: str) -> dict[str, str]:
     """Return the text of each key. A value ends at its closing tag, or where the next key begins."""
     pairs: dict[str, str] = {}
     key, opened, at = "", "", 0
-    for tag in _TAG.finditer(body):
+    tags = [*_TAG.finditer(body)]
+    for tag, following in zip(tags, [*tags[1:], None], strict=True):
         kind, closes = tag["kind"], bool(tag["close"])
-        if opened == "arg_value" and (kind, closes) not in (("arg_value", True), ("arg_key", False)):
-            continue
+        if opened == "arg_value" and (kind, closes) != ("arg_value", True):
+            is_key = following is not None and following["kind"] == "arg_key" and bool(following["close"])
+            if (kind, closes) != ("arg_key", False) or not is_key:
+                continue
         text = body[at : tag.start()]
         if opened == "arg_key":
             key = text.strip()

@@ -41,6 +41,16 @@ _KEYWORD_ARGUMENT = re.compile(rf"(?<=[(,])(\s*)({'|'.join(keyword.kwlist)})(?=\
 _KEYWORD_MARK = "_is_no_keyword_"
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _KNOWN_ESCAPES = "\\'\"abfnrtvxuUN01234567\n"
+_STRINGS = re.compile(  # and remarks; a string that is open goes on to the end
+    r"#[^\n]*|\"\"\"(?:[^\\\"]|\\.|\"(?!\"\"))*+(?:\"\"\")?|'''(?:[^\\']|\\.|'(?!''))*+(?:''')?"
+    r"|\"(?:[^\\\"]|\\.)*+\"?|'(?:[^\\']|\\.)*+'?",
+    re.DOTALL,
+)
+_BEHIND_STRING = re.compile(
+    r"\s*(?:[)\]}:#]|\Z|,\s*(?:[\"'\[{(*)\]}\d-]|[A-Za-z_]\w*\s*=|(?i:true|false|none|null)\b))"
+)
+_PADDED = re.compile(r"(?<![\w.'\"])0\d+(?![\w.])")
+_FIRST_CALL = re.compile(r"\s*\[\s*([A-Za-z_][\w.-]{0,255})\s*\(")
 _FENCE = re.compile(r"\A\s*```(?:\w{1,16})?\s*\n?|\n?\s*```\s*\Z")
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*\Z")
 _OBJECTS = JsonObjects()
@@ -71,6 +81,16 @@ class PythonicCalls(CallSyntax):
         call = f"{name}({', '.join(written)})"
         before, after = self._around
         return (Piece(f"{before}{f'[{call}]' if self.in_list else call}{after}"),)
+
+    def first_name(self, body: str) -> tuple[str, int] | None:
+        """Return the first call's name."""
+        match = _FIRST_CALL.match(body)
+        return (match[1], match.end()) if match else None
+
+    def is_open(self, body: str) -> bool:
+        """Whether a string is open."""
+        quotes = [match[0] for match in _STRINGS.finditer(body)]
+        return bool(quotes) and quotes[-1][0] in "\"'" and not _is_closed(quotes[-1])
 
     def decode(self, body: str, tools: ToolSet) -> list[DecodedCall]:
         """Return the calls, all of them or none."""
@@ -109,6 +129,15 @@ class TaggedCalls(CallSyntax):
         return [] if is_program else calls
 
 
+def _is_closed(string: str) -> bool:
+    quote = string[0] * 3 if string[:3] in ('"""', "'''") else string[0]
+    inner = string[len(quote) :]
+    if not inner.endswith(quote):
+        return False
+    escapes = len(inner) - len(quote) - len(inner[: -len(quote)].rstrip("\\"))
+    return escapes % 2 == 0
+
+
 class _NoCallError(Exception):
     """This is no call, or one whose arguments would have to be computed."""
 
@@ -131,7 +160,10 @@ def _parse(text: str) -> ast.Module:
 
 
 def _repaired(text: str) -> str:
-    """Escape line breaks in strings, and mark arguments whose names are Python's keywords."""
+    """Escape line breaks and quotation marks in strings; mark arguments whose names are Python's keywords.
+
+    A number that Python does not know becomes a string: `07`.
+    """
     parts: list[str] = []
     quote, start, at = "", 0, 0
     while at < len(text):
@@ -142,17 +174,25 @@ def _repaired(text: str) -> str:
         if quote and text.startswith(quote, at):
             string = text[start:at]
             parts.append(string.replace("\n", "\\n") if len(quote) == 1 else string)
-            start, quote = at, ""
+            if len(quote) == 3 or _BEHIND_STRING.match(text, at + 1):
+                quote = ""
+            else:
+                parts.append("\\")  # this one is part of the string
+            start = at
             at += 1
             continue
         if not quote and character in "\"'":
-            parts.append(_KEYWORD_ARGUMENT.sub(rf"\1{_KEYWORD_MARK}\2", text[start:at]))
+            parts.append(_repaired_code(text[start:at]))
             quote = character * 3 if text.startswith(character * 3, at) else character
             start, at = at, at + len(quote)
             continue
         at += 1
     rest = text[start:]
-    return "".join([*parts, rest if quote else _KEYWORD_ARGUMENT.sub(rf"\1{_KEYWORD_MARK}\2", rest)])
+    return "".join([*parts, rest if quote else _repaired_code(rest)])
+
+
+def _repaired_code(text: str) -> str:
+    return _PADDED.sub(r"'\g<0>'", _KEYWORD_ARGUMENT.sub(rf"\1{_KEYWORD_MARK}\2", text))
 
 
 def _call_nodes(module: ast.Module) -> Iterator[ast.Call]:

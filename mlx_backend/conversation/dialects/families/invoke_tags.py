@@ -41,14 +41,21 @@ MINIMAX_M3 = family(
     recognises=has((NAMESPACE,), ("<mm:think>",)),
     form=BlockFormat(
         reasoning={"<mm:think>": "</mm:think>", **THINK_TAGS},
-        sections=(CallSection(openers=(f"{NAMESPACE}<tool_call>",), closer=f"{NAMESPACE}</tool_call>"),),
-        blocks=(
+        sections=(
+            CallSection(
+                openers=(f"{NAMESPACE}<tool_call>", f"{NAMESPACE} <tool_call>"),
+                closer=f"{NAMESPACE}</tool_call>",
+                more_closers=(f"{NAMESPACE} </tool_call>",),
+            ),
+        ),
+        blocks=tuple(
             CallBlock(
-                opener=f"{NAMESPACE}<invoke name=",
-                closers=(f"{NAMESPACE}</invoke>",),
+                opener=f"{NAMESPACE}{blank}<invoke name=",
+                closers=(f"{NAMESPACE}{blank}</invoke>",),
                 syntax=ElementCalls(),
                 is_text=True,
-            ),
+            )
+            for blank in ("", " ")
         ),
         ends=frozenset({"[e~["}),
         controls=(NAMESPACE,),

@@ -103,25 +103,23 @@ LLAMA_PYTHONIC = family(
         sections=(
             CallSection(openers=("<|python_start|>",), closer="<|python_end|>", syntax=PythonicCalls()),
         ),
-        blocks=(CallBlock(syntax=PythonicCalls(), head=_PYTHON_HEAD, span=PythonSpan),),
+        blocks=(CallBlock(syntax=PythonicCalls(), head=_PYTHON_HEAD, is_anywhere=True, span=PythonSpan),),
         separators=";,",
         ends=frozenset({"<|eot|>", "<|eom|>", "<|eom_id|>"}),
     ),
     example='[get_weather(city="Paris", days=3)]',
 )
 
-_JSON_HEAD = re.compile(
-    rf'\s*(?:\{{\s*(?:"(?:{beginnings(("name", "type", "function", "parameters", "arguments"), chr(34) + ".*")})?)?)?',
-    re.DOTALL,
-)
-_LLAMA_OBJECTS = JsonObjects(arguments_key="parameters", around=("", ""), streams=False)
+_JSON_KEYS = beginnings(("name", "type", "function", "parameters", "arguments"), '".*')
+_JSON_HEAD = re.compile(rf'\s*(?:\[\s*)?(?:\{{\s*(?:"(?:{_JSON_KEYS})?)?)?', re.DOTALL)
+_LLAMA_OBJECTS = JsonObjects(arguments_key="parameters", around=("", ""), streams=False, needs_arguments=True)
 LLAMA_3 = family(
     "llama3-json",
     *("llama3", "llama-3", "llama-3.1", "llama-3.3"),
     recognises=has(("<|start_header_id|>",), ("<|python_tag|>",)),
     form=BlockFormat(
         blocks=(
-            CallBlock(syntax=_LLAMA_OBJECTS, head=_JSON_HEAD, span=JsonSpan),
+            CallBlock(syntax=_LLAMA_OBJECTS, head=_JSON_HEAD, is_anywhere=True, span=JsonSpan),
             CallBlock(opener="<|python_tag|>", syntax=TaggedCalls(_LLAMA_OBJECTS), span=JsonSpan),
             CallBlock(opener="<function=", closers=("</function>",), syntax=XmlCalls(), is_text=True),
         ),

@@ -119,6 +119,7 @@ HARMONY_CALLS = HarmonyCalls()
 
 HARMONY = Dialect(
     name="harmony",
+    aliases=("gpt-oss",),
     recognises=recognises,
     reader=HarmonyReader,
     continuation=continuation,
