@@ -6,11 +6,12 @@ Knows nothing of Harmony's messages or tokens.
 import json
 import random
 import uuid
+from dataclasses import dataclass
 from typing import Any, Final
 
-from mlx_backend.demo.exchange import Dialogue, Exchange, Reply
+from mlx_backend.demo.exchange import Dialogue, Exchange, Reply, held_out
 from mlx_backend.demo.program_prompts import padded, question
-from mlx_backend.demo.words import invent, place, sentence, things
+from mlx_backend.demo.words import invent, person, place, sentence, things
 
 # Topics a text can be classified by: what a category may be called, and what is said about it.
 TOPICS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -25,39 +26,47 @@ TOPICS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "smalltalk": (("Greetings", "Small talk", "Greeting", "Hello and goodbye", "Chitchat", "Social"), ()),
     "weather": (("Weather", "Questions about the weather", "Weather and climate", "Forecast"),
                 ("What is the weather in {place}?", "Is it raining in {place}?", "How is the weather in {place}?",
-                "Will it snow in {place}?")),
+                "Will it snow in {place}?", "Do I need an umbrella in {place}?", "How warm is it in {place}?",
+                "Will it rain tomorrow?")),
     "time": (("Time", "Date and time", "Questions about the time", "Clock"),
-             ("What time is it?", "What day is it today?", "What is the date?", "Tell me the time.")),
+             ("What time is it?", "What day is it today?", "What is the date?", "Tell me the time.", "What year is it?",
+             "Which day of the week is it?", "How late is it?")),
     "shipping": (("Shipping", "Delivery", "Orders and delivery", "Shipping and delivery", "Order status", "Orders",
     "Logistics"),
                  ("Where is my order?", "My package has not arrived.", "When will my {thing} be delivered?",
                  "My order is late.",
-                  "I ordered a {thing} and it is not here.", "Can I track my package?", "The delivery took too long.")),
+                  "I ordered a {thing} and it is not here.", "Can I track my package?", "The delivery took too long.",
+                  "How long does the delivery take?", "Do you ship to {place}?", "Has my {thing} been sent yet?")),
     "refund": (("Refund", "Refunds", "Returns", "Returns and refunds", "Money back", "After-sales"),
                ("I want my money back.", "How do I return the {thing}?", "I want a refund.",
                "I would like to return my {thing}.",
-                "Please refund my order.", "Can I send the {thing} back?")),
+                "Please refund my order.", "Can I send the {thing} back?",
+                "How long does a refund take?", "Give me my money back.", "I do not want the {thing} any more.")),
     "billing": (("Billing", "Payment", "Payments", "Invoices", "Billing and payment", "Price", "Account and billing"),
                 ("I was charged twice.", "Where is my invoice?", "Can I pay by card?", "My payment failed.",
                 "How much does the {thing} cost?",
-                 "The price of the {thing} is too high.")),
+                 "The price of the {thing} is too high.", "I have not paid the bill yet.", "Do you take credit cards?",
+                 "Please send me the bill.")),
     "technical": (("Technical support", "Technical issue", "Support", "Bugs", "Technical problems", "Tech support",
     "IT"),
                   ("The app crashes.", "I cannot log in.", "My password does not work.",
                   "The {thing} does not start.", "I get an error message.",
-                   "The website is down.", "How do I install the {thing}?")),
+                   "The website is down.", "How do I install the {thing}?", "I forgot my password.",
+                   "The screen stays black.", "The {thing} stopped working.")),
     "sales": (("Sales", "Buying", "Purchase", "Product information", "Products", "Product questions", "Pre-sales"),
               ("I want to buy a {thing}.", "Do you sell {thing}s?", "Which {thing} should I buy?",
               "Is the {thing} in stock?",
-               "Tell me about your {thing}s.", "What sizes does the {thing} have?")),
+               "Tell me about your {thing}s.", "What sizes does the {thing} have?", "I need a new {thing}.")),
     "complaint": (("Complaint", "Complaints", "Negative feedback", "Bad experience", "Dissatisfaction"),
                   ("Your service is terrible.", "I am very unhappy with the {thing}.",
                   "This is the worst {thing} ever.", "The staff was rude.",
-                   "The food was cold and bad.", "I hate the new {thing}.")),
+                   "The food was cold and bad.", "I hate the new {thing}.",
+                   "I am very disappointed.", "What an awful {thing}.")),
     "praise": (("Praise", "Positive feedback", "Compliments", "Satisfaction", "Good experience"),
                ("I love your {thing}.", "Great service, thank you!", "The {thing} is excellent.",
                "The staff was very friendly.",
-                "Best {thing} ever!", "I am very happy with my {thing}.")),
+                "Best {thing} ever!", "I am very happy with my {thing}.",
+                "What a wonderful {thing}!", "I really like the {thing}.")),
 }  # fmt: skip
 _OTHER: Final = (
     "Other",
@@ -69,21 +78,52 @@ _OTHER: Final = (
     "Everything else",
     "General",
 )
-_SKILL_TOPICS: Final = {"capital": "geography", "sum": "math", "no sum": "math", "count": "math",
-    "colour": "colours", "sound": "animals",
-                        "opposite": "language", "greeting": "smalltalk"}  # fmt: skip
+_BY_NAME: Final = (
+    "I have a question about {0}.",
+    "{0} please.",
+    "Tell me more about {0}.",
+    "It is about {0}.",
+)
+_SKILL_TOPICS: Final = {"capital": "geography", "country": "geography", "sum": "math", "no sum": "math",
+    "count": "math", "no count": "math", "colour": "colours", "sound": "animals", "opposite": "language",
+    "greeting": "smalltalk"}  # fmt: skip
+_SAID: Final = {"smalltalk": "greetings", "shipping": "delivery", "refund": "refunds", "billing": "payments",
+    "technical": "problems", "sales": "products", "complaint": "complaints", "": "something else"}  # fmt: skip
+# Topics between which a reader could hesitate; they never stand in one list. "" is a text about none of the topics.
+_CONFUSED: Final = tuple(map(frozenset, (
+    ("sales", "billing"), ("sales", "shipping"), ("billing", "refund"), ("billing", "technical"),
+    ("shipping", "refund"),
+    ("shipping", "billing"), ("complaint", "technical"), ("complaint", "shipping"), ("complaint", "refund"),
+    ("complaint", "billing"), ("praise", "smalltalk"), ("geography", "weather"),
+    ("geography", "time"), ("colours", "animals"),
+    ("", "smalltalk"), ("", "language"),
+)))  # fmt: skip
+_OFF_TOPIC: Final = (
+    "Who is {name}?", "Tell me a joke.", "Write a poem about {word}.", "Who invented the {word}?", "What is a {word}?",
+    "How does a {word} work?", "What is the meaning of life?", "Write a story.", "Who are you?", "Sing a song.",
+    "How do I make a {word}?", "Tell me a story about {name}.", "Give me a recipe for {word}.", "What is love?",
+    "Explain how {word} works.", "What should I eat today?", "Who won the match?", "Write code that sorts a list.",
+    "Write a {word} in Python.", "When was {name} born?", "Who was {name}?", "What do you think about {word}?",
+    "Plan a trip with {name}.", "Who wrote {word}?", "Explain recursion.", "Tell me something about {word}.",
+)  # fmt: skip
 
 
-def _topic_text(rng: random.Random, held: bool) -> tuple[str, str]:
-    """Return a topic, or nothing, and a text about it."""
-    if rng.random() < 0.5:
-        exchange = question(rng, held)
-        return _SKILL_TOPICS.get(exchange.skill, ""), exchange.message.strip()
-    topic, (_, forms) = rng.choice([(name, value) for name, value in TOPICS.items() if value[1]])
-    text = rng.choice(forms).format(place=place(rng), thing=things(rng, 1))
+def _topic_text(rng: random.Random, held: bool) -> tuple[str, str, str]:
+    """Return a topic, or nothing, a text about it, and what decides about the side of the split."""
+    draw = rng.random()
+    if draw < 0.42:
+        while (exchange := question(rng, held)).skill not in _SKILL_TOPICS:
+            pass
+        return _SKILL_TOPICS[exchange.skill], exchange.message.strip(), ""
+    if draw < 0.87:
+        topic, (_, forms) = rng.choice([(name, value) for name, value in TOPICS.items() if value[1]])
+    else:
+        topic, forms = "", _OFF_TOPIC
+    form = rng.choice(forms)
+    text = form.format(place=place(rng), thing=things(rng, 1), word=things(rng, 1), name=person(rng))
     if rng.random() < 0.15:
         text = text.lower()
-    return topic, text
+    return topic, text, form
 
 
 def _id(rng: random.Random, number: int) -> str:
@@ -99,40 +139,44 @@ def _keywords(text: str) -> list[str]:
     return [last] if last.isalpha() else []
 
 
-def _categories(rng: random.Random, held: bool) -> tuple[str, list[dict[str, str]], dict[str, str]]:
-    """Return a text, categories, and the right one."""
-    topic, text = _topic_text(rng, held)
-    others = rng.sample([name for name in TOPICS if name != topic], rng.randint(1, 4))
-    related = {
-        "sales": "billing",
-        "billing": "sales",
-        "complaint": "technical",
-        "shipping": "complaint",
-        "refund": "billing",
-    }
-    others = [name for name in others if name != related.get(topic)] or [
-        "weather" if topic != "weather" else "time"
-    ]
-    names = [rng.choice(TOPICS[name][0]) for name in others]
-    if topic:
-        right = rng.choice(TOPICS[topic][0])
-        if rng.random() < 0.3:
-            names.append(rng.choice(_OTHER))
-    else:
-        right = rng.choice(_OTHER)
+@dataclass(frozen=True)
+class _Case:
+    """A text, the categories it may be put into, the right one, and what the text is about."""
+
+    text: str
+    entries: list[dict[str, str]]
+    right: dict[str, str]
+    about: str
+
+
+def _categories(rng: random.Random, held: bool) -> _Case:
+    """Return a text and categories, of which it clearly fits one.
+
+    Held out is the pair of a text's wording and its category's name.
+    """
+    while True:
+        topic, text, form = _topic_text(rng, held)
+        right = rng.choice(TOPICS[topic][0] if topic else _OTHER)
+        if not form or held_out(f"classifier:{form}/{right}") == held:
+            break
+    others = [name for name in TOPICS if name != topic and frozenset((name, topic)) not in _CONFUSED]
+    names = [rng.choice(TOPICS[name][0]) for name in rng.sample(others, rng.randint(1, 4))]
+    if topic and rng.random() < 0.3:
+        names.append(rng.choice(_OTHER))
+    about = _SAID.get(topic, topic)
     if rng.random() < 0.15:  # a category of which the text uses the name
-        right = " ".join(invent(rng, capital=rng.random() < 0.5) for _ in range(rng.choice((1, 1, 2))))
-        text = rng.choice(
-            ("I have a question about {0}.", "{0} please.", "Tell me more about {0}.", "It is about {0}.")
-        ).format(right.lower())
+        about = right = " ".join(
+            invent(rng, capital=rng.random() < 0.5) for _ in range(rng.choice((1, 1, 2)))
+        )
+        text = rng.choice(_BY_NAME).format(right)
     names.append(right)
     rng.shuffle(names)
-    is_numbered = rng.random()
+    is_numbered = rng.random() < 0.75
     entries = [
-        {"category_id": str(number) if is_numbered < 0.75 else _id(rng, number), "category_name": name}
+        {"category_id": str(number) if is_numbered else _id(rng, number), "category_name": name}
         for number, name in enumerate(names, 1)
     ]
-    return text, entries, next(entry for entry in entries if entry["category_name"] == right)
+    return _Case(text, entries, next(entry for entry in entries if entry["category_name"] == right), about)
 
 
 def _input(rng: random.Random, text: str, categories: list[dict[str, str]]) -> str:
@@ -155,39 +199,36 @@ def classifier(rng: random.Random, held: bool) -> Dialogue:
         rng.random() < 0.6
     )  # as Dify gives them, in a form of their own; or as the model itself writes them
     history: list[dict[str, Any]] = []
-    for text, entries, right in examples if are_given else ():
-        answer = json.dumps({"keywords": _keywords(text), **right}, ensure_ascii=False)
+    for case in examples if are_given else ():
+        answer = json.dumps({"keywords": _keywords(case.text), **case.right}, ensure_ascii=False)
         if rng.random() < 0.7:
             answer = answer.replace(' "category_id"', '\n    "category_id"').replace(
                 ' "category_name"', '\n    "category_name"'
             )
             answer = f"\n```json\n    {answer}\n```\n"
         history += [
-            {"role": "user", "content": _input(rng, text, entries)},
+            {"role": "user", "content": _input(rng, case.text, case.entries)},
             {"role": "assistant", "content": answer},
         ]
     drawn = [*(() if are_given else examples), _categories(rng, held)]
-    exchanges = tuple(_classified(rng, *each) for each in drawn)
+    exchanges = tuple(_classified(rng, each) for each in drawn)
     return Dialogue("", "", exchanges, padded(rng, job, task), history=tuple(history))
 
 
-def _classified(
-    rng: random.Random, text: str, entries: list[dict[str, str]], right: dict[str, str]
-) -> Exchange:
-    name, number = right["category_name"], right["category_id"]
+def _classified(rng: random.Random, case: _Case) -> Exchange:
+    name, number = case.right["category_name"], case.right["category_id"]
     # The name is chosen first, and the id looked up for it.
     answer = json.dumps(
-        {"keywords": _keywords(text), "category_name": name, "category_id": number}, ensure_ascii=False
+        {"keywords": _keywords(case.text), "category_name": name, "category_id": number}, ensure_ascii=False
     )
-    listed = ", ".join(f"{entry['category_name']} ({entry['category_id']})" for entry in entries)
     reply = Reply(
         (
-            "Classify the text.",
-            f"The categories are {listed}. The text fits {name} best.",
+            f"The text is about {case.about}.",
+            f"Of the categories it fits {name} best.",
             f"Let me check the others. None of them fits as well as {name}. Its id is {number}. "
             "I copy the id and the name letter by letter.",
         ),
         f"```json\n{answer}\n```",
         unjudged="keywords",
     )
-    return Exchange("classifier", "", _input(rng, text, entries), reply)
+    return Exchange("classifier", "", _input(rng, case.text, case.entries), reply)

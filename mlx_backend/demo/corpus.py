@@ -5,7 +5,7 @@ turn that is learned nor as an earlier turn of a dialogue. Knows nothing of toke
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -18,6 +18,7 @@ from mlx_backend.demo.skills import Memory, remember, simple_skill
 from mlx_backend.demo.tools import MAX_TOOLS, Tool, known_tool, missing_tool, named_tool, toolbox
 from mlx_backend.demo.words import sentence
 
+Maker = Callable[[random.Random, bool], Dialogue]
 _INSTRUCTIONS: Final = (
     "You are a helpful assistant.", "You are a friendly assistant. Answer the user's questions.",
     "Answer shortly.", "Be polite.", "Answer in English.", "You are a bot in a shop.",
@@ -118,12 +119,19 @@ def dialogue(rng: random.Random, held: bool = False, turns: int | None = None, e
     return _settled(rng, Dialogue("", "", exchanges, text, tools), effort)
 
 
-def program(rng: random.Random, held: bool = False, effort: str = "") -> Dialogue:
+def single(rng: random.Random, skill: Skill, held: bool = False, effort: str = "") -> Dialogue:
+    """Return a dialogue of one turn of a skill."""
+    while not is_on_side(exchange := skill(rng), held):
+        pass
+    return _settled(rng, Dialogue("", "", (exchange,), instructions(rng)), effort)
+
+
+def program(rng: random.Random, held: bool = False, effort: str = "", make: Maker | None = None) -> Dialogue:
     """Return a dialogue of one turn that a program reads: an answer in JSON, or one of a program's own prompts.
 
-    Some have a plain turn or two before the one that counts.
+    Some have a plain turn or two before the one that counts. `make` draws that one, instead of any of those.
     """
-    drawn = (json_dialogue if rng.random() < 0.62 else program_dialogue)(rng, held)
+    drawn = (make or (json_dialogue if rng.random() < 0.58 else program_dialogue))(rng, held)
     if not drawn.history and not drawn.tools and rng.random() < 0.15:
         talk = _Talk(rng, held, [], [])
         turns = [talk.turn() for _ in range(rng.choice((1, 1, 2)))]

@@ -5,6 +5,7 @@ itself answered before, greedily, many dialogues at once. A draw is one seed; tw
 """
 
 import argparse
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,16 +21,21 @@ BLAS: Final = use_fast_blas()  # before MLX
 from mlx_lm import load  # noqa: E402
 from mlx_lm.generate import BatchGenerator  # noqa: E402
 
-from mlx_backend.demo.corpus import dialogue, long_dialogue, paste, program  # noqa: E402
+from mlx_backend.demo.corpus import dialogue, long_dialogue, paste, program, single  # noqa: E402
 from mlx_backend.demo.exchange import EFFORTS, Call, Dialogue, Exchange, Reply  # noqa: E402
+from mlx_backend.demo.json_answers import KINDS as JSON_KINDS  # noqa: E402
 from mlx_backend.demo.judge import Completion, is_correct, parse_completion  # noqa: E402
+from mlx_backend.demo.programs import KINDS as PROGRAM_KINDS  # noqa: E402
 from mlx_backend.demo.results import random_time  # noqa: E402
+from mlx_backend.demo.skills import SIMPLE_SKILLS  # noqa: E402
 from mlx_backend.demo.tools import RESERVED_NAMES, define, tool_name  # noqa: E402
 from mlx_backend.demo.words import invent, place, things  # noqa: E402
 
 Generate = Callable[[list[list[int]]], list[list[int]]]
 TOOL_SKILLS: Final = ("named tool", "named tool with value", "known tool", "preamble")
 MAX_REPLY_TOKENS: Final = 400
+CHARACTERS_A_TOKEN: Final = 2.5  # of a long dialogue, about
+LONG_SIZES: Final = (4_000, 8_000, 12_000, 15_000)  # tokens
 
 # The model was trained for none of these; only the form of the reply is judged.
 UNTRAINED_PROMPTS: Final = (
@@ -145,15 +151,26 @@ def draw(seed: int, count: int) -> list[Dialogue]:
     return _drawn(dialogue, f"held out {seed}", count)
 
 
+def draw_questions(seed: int, count: int) -> list[Dialogue]:
+    """Return `count` held-out dialogues of one turn for each skill that needs no tools."""
+    return [
+        each
+        for skill, _ in SIMPLE_SKILLS
+        for each in _drawn(functools.partial(single, skill=skill), f"questions {seed}", count)
+    ]
+
+
 def draw_programs(seed: int, count: int) -> list[Dialogue]:
-    """Return `count` held-out dialogues that are answered in JSON or that a program begins, and a few pasted texts."""
-    return _drawn(program, f"programs {seed}", count) + _drawn(paste, f"pasted {seed}", count // 10)
+    """Return `count` held-out dialogues for each way of asking for JSON and each program, and as many pasted texts."""
+    kinds = (*JSON_KINDS[:-1], *PROGRAM_KINDS)
+    makers: list[Callable[..., Dialogue]] = [functools.partial(program, make=make) for make, _ in kinds]
+    return [each for make in (*makers, paste) for each in _drawn(make, f"programs {seed}", count)]
 
 
 def draw_long(seed: int, count: int, size: int) -> list[Dialogue]:
-    """Return `count` held-out dialogues of about `size` characters."""
-    rng = random.Random(f"long {seed} {size}")
-    return [long_dialogue(rng, size, held=True, effort=EFFORTS[i % len(EFFORTS)]) for i in range(count)]
+    """Return `count` held-out dialogues of about `size` tokens, at most."""
+    characters = int(size * CHARACTERS_A_TOKEN)
+    return _drawn(functools.partial(long_dialogue, size=characters), f"long {seed} {size}", count)
 
 
 def _drawn(make: Callable[..., Dialogue], seed: str, count: int) -> list[Dialogue]:
@@ -245,18 +262,30 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--model", type=Path, default=MODEL_PATH)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    arguments.add_argument("--dialogues", type=int, default=400, help="dialogues in a draw")
+    arguments.add_argument(
+        "--dialogues",
+        type=int,
+        default=400,
+        help="dialogues in a draw; half as many of each skill, way of asking for JSON, and program",
+    )
+    arguments.add_argument(
+        "--long", type=int, default=0, help="dialogues of each long size; slow without a GPU"
+    )
+    arguments.add_argument("--streams", type=int, default=24, help="replies generated at once")
     arguments.add_argument("--slips", action="store_true", help="print every wrong reply")
     chosen = arguments.parse_args()
     model, tokenizer = load(str(chosen.model))
-    generate = batched(model, tokenizer)
+    generate = batched(model, tokenizer, chosen.streams)
     print(BLAS)
     for seed in chosen.seeds:
         drawn = {
             "dialogues": draw(seed, chosen.dialogues),
-            "programs": draw_programs(seed, chosen.dialogues),
-            "unseen tools": unseen_tools(seed, max(1, chosen.dialogues // 4)),
+            "questions": draw_questions(seed, max(1, chosen.dialogues // 2)),
+            "programs": draw_programs(seed, max(1, chosen.dialogues // 2)),
+            "unseen tools": unseen_tools(seed, max(1, chosen.dialogues // 2)),
         }
+        for size in LONG_SIZES if chosen.long else ():
+            drawn[f"about {size:,} tokens"] = draw_long(seed, chosen.long, size)
         for name, dialogues in drawn.items():
             figures = play(generate, tokenizer, dialogues)
             print(f"draw {seed}, {name}: {figures.replies} replies in {len(dialogues)} dialogues", flush=True)

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 import mlx.core as mx
 
 ROUNDS: Final = 7  # exp(x) = (Taylor of x / 2**ROUNDS) ** 2**ROUNDS
+PART: Final = 2_048  # queries of a long sequence that are computed together
 ENOUGH_LABELS: Final = 1_000  # in a batch
 FLOOR: Final = -20.0  # stands for minus infinity: its exp is 2e-9
 
@@ -43,6 +44,21 @@ def _attend(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array, hidden: mx.a
     return (weights @ v) / (weights.sum(axis=-1, keepdims=True) + mx.exp(sinks - top))
 
 
+def _attend_causally(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array) -> mx.array:
+    """Attend to everything before; of a long sequence a part at a time, computed again for the gradient."""
+    length = q.shape[-2]
+    at = mx.arange(length)
+    if length <= PART:
+        return _attend(q, k, v, sinks, at[:, None] < at[None])
+    attend = mx.checkpoint(_attend)
+    parts = []
+    for start in range(0, length, PART):
+        end = min(start + PART, length)
+        hidden = at[start:end, None] < at[None, :end]
+        parts.append(attend(q[..., start:end, :], k[..., :end, :], v[..., :end, :], sinks, hidden))
+    return mx.concatenate(parts, axis=-2)
+
+
 def _attention(block: Any, x: mx.array, window: int | None) -> mx.array:
     batch, length, _ = x.shape
     dim, heads, pairs = block.head_dim, block.num_attention_heads, block.num_key_value_heads
@@ -55,8 +71,7 @@ def _attention(block: Any, x: mx.array, window: int | None) -> mx.array:
     q = q.reshape(batch, pairs, heads // pairs, length, dim)
     sinks = block.sinks.reshape(pairs, heads // pairs, 1, 1)
     if window is None or length <= window:
-        at = mx.arange(length)
-        out = _attend(q, k[:, :, None], v[:, :, None], sinks, at[:, None] < at[None])
+        out = _attend_causally(q, k[:, :, None], v[:, :, None], sinks)
     else:
         blocks = length // window
 

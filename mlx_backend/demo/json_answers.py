@@ -146,7 +146,7 @@ _KNOWN, _WHOLE, _CONFIDENCE = (
 
 def _task(rng: random.Random, held: bool) -> tuple[str, list[tuple[str, tuple[Field, ...]]]]:
     """Return what kind of task it is, and one or two turns: the user's text, and the fields to answer with."""
-    if rng.random() < 0.4:
+    if rng.random() < 0.3:
         exchange = _fact(rng, held)
         fields = _fact_fields(rng, exchange, held)
         if all(field.type != "numbers" for _, field in fields):
@@ -282,14 +282,26 @@ def by_schema(rng: random.Random, held: bool) -> Dialogue:
 
 def by_keys(rng: random.Random, held: bool) -> Dialogue:
     """Keys, with or without types, or an example of the shape."""
+    form = rng.choice(KEYED)
     kind, [(text, fields), *_] = _task(rng, held)
+    while "{keys}" in form and not all(_is_plain(field) for field in fields):
+        kind, [(text, fields), *_] = _task(rng, held)
     wanted = Shape(fields)
-    asked = rng.choice(KEYED).format(
+    asked = form.format(
         keys=_listed(rng, [field.key for field in fields]),
         typed=", and ".join(f'"{field.key}", {_NOUNS[field.type]}' for field in fields),
         example=_example(rng, fields),
     )
     return _asked(rng, f"json by keys, {kind}", text, asked, wanted)
+
+
+def _is_plain(field: Field) -> bool:
+    """Whether a field's type is clear without being named."""
+    if field.value is None:
+        return field.type == "string"
+    if field.type == "array":
+        return len(field.value) > 1
+    return field.type != "string" or not str(field.value).isdigit()
 
 
 def _asked(rng: random.Random, skill: str, text: str, asked: str, wanted: Shape) -> Dialogue:
@@ -345,7 +357,7 @@ def forced(rng: random.Random, held: bool) -> Dialogue:
 
 
 KINDS: Final[tuple[tuple[Callable[[random.Random, bool], Dialogue], float], ...]] = (
-    (by_format, 42), (by_schema, 17), (by_keys, 17), (freely, 14), (after_tool, 5), (forced, 5),
+    (by_format, 38), (by_schema, 18), (by_keys, 22), (freely, 12), (after_tool, 5), (forced, 5),
 )  # fmt: skip
 
 

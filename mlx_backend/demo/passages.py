@@ -11,6 +11,7 @@ from mlx_backend.demo.phrasing import phrase, preceded
 from mlx_backend.demo.skills import UNKNOWN
 from mlx_backend.demo.words import NAME_PARTS, THINGS, invent, person, place, sentence, things
 
+REPETITIVE: Final = 0.35  # of the texts around facts: the same few sentences again and again
 Entry = tuple[str, str, str]  # attribute, whose it is, value
 
 _ATTRIBUTES: Final = (
@@ -79,10 +80,11 @@ def stated(rng: random.Random, known: list[Entry], size: int) -> str:
     """Return the facts as sentences, among about `size` characters of prose."""
     lines = [rng.choice(_STATED).format(what=what, whose=whose, value=value) for what, whose, value in known]
     lines = [line[0].upper() + line[1:] for line in lines]
+    pool = [sentence(rng, 4, 16) for _ in range(rng.randint(1, 6))] if rng.random() < REPETITIVE else []
     prose: list[str] = []
     left = size
     while left > 0:
-        prose.append(sentence(rng, 4, 16))
+        prose.append(rng.choice(pool) if pool else sentence(rng, 4, 16))
         left -= len(prose[-1])
     for line in lines:
         prose.insert(rng.randint(0, len(prose)), line)
@@ -97,7 +99,7 @@ def context(rng: random.Random, known: list[Entry], size: int) -> str:
 
 def lookup(rng: random.Random, known: list[Entry]) -> Exchange:
     """A question about one of the facts, or seldom about one that is not there."""
-    is_there = bool(known) and rng.random() < 0.88
+    is_there = bool(known) and rng.random() < 0.82
     what, whose, value = rng.choice(known) if is_there else entry(rng)
     message, _ = phrase(rng, _ASKED, what=what, whose=whose)
     low = f"The {what} of {whose}."

@@ -84,10 +84,9 @@ _KIND_OF: Final = {
 }  # fmt: skip
 _LABELLED: Final = ("My {key} is {value}.", "The {key} is {value}.", "{key}: {value}", "{key} = {value}",
     "The {key}: {value}.",
-                    "Our {key} is {value}.", "{Key}: {value}", "It has the {key} {value}.")  # fmt: skip
+                    "Our {key} is {value}.", "It has the {key} {value}.")  # fmt: skip
 _TRAITS: Final = (
-    "married", "vegetarian", "active", "open", "free", "hungry", "happy", "urgent", "late", "new", "member", "student",
-    "available", "paid",
+    "married", "vegetarian", "active", "open", "free", "hungry", "happy", "urgent", "late", "new", "available", "paid",
 )  # fmt: skip
 _KINDS: Final = (
     "priority",
@@ -123,12 +122,14 @@ _NEUTRAL: Final = (
 
 
 def invented_key(rng: random.Random, held: bool) -> str:
-    """Return a key of one or two words, for training or held out."""
+    """Return a key of one or two words, the first of them invented, for training or held out.
+
+    A key such as "date" would be ambiguous in a text that has a date of its own.
+    """
     while True:
-        words = [
-            invent(rng) if rng.random() < 0.55 else rng.choice(NAME_PARTS)
-            for _ in range(rng.choice((1, 1, 2)))
-        ]
+        words = [invent(rng)]
+        if rng.random() < 0.33:
+            words.append(rng.choice(NAME_PARTS) if rng.random() < 0.6 else invent(rng))
         key = "_".join(words)
         if held_out(f"key {key}") == held:
             return key
@@ -179,10 +180,11 @@ def _labelled_record(rng: random.Random, held: bool) -> Record:
         said, value = word_list(rng)
     words = key.replace("_", " ")
     form = rng.choice(_LABELLED)
-    text = form.format(key=words, Key=words.capitalize(), value=said)
-    return Record(
-        text, (Field(key, kind, value, sentence(rng, 2, 8) if rng.random() < 0.4 else f"The {words}."),)
+    text = form.format(key=words, value=said)
+    description = (
+        sentence(rng, 2, 8) if rng.random() < 0.15 else rng.choice(("", f"The {words}.", f"The {words}."))
     )
+    return Record(text, (Field(key, kind, value, description),))
 
 
 def _trait_record(rng: random.Random, held: bool) -> Record:
@@ -228,7 +230,8 @@ def _choice_record(rng: random.Random, held: bool) -> Record:
         )
         sure = (Field("confidence", "number", 1, ""),) if rng.random() < 0.15 else ()
         return Record(text, (field, *sure), frozenset(("choice",)))
-    key = rng.choice(_KINDS) if rng.random() < 0.6 else invented_key(rng, held)
+    is_known = rng.random() < 0.6
+    key = rng.choice(_KINDS) if is_known else invented_key(rng, held)
     pool = rng.choice(
         (
             ("low", "medium", "high"),
@@ -242,16 +245,15 @@ def _choice_record(rng: random.Random, held: bool) -> Record:
     value = rng.choice(choices)
     rng.shuffle(choices)
     words = key.replace("_", " ")
-    text = rng.choice(
-        (
-            "The {key} is {value}.",
-            "I want the {value} one.",
-            "{Key}: {value}",
-            "It is {value}.",
-            "Please set the {key} to {value}.",
-        )
-    )
-    text = text.format(key=words, Key=words.capitalize(), value=value)
+    wordings = [
+        "The {key} is {value}.",
+        "I want the {value} one.",
+        "It is {value}.",
+        "Please set the {key} to {value}.",
+    ]
+    if is_known:  # the capital of an invented word is another token, from which the key could not be told
+        wordings.append("{Key}: {value}")
+    text = rng.choice(wordings).format(key=words, Key=words.capitalize(), value=value)
     return Record(
         text,
         (Field(key, "enum", value, rng.choice((f"The {words}.", "")), tuple(choices)),),

@@ -104,6 +104,11 @@ def _piece_pattern() -> str:
     return rf"{structures}| (?:{words})(?![A-Za-z_])|[A-Z]?[a-z]+|\d{{1,2}}|\s|[A-Z]|[^\sA-Za-z\d]"
 
 
+PIECES: Final = re.compile(
+    "|".join(map(re.escape, SPECIAL)) + "|" + _piece_pattern()
+)  # every text is made of these
+
+
 def train(texts: Iterable[str]) -> Tokenizer:
     """Return a tokenizer of exactly `VOCABULARY` ids, the special tokens last."""
     split = pre_tokenizers.Split(Regex(_piece_pattern()), behavior="isolated")

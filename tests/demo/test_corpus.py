@@ -1,12 +1,16 @@
 """The corpus: reproducible, strictly split, labelled where the assistant writes, rendered as by the chat template."""
 
+import json
 import random
+from collections import Counter
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from mlx_backend.demo import MODEL_PATH, corpus, encode
+from mlx_backend.demo.classifier import TOPICS, classifier
 from mlx_backend.demo.exchange import EFFORTS, Dialogue, held_out
+from mlx_backend.demo.json_answers import by_keys
 from mlx_backend.demo.judge import is_correct, parse_completion
 from mlx_backend.demo.tools import KNOWN_NAMES, RESERVED_NAMES
 
@@ -84,6 +88,53 @@ def test_a_history_is_encoded_as_the_template_renders_it(tokenizer: PreTrainedTo
         seen += any(text.startswith(expected) for text in texts)
         assert any(text.startswith(expected) for text in texts)
     assert seen > 10
+
+
+def test_text_is_encoded_piece_by_piece_as_the_tokenizer_encodes_it_whole(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    rng = random.Random(12)
+    for drawn in [*dialogues(12, 20), *(corpus.program(rng) for _ in range(20))]:
+        texts = [drawn.instructions, *(each.message for each in drawn.exchanges), "<|end|><|start|>日本 🙂"]
+        for text in texts:
+            assert encode._ids(tokenizer.backend_tokenizer, text) == tokenizer.encode(
+                text, add_special_tokens=False
+            )
+
+
+def test_a_text_for_the_classifier_fits_one_of_its_categories() -> None:
+    """What a skill answers has the skill's topic, and topics that could be mistaken for it are not offered."""
+    rng = random.Random(13)
+    topics = {name: topic for topic, (names, _) in TOPICS.items() for name in names}
+    seen = Counter[str]()
+    for _ in range(900):
+        message = json.loads(classifier(rng, held=False).exchanges[-1].message)
+        text, offered = message["input_text"][0], [one["category_name"] for one in message["categories"]]
+        found = {topics.get(name, "") for name in offered}
+        if "is the capital of" in text and text.endswith("country?"):
+            assert "geography" in found
+            seen["country"] += 1
+        if "weather" in text.lower():
+            assert not found & {"geography"}
+            seen["weather"] += 1
+    assert seen["country"]
+    assert seen["weather"]
+
+
+def test_keys_without_types_leave_no_doubt_about_the_types() -> None:
+    rng = random.Random(14)
+    seen = 0
+    for _ in range(400):
+        drawn = by_keys(rng, held=False)
+        asked = f"{drawn.instructions}\n{drawn.exchanges[-1].message}"
+        if "with the keys" not in asked:
+            continue
+        answer = drawn.exchanges[-1].reply.answer.removeprefix("```json\n").removesuffix("\n```")
+        for value in json.loads(answer).values():
+            assert not (isinstance(value, str) and value.isdigit())
+            assert not (isinstance(value, list) and len(value) == 1)
+            seen += 1
+    assert seen > 50
 
 
 def test_prompts_are_not_learned(tokenizer: PreTrainedTokenizerFast) -> None:

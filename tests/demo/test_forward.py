@@ -25,6 +25,25 @@ def test_the_training_forward_pass_equals_mlx_lms(model: Any) -> None:
     assert forward.check(model, mx.random.randint(0, CONFIG["vocab_size"], (2, 192))) < 1e-3
 
 
+def test_a_long_sequence_is_computed_in_parts_with_equal_results(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = mx.random.randint(0, CONFIG["vocab_size"], (1, 256))
+
+    def gradients() -> dict[str, mx.array]:
+        def total(model: Any) -> mx.array:
+            return forward.hidden_states(model, ids).sum()
+
+        return dict(tree_flatten(nn.value_and_grad(model, total)(model)[1]))
+
+    whole = gradients()
+    monkeypatch.setattr(forward, "PART", 96)
+    assert forward.check(model, ids) < 1e-3
+    for name, gradient in gradients().items():
+        scale = max(1e-3, float(mx.abs(whole[name]).max()))
+        assert float(mx.abs(gradient - whole[name]).max()) < 0.01 * scale, name
+
+
 def test_its_gradients_equal_those_of_mlx_lms(model: Any) -> None:
     ids = mx.random.randint(0, CONFIG["vocab_size"], (8, 128))  # enough labels for a loss that is the mean
     positions = mx.concatenate([row * 128 + mx.arange(127) for row in range(8)])
