@@ -20,7 +20,10 @@ LEVELS = ("low", "medium", "high")
 """The efforts of gpt-oss and its like."""
 
 SWITCH = ("none", "medium")
-"""The efforts of a model whose reasoning can only be switched on and off."""
+"""The efforts of a model whose reasoning can only be switched on and off, where its server says no more than that.
+
+mlx-backend does: between them it holds such a model to budgets, and lists low, medium and high.
+"""
 
 
 def in_order(words: Collection[str]) -> tuple[str, ...]:
