@@ -2,11 +2,12 @@
 
     <think>FREE</think> ⏎⏎ ANSWER <|im_end|>
     <think>FREE</think> ⏎⏎ CALLS <|im_end|>
+    <|START_THINKING|>FREE<|END_THINKING|><|START_RESPONSE|>ANSWER<|END_RESPONSE|><|END_OF_TURN_TOKEN|>
 
-A plain model's reply has no blocks: it is constrained from its first token. How calls are written is `call_grammar`'s.
-Where a marker is a control token, the token is looked for; where it is not, its spelling is looked for in what the
-model writes. One thing is only done with a token: a call that the model is free not to make is constrained only if
-calls begin with a control token.
+Markers around an answer may be left out, as its reader takes both. A plain model's reply has no blocks: it is
+constrained from its first token. How calls are written is `call_grammar`'s. Where a marker is a control token, it is
+looked for; where it is not, its spelling is looked for in what the model writes. Two things are only done with a token:
+markers around answers are known, and a call that the model is free not to make is constrained.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from mlx_backend.constraints.closers import ReasoningCloser
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.mask import all_but
 from mlx_backend.constraints.states import ClosingText, EndOfReply, FixedTokens, FreeText, MatchedText
-from mlx_backend.constraints.vocabulary import MAX_LINE_BREAKS
+from mlx_backend.constraints.vocabulary import MAX_LINE_BREAKS, without_suffix
 from mlx_backend.conversation.dialects.end_markers import END_MARKERS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+    from collections.abc import Collection, Iterable, Sequence, Set
 
     from llguidance import LLMatcher
 
@@ -34,39 +35,40 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.plan import ReplyPlan
     from mlx_backend.constraints.states import State, Transition
     from mlx_backend.constraints.vocabulary import Vocabulary
-    from mlx_backend.conversation.dialects.base import CallCodec
+    from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
 
 
-def has_required_tokens(control_tokens: Set[str]) -> bool:
-    """Whether a model with these control tokens can be constrained: one of them has to end its turn."""
-    return not control_tokens.isdisjoint(END_MARKERS)
+def has_required_tokens(control_tokens: Set[str], *, ends: Set[str]) -> bool:
+    """Whether a model with these control tokens can be constrained: one of them has to end its turn.
+
+    `ends` are those that do so in its family, beside those of many.
+    """
+    return not control_tokens.isdisjoint(END_MARKERS | ends)
 
 
 class BlockGrammar:
     """The replies of one model that reasons in a block, or not at all.
 
-    `openers` are what opens a block in its family, each with its closer. `calls` is how it writes calls; with None its
-    answers can be constrained, and it has no calls. `end_tokens` are the tokens that end a turn; None means those that
-    dialects are known to use.
+    Where the dialect has no calls its answers can be constrained. `end_tokens` are the tokens that end a turn; None
+    means those that dialects are known to use.
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         matchers: Matchers,
+        dialect: Dialect,
         *,
-        openers: Mapping[str, str],
-        calls: CallCodec | None,
         end_tokens: Collection[int] | None,
     ) -> None:
+        calls, openers = dialect.calls, dialect.blocks
         self._has_calls = calls is not None
         self.calls = CallGrammar(calls, vocabulary) if calls is not None and can_enforce(calls) else None
         self.vocabulary = vocabulary
         self.matchers = matchers
-        known_ends = END_MARKERS & vocabulary.ids.keys()
-        self.end_tokens = frozenset(end_tokens or (vocabulary.ids[text] for text in known_ends))
+        self.end_tokens = frozenset(end_tokens or (vocabulary.ids[text] for text in vocabulary.ends))
         if not self.end_tokens:
             raise GrammarError(
                 "Replies of this model cannot be constrained to a grammar: it is not known which token ends its turn."
@@ -80,6 +82,12 @@ class BlockGrammar:
         }
         self.closer = next(iter(openers.values()), "</think>")
         self.openers = {opener: openers[opener] for opener in sorted(known)}
+        # Markers of an answer that are spelt are left to the answer: there they are text.
+        self.answers = [
+            (vocabulary.encode(opener), vocabulary.encode(closer))
+            for opener, closer in dialect.answers.items()
+            if {vocabulary.encode(opener)[0], vocabulary.encode(closer)[0]} <= vocabulary.special.keys()
+        ]
 
     def call_rule(self, at: int, name: str, parameters: Schema, *, strict: bool, what: str) -> Rule:
         """Return the rule of the calls of one tool. Raises GrammarError if they cannot be enforced."""
@@ -118,6 +126,10 @@ class _Reply:
         if plan.calls and grammar.calls is not None and not (self._opener is None and plan.allows_answer):
             self._calls = grammar.matchers.of(grammar.calls.join(plan.calls, parallel=plan.parallel))
         self._ends: dict[int, Transition] = dict.fromkeys(grammar.end_tokens, self._end)
+        # What closes an answer may also follow one that the prompt has opened.
+        after = self.answer if plan.answer is None else self._end
+        closers = self._spelt((closer, after) for _, closer in grammar.answers) if plan.allows_answer else {}
+        self._answer_ends = {**closers, **self._ends}
 
     def reasoning(self, closers: Collection[str]) -> State:
         """Reasoning, until one of these markers. Which of them it is, only its opener tells for certain."""
@@ -140,6 +152,8 @@ class _Reply:
         if plan.calls and self._calls is not None and not plan.allows_answer and begun:
             return self._until_call()
         spellings = self._reasoning_openers() if may_reason else []
+        if plan.allows_answer and not begun:
+            spellings += [(opener, self._wrapped_answer) for opener, _ in self._grammar.answers]
         is_shared = any(tokens[0] == self._opener for tokens, _ in spellings)
         if self._calls is not None and self._opener is not None and (plan.allows_answer or is_shared):
             # What begins with the same token as reasoning is spelt up to where they differ.
@@ -147,17 +161,23 @@ class _Reply:
             spellings.append((opener, partial(self._call, opener)))
         alternatives = self._spelt(spellings)
         if plan.allows_answer and plan.answer is None:
-            return FreeText(vocabulary, {**self._ends, **alternatives})
+            return FreeText(vocabulary, {**self._answer_ends, **alternatives})
         for token, size in vocabulary.line_breaks.items():
             if size <= line_breaks:
                 alternatives[token] = partial(self.answer, line_breaks=line_breaks - size)
         if self._answer is not None:
-            answer = MatchedText(vocabulary, self._answer.deep_copy(), self._ends, alternatives)
+            answer = MatchedText(vocabulary, self._answer.deep_copy(), self._answer_ends, alternatives)
             return answer.continued(begun) if begun else answer
         assert self._calls is not None
         if is_shared:
             return FixedTokens(vocabulary, dict(alternatives))
         return MatchedText(vocabulary, self._calls.deep_copy(), self._ends, alternatives)
+
+    def _wrapped_answer(self) -> State:
+        """The answer behind what opens it."""
+        if self._answer is None:
+            return FreeText(self._vocabulary, self._answer_ends)
+        return MatchedText(self._vocabulary, self._answer.deep_copy(), self._answer_ends)
 
     def _until_call(self) -> State:
         """An answer was begun where a call is required: it goes on until the call."""
@@ -226,7 +246,11 @@ class BlockCloser(ReasoningCloser):
         self._tokenizer = tokenizer
         self._parser = parser
         self._prompt_tail = prompt_tail
-        tokens = [token for token, text in tokenizer.special_tokens.items() if text in openers]
+        tokens = [
+            token
+            for token, text in tokenizer.special_tokens.items()
+            if text in openers or without_suffix(text) in openers
+        ]
         self._no_openers = all_but(tokenizer.vocabulary_size, tokens) if tokens else None
         self._was_closed = self._is_between = False
         self.cost = len(self._encode_closing())

@@ -8,6 +8,7 @@ is the same for any other arguments. So a new family needs no grammar of its own
     JsonBody    the arguments are one JSON object: Hermes, Mistral, DeepSeek, Kimi K2, Llama, Cohere, Apertus …
     TaggedBody  a tag for every parameter; texts stand as they are, other values as JSON: Qwen, GLM, MiniMax, DSML …
     NotedBody   a notation of its own for every value (`call_values.Notation`): Gemma, Python
+    ElementBody an element for every value, in each other: MiniMax M3
 
 Control tokens stand in the grammar as tokens, and where a model has none for a marker, its spelling. Line breaks that a
 family writes between the parts of a call may be left out, and parameters come in the order of their schema. Whatever
@@ -28,10 +29,12 @@ from mlx_backend.constraints.call_bodies import (
 )
 from mlx_backend.constraints.call_values import Report
 from mlx_backend.constraints.compiler import Rule, joined_rule
+from mlx_backend.constraints.element_calls import ElementBody
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.lark import Lark, Marked
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
+from mlx_backend.conversation.dialects.calls.elements import ElementCalls
 from mlx_backend.conversation.dialects.calls.gemma import GemmaCalls
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.named_json import NamedJson
@@ -112,6 +115,7 @@ _BODIES: Mapping[tuple[type[CallSyntax], ...], type[CallBody]] = {
     (XmlCalls, PairCalls, XtmlCalls): TaggedBody,
     (GemmaCalls,): GemmaBody,
     (PythonicCalls,): PythonBody,
+    (ElementCalls,): ElementBody,
 }
 """Which syntaxes are written by which body; calls in another syntax cannot be enforced."""
 

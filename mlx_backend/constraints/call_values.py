@@ -191,7 +191,9 @@ class Notation:
                 return self._report.json(self._lark, own, {}, pointer)
 
     def _array(self, schema: Mapping[str, Any], pointer: str) -> str:
-        self._report.unknown(pointer, _of(schema, "array"), {"type", "items", "minItems", "maxItems"})
+        self._report.unknown(
+            pointer, self.of_type(schema, "array"), {"type", "items", "minItems", "maxItems"}
+        )
         item = self.value(schema.get("items", {}), f"{pointer}/items")
         low, high = schema.get("minItems", 0), schema.get("maxItems")
         more = f"({self._comma} {item})"
@@ -213,7 +215,7 @@ class Notation:
     ) -> list[tuple[str, bool]]:
         """Return the pairs of an object's keys and values, and which are required."""
         known = {"type", "properties", "required", "additionalProperties"}
-        self._report.unknown(pointer, _of(schema, "object"), known)
+        self._report.unknown(pointer, self.of_type(schema, "object"), known)
         items = []
         for name, part, must in properties_of(schema, self._report, pointer):
             where = f"{pointer}/properties/{name}"
@@ -223,6 +225,17 @@ class Notation:
             else:
                 items.append((self._lark.rule(f"{written} {colon} {self.value(part, where)}"), must))
         return items
+
+    @staticmethod
+    def of_type(schema: Mapping[str, Any], kind: str) -> dict[str, Any]:
+        """Return the schema of an object or of a list without the keywords of other types."""
+        others = {
+            *("pattern", "minLength", "maxLength", "format", "minimum", "maximum", "exclusiveMinimum"),
+            *("exclusiveMaximum", "multipleOf"),
+            *(("items", "minItems", "maxItems") if kind == "object" else ("properties", "required")),
+            "additionalProperties" if kind == "array" else "",
+        }
+        return {key: value for key, value in schema.items() if key not in others}
 
     def _any(self) -> str:
         rules = [self._text(None), self._lark.terminal(NUMBER), *map(literal, self._words.values())]
@@ -246,17 +259,6 @@ def unsayable(report: Report, pointer: str, name: str, *, is_required: bool) -> 
             f"{pointer}: this model's format of calls cannot write the name {name!r}.", pointer
         )
     report.ignore(pointer, f"this model's format of calls cannot write the name {name!r}")
-
-
-def _of(schema: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return a schema without the keywords of other types."""
-    others = {
-        *("pattern", "minLength", "maxLength", "format", "minimum", "maximum", "exclusiveMinimum"),
-        *("exclusiveMaximum", "multipleOf"),
-        *(("items", "minItems", "maxItems") if kind == "object" else ("properties", "required")),
-        "additionalProperties" if kind == "array" else "",
-    }
-    return {key: value for key, value in schema.items() if key not in others}
 
 
 def _searched(regex: str) -> str | None:

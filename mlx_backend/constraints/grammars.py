@@ -67,7 +67,7 @@ class Grammars:
     def __init__(
         self, tokenizer: Tokenizer, dialect: Dialect, *, end_tokens: Collection[int] | None = None
     ) -> None:
-        self._vocabulary = Vocabulary(tokenizer)
+        self._vocabulary = Vocabulary(tokenizer, ends=dialect.ends, has_suffixes=bool(dialect.suffixes))
         self._matchers = Matchers(self._vocabulary)
         self._dialect = dialect
         self._end_tokens = end_tokens

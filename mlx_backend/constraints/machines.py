@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mlx_backend.constraints.states import State
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.dialects.base import CallCodec
     from mlx_backend.conversation.events import Channel
     from mlx_backend.conversation.parser import ChannelParser
     from mlx_backend.engine.base import Tokenizer
@@ -82,19 +81,18 @@ def block_grammar(
     matchers: Matchers,
     end_tokens: Collection[int] | None,
     *,
-    openers: Mapping[str, str],
-    calls: CallCodec | None = None,
+    dialect: Dialect,
 ) -> blocks.BlockGrammar:
-    """Make the grammar of a family that reasons in blocks with these openers; `calls` is its codec."""
-    return blocks.BlockGrammar(vocabulary, matchers, openers=openers, calls=calls, end_tokens=end_tokens)
+    """Make the grammar of a family that writes blocks."""
+    return blocks.BlockGrammar(vocabulary, matchers, dialect, end_tokens=end_tokens)
 
 
 def block_machine(dialect: Dialect) -> StateMachine:
     """Return the machine of a family that writes blocks."""
     return StateMachine(
-        grammar=partial(block_grammar, openers=dialect.blocks, calls=dialect.calls),
+        grammar=partial(block_grammar, dialect=dialect),
         has_calls=can_enforce(dialect.calls),
-        has_required_tokens=blocks.has_required_tokens,
+        has_required_tokens=partial(blocks.has_required_tokens, ends=dialect.ends),
         closer=partial(blocks.BlockCloser, openers=dialect.blocks) if dialect.has_reasoning else None,
     )
 

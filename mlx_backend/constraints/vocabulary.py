@@ -7,6 +7,7 @@ and stay the same object.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.conversation.dialects.end_markers import END_MARKERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence, Set
 
     from llguidance import LLTokenizer
 
@@ -25,15 +26,33 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 1_000_000  # models have up to 262,144; what is made for each token takes memory
 MAX_LINE_BREAKS = 2  # in a row, between two parts of a reply
+_SUFFIX = re.compile(r":[^<>:]+>\Z")
+
+
+def without_suffix(marker: str) -> str:
+    """Return `<think>` for `<think:suffix>`."""
+    return _SUFFIX.sub(">", marker)
 
 
 class Vocabulary:
-    """The tokens of one model. Everything large is made once, when it is first needed."""
+    """The tokens of one model. Everything large is made once, when it is first needed.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `ends` are the control tokens that end its family's turns. `has_suffixes`: its markers may have a suffix, and
+    `<think>` stands for the token `<think:suffix>` wherever the family's own is meant.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, ends: Set[str] = frozenset(), has_suffixes: bool = False
+    ) -> None:
         self.tokenizer = tokenizer
         self.special: Mapping[int, str] = tokenizer.special_tokens
-        self.ids = {text: token for token, text in self.special.items() if text}
+        ids = {text: token for token, text in self.special.items() if text}
+        self._suffixed = {}
+        if has_suffixes:
+            self._suffixed = {marker: text for text in ids if (marker := without_suffix(text)) not in ids}
+        self.ids = ids | {marker: ids[text] for marker, text in self._suffixed.items()}
+        self.ends = frozenset((END_MARKERS | ends) & ids.keys())
+        """The control tokens that end a turn."""
         self._lock = RLock()
         self._masks: dict[frozenset[int], Mask] = {}
 
@@ -49,6 +68,8 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Tokenise text in which markers are the dialect's own."""
+        for marker, suffixed in self._suffixed.items():
+            text = text.replace(marker, suffixed)
         return self.tokenizer.encode(text, control_tokens=True)
 
     def encode_text(self, text: str) -> list[int]:
@@ -85,7 +106,7 @@ class Vocabulary:
     @property
     def end_token(self) -> int:
         """The token that stands for the end in llguidance's masks: one that no grammar holds, if there is one."""
-        ends = (token for token, text in self.special.items() if text in END_MARKERS)
+        ends = (token for token, text in self.special.items() if text in self.ends)
         return next(ends, next(iter(self.special)))
 
     @cached_property

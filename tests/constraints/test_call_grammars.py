@@ -12,6 +12,7 @@ from constraint_replies import choices
 from mlx_backend.constraints import GrammarError, Grammars, Spec, can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.calls.base import SyntaxCodec
+from mlx_backend.conversation.dialects.calls.elements import NAMESPACE
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.engine.base import Constraint
@@ -41,6 +42,7 @@ CONTROL: dict[str, tuple[str, ...]] = {
     ),
     "dsml": ("<think>", "</think>", "｜DSML｜"),
     "minimax-m2": ("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax-m3": ("<mm:think>", "</mm:think>", "]<]minimax[>["),
     "gemma4": ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "llama3-json": ("<|python_tag|>",),
@@ -48,7 +50,10 @@ CONTROL: dict[str, tuple[str, ...]] = {
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
     "granite": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
     "hunyuan": ("<think>", "</think>", "<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>"),
-    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+    "cohere": (
+        *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+        *("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
 }
 
 JSON_STRINGS = {
@@ -144,7 +149,7 @@ def hints_of(name: str) -> list[bytes]:
     assert isinstance(codec, SyntaxCodec)
     written = "".join(piece.text for piece in codec.encode("plot", {"label": "\0", "note": "\1"}))
     closer = written.partition("\0")[2].partition("note")[0]
-    closer = closer[: closer.find(">") + 1] or closer
+    closer = NAMESPACE if closer.startswith(NAMESPACE) else closer[: closer.find(">") + 1] or closer
     texts = [
         closer,
         written.partition("\1")[2],
@@ -215,7 +220,7 @@ def check_calls(message: Message, *, names: set[str] | None = None) -> None:
 
 
 def test_the_families_whose_calls_can_be_enforced() -> None:
-    assert {*DIALECTS} - {*ENFORCED} == {"harmony", "minimax-m3", "plain"}
+    assert {*DIALECTS} - {*ENFORCED} == {"harmony", "plain"}
 
 
 @pytest.mark.parametrize("name", ENFORCED)
@@ -307,6 +312,53 @@ def test_an_answer_is_held_to_its_schema_behind_the_reasoning_of_every_family(na
     if tokenizer.encode(opener, control_tokens=True)[0] in tokenizer.special_tokens:
         assert write(tokenizer, spec, opener + text) == opener + text
         assert write(tokenizer, spec, "Five.") == ""
+
+
+WRAPPED = [
+    (name, opener, closer)
+    for name, dialect in DIALECTS.items()
+    for opener, closer in dialect.answers.items()
+    if opener in CONTROL.get(name, ()) or name == "kimi-k3"
+]
+
+
+@pytest.mark.parametrize(("name", "opener", "closer"), WRAPPED)
+def test_an_answer_may_stand_between_its_familys_markers(name: str, opener: str, closer: str) -> None:
+    tokenizer, grammars = grammars_of(name)
+    begins, ends = next(iter(DIALECTS[name].blocks.items()))
+    reasoned = f"{begins}I think.{ends}"
+    held = grammars.json_schema(POINT, strict=True)
+    text = f'{opener}{{"x": 5}}{closer}{END}'
+    for before, opens_in in (("", None), (reasoned, None), (f"I think.{ends}", Channel.ANALYSIS)):
+        assert write(tokenizer, held, before + text, opens_in) == before + text
+    # The prompt may have opened the answer already.
+    opened = text.removeprefix(opener)
+    assert write(tokenizer, held, opened, Channel.FINAL) == opened
+    assert write(tokenizer, held, f"{opener}Five.") == opener
+    assert write(tokenizer, held, f'{opener}{{"x": 5}}{closer}{opener}') == f'{opener}{{"x": 5}}{closer}'
+    # A free answer, and then a call that is not.
+    codec = DIALECTS[name].calls
+    assert codec is not None
+    call = "".join(piece.text for piece in codec.encode("look", {}))
+    free = grammars.tool_calls(TOOLS, required=False)
+    for text in (
+        f"{reasoned}{opener}I look.{closer}{call}{END}",
+        f"{opener}Nothing to look up.{closer}{END}",
+    ):
+        assert write(tokenizer, free, text) == text
+    must = grammars.tool_calls(TOOLS, required=True)
+    assert write(tokenizer, must, f"{reasoned}{opener}") != reasoned + opener
+
+
+def test_a_checkpoints_suffix_is_in_the_markers_it_has_to_write() -> None:
+    suffixed = [marker.replace(">", ":x1>") for marker in CONTROL["hunyuan"]]
+    tokenizer = ByteTokenizer((END, *suffixed), None)
+    grammars = Grammars(tokenizer, DIALECTS["hunyuan"])
+    spec = grammars.tool_calls([tool("look", {})], required=True)
+    call = '<tool_calls:x1>[{"name": "look", "arguments": {}}]</tool_calls:x1>' + END
+    for text in (call, "<think:x1>I look.</think:x1>" + call):
+        assert write(tokenizer, spec, text) == text
+    assert write(tokenizer, spec, "<tool_calls>") == ""
 
 
 def test_a_strict_tool_is_held_to_its_schema_once_the_model_begins_a_call() -> None:

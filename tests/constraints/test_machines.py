@@ -1,15 +1,29 @@
 """Which dialect is constrained by which machine, and what happens to one that has none."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from byte_tokenizer import ByteTokenizer
 
-from mlx_backend.constraints import GrammarError, Grammars, can_constrain
+from mlx_backend.constraints import GrammarError, Grammars, can_constrain, can_require_calls
 from mlx_backend.constraints.machines import STATE_MACHINES, block_machine
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects.base import CallCodec, Piece
 from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
+
+
+class OtherCalls(CallCodec):
+    """Calls in a format that no grammar is known of."""
+
+    def is_taught_by(self, template: str) -> bool:
+        return True
+
+    def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
+        return (Piece(f"{name}!"),)
+
 
 NEW_FAMILY = dataclasses.replace(DIALECTS["think"], name="new")
 
@@ -34,8 +48,9 @@ def test_a_family_without_a_machine_is_not_constrained() -> None:
 def test_a_family_of_blocks_whose_calls_cannot_be_enforced_has_its_answers_constrained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    family = dataclasses.replace(NEW_FAMILY, calls=DIALECTS["minimax-m3"].calls)
+    family = dataclasses.replace(NEW_FAMILY, calls=OtherCalls())
     monkeypatch.setitem(STATE_MACHINES, family, block_machine(family))
+    assert not can_require_calls(family)
     tokenizer = ByteTokenizer(("<think>", "</think>", "<|im_end|>"), None)
     grammars = Grammars(tokenizer, family)
     mask = grammars.json_object().start().allowed_mask()

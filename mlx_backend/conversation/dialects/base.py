@@ -301,5 +301,11 @@ class Dialect:
     """The blocks in which it reasons, opener -> closer, where they are blocks."""
     is_of_a_model: bool = False
     """Made of one model's response template, and in no registry; its turns are blocks."""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    """Markers around answers, opener -> closer, where it has some; an answer without them is read, too."""
+    ends: frozenset[str] = frozenset()
+    """Control tokens that end its turns, beside those that many families use."""
+    suffixes: tuple[str, ...] = ()
+    """What may stand in its markers behind a colon, `<think:…>`: each checkpoint may have its own. (): nothing."""
     example: str = ""
     """A turn with reasoning and a call to `get_weather`, as far as it can write them, as its models do."""

@@ -109,6 +109,12 @@ class BlockFormat:
             }
         )
 
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """The markers with which calls begin as they are written."""
+        section = self.sections[0].openers[:1] if self.sections else ()
+        return (*section, *(block.opener for block in self.blocks if block.opener))
+
     def opens_in(self, prompt_tail: str) -> Channel | None:
         """From the end of a rendered prompt: ANALYSIS in an opened block, FINAL behind one or in an opened answer."""
         text = prompt_tail.rstrip()
@@ -151,7 +157,8 @@ class BlockCalls(SyntaxCodec):
         if self._section is not None and self._section.syntax is not None:
             self._block = None
         self._bare = next((block for block in form.blocks if not block.opener), None)
-        self._taught_by = taught_by
+        # With a suffix, a marker goes on behind its name.
+        self._taught_by = (*taught_by, *(opener[:-1] + ":" for opener in form.openers if form.suffixes))
         section = self._section
         self.syntax = (
             section.syntax if section and section.syntax else (self._block or self._bare_block).syntax

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.tools import ToolSet
 
 NAMESPACE = "]<]minimax[>["
+ITEM = "item"
+"""The name of a list's elements."""
+RESERVED_NAMES = frozenset({"invoke", "tool_call"})
+"""Names of elements that are no values."""
 
 _TAG = re.compile(
     r"\]<\]minimax\[>\[\s{0,8}<(?P<close>/?)(?P<name>[^\s<>/=]{1,256})"
@@ -38,7 +42,7 @@ class ElementCalls(CallSyntax):
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
         """Write a call."""
-        text = f'{NAMESPACE}<invoke name="{name}">{_written(dict(arguments))}{NAMESPACE}</invoke>'
+        text = f'\n{NAMESPACE}<invoke name="{name}">{_written(dict(arguments))}{NAMESPACE}</invoke>\n'
         return _pieces(text)
 
     def is_open(self, body: str) -> bool:
@@ -119,7 +123,7 @@ def _value(element: _Element, schema: Any, root: Any) -> Any:
     if "array" in types:
         items = _container(schema, root, "array").get("items")
         return [_value(item, items, root) for _, item in element]
-    if not types and all(name == "item" for name, _ in element):
+    if not types and all(name == ITEM for name, _ in element):
         return [_value(item, {}, root) for _, item in element]
     return _object(element, schema, root)
 
@@ -142,7 +146,7 @@ def _written(value: Any) -> str:
         case dict():
             items = [(str(key), item) for key, item in value.items()]
         case list():
-            items = [("item", item) for item in value]
+            items = [(ITEM, item) for item in value]
         case _:
             return to_json(value)
     return "".join(f"{NAMESPACE}<{name}>{_written(item)}{NAMESPACE}</{name}>" for name, item in items)
