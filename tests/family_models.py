@@ -8,7 +8,7 @@ with the same models where they are there.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -773,7 +773,8 @@ FAMILIES: dict[str, Family] = {
         ends=("<|im_end|>",),
         template=chatml(
             "<think>\n",
-            before="{%- if reasoning_effort %}<|im_start|>system\nReasoning: {{ reasoning_effort }}<|im_end|>\n{% endif %}",
+            before="{%- if reasoning_effort %}"
+            "<|im_start|>system\nReasoning: {{ reasoning_effort }}<|im_end|>\n{% endif %}",
             call=FUNCTION_TAGS,
             result="<|im_start|>tool_response\n{{ m.content }}<|im_end|>\n",
         ),
@@ -940,12 +941,20 @@ REAL_TEMPLATES = {
 """Files of `data/templates`, each with the family whose tiny model is tried with it."""
 
 
-def write_family(folder: Path, name: str, source: str | None = None) -> Path:
-    """Write the folder of a family's tiny model; `source` is another template for it."""
+def write_family(
+    folder: Path,
+    name: str,
+    source: str | None = None,
+    *,
+    tokens: tuple[str, ...] = (),
+    ends: tuple[str, ...] = (),
+) -> Path:
+    """Write the folder of a family's tiny model; the other arguments replace what the family has."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
     family = FAMILIES[name]
+    family = replace(family, tokens=tokens or family.tokens, ends=ends or family.ends)
     folder.mkdir(parents=True)
     tokenizer = _byte_level(family)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -82,7 +82,12 @@ class ReplyConstraints:
                 tools, required=choice.required, name=choice.name, parallel=request.parallel_tool_calls
             )
         except GrammarError as error:
-            raise RequestError(str(error), "tool_choice") from None
+            if not (choice.required or choice.name is not None or choice.strict):
+                log.info("The answer is held to its format, and there will be no calls: %s", error)
+                return None
+            is_of_tool = error.tool is not None
+            field = f"tools[{error.tool}].function.parameters" if is_of_tool else "tool_choice"
+            raise RequestError(str(error), field) from None
 
     def _answer(self, answer_format: AnswerFormat) -> Spec:
         grammars, value = self._grammars, answer_format.value

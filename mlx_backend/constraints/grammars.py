@@ -155,6 +155,7 @@ class Grammars:
             rule = rule_of(parameters, strict=strict)
         except GrammarError as error:
             if strict:
+                error.tool = at
                 raise
             return rule_of(_ANY_OBJECT, strict=False), [f"{what}: any object is accepted. {error}"]
         return rule, [f"{what}: {note}" for note in rule.ignored]

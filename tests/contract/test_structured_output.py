@@ -109,14 +109,47 @@ def test_a_call_can_be_forced(client: openai.OpenAI, choice: Any) -> None:
     assert json.loads(call.function.arguments).keys() == {"city"}
 
 
-def test_an_answer_can_be_limited_to_choices(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["yes, surely", "no, never"]},
+        {"structured_outputs": {"choice": ["yes, surely", "no, never"]}},
+        {"structured_outputs": {"regex": "yes, surely|no, never"}},
+        {"regex": "yes, surely|no, never"},
+        # As a client without the SDK writes it into the body.
+        {"extra_body": {"guided_choice": ["yes, surely", "no, never"]}},
+    ],
+    ids=str,
+)
+def test_an_answer_can_be_limited_to_choices(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    reply = client.chat.completions.create(
+        model="default", messages=FRANCE, temperature=0, reasoning_effort="low", extra_body=fields
+    )
+    assert reply.choices[0].message.content in ("yes, surely", "no, never")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"json_schema": json.dumps(SCHEMA)},
+        {"extra_body": {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}},
+    ],
+    ids=str,
+)
+def test_other_servers_fields_for_a_schema_hold_the_answer_too(
+    client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
     reply = client.chat.completions.create(
         model="default",
         messages=FRANCE,
         temperature=0,
-        extra_body={"guided_choice": ["yes, surely", "no, never"]},
+        reasoning_effort="low",
+        max_tokens=300,
+        extra_body=fields,
     )
-    assert reply.choices[0].message.content in ("yes, surely", "no, never")
+    assert json.loads(reply.choices[0].message.content or "").keys() == SCHEMA["properties"].keys()
 
 
 def test_an_answer_with_a_schema_does_not_forbid_a_call(client: openai.OpenAI) -> None:

@@ -65,6 +65,24 @@ class Body(Lenient):
         return [name for name, value in extra.items() if value is not None and name not in known]
 
 
+def with_extra_body(body: Any) -> Any:
+    """Return a body with the fields of `extra_body` among its own, as the OpenAI SDK sends them.
+
+    Other clients send the object as it is. Raises the ApiError for a field that says two things.
+    """
+    extra = body.get("extra_body") if isinstance(body, dict) else None
+    if not isinstance(extra, dict):
+        return body
+    written = {name: value for name, value in body.items() if name != "extra_body"}
+    for name, value in extra.items():
+        if written.get(name) not in (None, value):
+            raise refuse(
+                f"extra_body.{name} and {name} say different things: send one of them.", f"extra_body.{name}"
+            )
+        written[name] = value
+    return written
+
+
 def is_empty(value: Any) -> bool:
     """Whether a value asks for nothing in any field."""
     return value is None or value is False or value in ("", [], {})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
+from mlx_backend.api.openai.body import with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.logprobs import ChatLogprobs
 from mlx_backend.api.openai.reasoning import reasoning_deltas
@@ -44,7 +45,7 @@ class ChatCompletions(OpenAIProtocol):
 
     def parse(self, body: bytes) -> ChatCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
-        written = decode_json(body)
+        written = with_extra_body(decode_json(body))
         return ChatCall(ChatBody.parse(written), written, self._settings)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai import fields
-from mlx_backend.api.openai.body import Lenient
+from mlx_backend.api.openai.body import Lenient, is_empty
 from mlx_backend.api.openai.generation_body import GenerationBody
 from mlx_backend.api.openai.setting_fields import Whole, accepts
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
@@ -48,6 +49,35 @@ class Tool(Lenient):
         return {"type": "function", "function": {"name": self.function.name, **sent}}
 
 
+type _Kind = Literal["json_object", "json_schema", "regex", "choice"]
+
+
+class StructuredOutputs(Lenient):
+    """vLLM's `structured_outputs`: what the answer is held to."""
+
+    schema_of_json: Annotated[
+        dict[str, Any] | None, BeforeValidator(fields.json_schema), Field(alias="json")
+    ] = None
+    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        extra = {name for name, value in (self.model_extra or {}).items() if not is_empty(value)}
+        if unknown := sorted(extra - _HARMLESS_OUTPUT_FIELDS):
+            raise PydanticCustomError(
+                "structured_outputs",
+                "{name} is not supported: send json, regex, choice or json_object",
+                {"name": unknown[0]},
+            )
+        return self
+
+
+_HARMLESS_OUTPUT_FIELDS = frozenset({"disable_fallback", "disable_any_whitespace", "whitespace_pattern"})
+"""How the JSON is laid out, and by which library: any layout is JSON."""
+
+
 @accepts(
     *("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"),
     *("answer_reserve", "reasoning_format", "max_completion_tokens", "background_detection"),
@@ -63,9 +93,11 @@ class ChatBody(GenerationBody):
     tool_choice: Annotated[str | ToolChoice | None, BeforeValidator(fields.tool_choice)] = None
     response_format: Annotated[AnswerFormat | None, BeforeValidator(fields.response_format)] = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
-    json_schema: dict[str, Any] | None = None
+    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
     guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(fields.template_kwargs)] = Field(
@@ -79,21 +111,26 @@ class ChatBody(GenerationBody):
 
     def _answer_format(self) -> AnswerFormat | None:
         """Return the format the answer must have, from whichever field was sent."""
-        formats = {
-            "response_format": self.response_format,
-            "guided_json": self.guided_json
-            and AnswerFormat(kind="json_schema", value=self.guided_json, field="guided_json"),
-            "json_schema": self.json_schema
-            and AnswerFormat(kind="json_schema", value=self.json_schema, field="json_schema"),
-            "guided_regex": self.guided_regex
-            and AnswerFormat(kind="regex", value=self.guided_regex, field="guided_regex"),
-            "guided_choice": self.guided_choice
-            and AnswerFormat(kind="choice", value=self.guided_choice, field="guided_choice"),
-        }
-        sent = {name: value for name, value in formats.items() if value}
+        outputs = self.structured_outputs or StructuredOutputs()
+        values: tuple[tuple[str, _Kind, Any], ...] = (
+            ("guided_json", "json_schema", self.guided_json),
+            ("json_schema", "json_schema", self.json_schema),
+            ("guided_regex", "regex", self.guided_regex),
+            ("regex", "regex", self.regex),
+            ("guided_choice", "choice", self.guided_choice),
+            ("structured_outputs.json", "json_schema", outputs.schema_of_json),
+            ("structured_outputs.regex", "regex", outputs.regex),
+            ("structured_outputs.choice", "choice", outputs.choice),
+            ("structured_outputs.json_object", "json_object", outputs.json_object or None),
+        )
+        sent = {} if self.response_format is None else {"response_format": self.response_format}
+        for field, kind, value in values:
+            if value:  # an empty schema asks for nothing
+                used = None if kind == "json_object" else value
+                sent[field] = AnswerFormat(kind=kind, value=used, field=field)
         if len(sent) > 1:
             raise refuse(f"{' and '.join(sent)}: an answer can be held to one of them.", list(sent)[1])
-        return next((value for value in sent.values() if isinstance(value, AnswerFormat)), None)
+        return next(iter(sent.values()), None)
 
     def _thinking_budget(self) -> int | None:
         """Return how many tokens may be reasoning, from whichever field was sent."""
@@ -127,7 +164,7 @@ class ChatBody(GenerationBody):
     def request(self, written: Mapping[str, Any], reasoning_format: ReasoningFormat) -> ChatRequest:
         """Return the request for the chat service. `written` is the body as the client wrote it."""
         _refuse_other_than_text(self.messages)
-        tools = [] if self.tool_choice == "none" else (self.tools or [])
+        tools = [] if self.tool_choice == "none" else _distinct(self.tools or [])
         choice = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else ToolChoice()
         strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
         return ChatRequest(
@@ -152,6 +189,20 @@ class ChatBody(GenerationBody):
             answer_reserve=self.setting("answer_reserve"),
             background_detection=self.setting("background_detection"),
         )
+
+
+def _distinct(tools: Sequence[Tool]) -> list[Tool]:
+    """Return the tools, each once. Two that differ and have one name are refused: a call would not say which."""
+    by_name: dict[str, Tool] = {}
+    for at, tool in enumerate(tools):
+        name = tool.function.name
+        if by_name.setdefault(name, tool).as_dict() != tool.as_dict():
+            raise refuse(
+                f"tools[{at}].function.name: there is another tool called {excerpt(name)}, and the two differ. "
+                "Each tool needs a name of its own.",
+                f"tools[{at}].function.name",
+            )
+    return list(by_name.values())
 
 
 def _refuse_other_than_text(messages: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
+from mlx_backend.api.openai.body import with_extra_body
 from mlx_backend.api.openai.completions_body import CompletionBody
 from mlx_backend.api.openai.logprobs import TextLogprobs
 from mlx_backend.api.openai.stream import Chunk, ChunkWriter
@@ -22,7 +23,7 @@ class Completions(OpenAIProtocol):
 
     def parse(self, body: bytes) -> CompletionCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
-        return CompletionCall(CompletionBody.parse(decode_json(body)))
+        return CompletionCall(CompletionBody.parse(with_extra_body(decode_json(body))))
 
 
 class CompletionCall(BodyCall[CompletionBody]):

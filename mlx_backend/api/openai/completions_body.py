@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai import fields
-from mlx_backend.api.openai.body import is_empty
-from mlx_backend.api.openai.generation_body import GenerationBody
+from mlx_backend.api.openai.body import Refusals, is_empty, is_one_of
+from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody
 from mlx_backend.chat.request import CompletionRequest
 from mlx_backend.conversation.json_values import excerpt
+
+_FORMATS = ("guided_json", "guided_regex", "guided_choice", "json_schema", "regex", "structured_outputs")
+_NO_FORMAT = "the answers of /v1/chat/completions can be held to a format"
 
 
 class CompletionBody(GenerationBody):
@@ -20,6 +23,12 @@ class CompletionBody(GenerationBody):
     No chat template, no channels: a Harmony model's markers are control tokens in the prompt and are part of the
     reply. Only the token that ends the reply is left out.
     """
+
+    refused: ClassVar[Refusals] = {
+        **REFUSED,
+        "response_format": (is_one_of({"type": "text"}), _NO_FORMAT),
+        **dict.fromkeys(_FORMATS, (is_empty, _NO_FORMAT)),
+    }
 
     prompt: Any
     logprobs: Annotated[

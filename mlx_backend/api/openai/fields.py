@@ -146,12 +146,12 @@ def _schema_format(schema: dict[Any, Any], rest: Mapping[Any, Any]) -> AnswerFor
 
 
 def json_schema(value: Any) -> Any:
-    """Accept a schema as text, as guided_json may be."""
+    """Accept a schema as text."""
     if isinstance(value, str):
         try:
             return json.loads(value)
-        except ValueError:
-            raise PydanticCustomError("guided_json", "is not JSON") from None
+        except (ValueError, RecursionError):
+            raise PydanticCustomError("json_schema", "is not JSON") from None
     return value
 
 

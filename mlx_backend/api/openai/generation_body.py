@@ -13,12 +13,13 @@ from mlx_backend.settings import SAMPLING
 
 _STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
 
-_REFUSED: Refusals = {
+REFUSED: Refusals = {
     "n": (is_one_of(1), "a request gets one answer; send several requests"),
     "best_of": (is_one_of(1), "this server generates one candidate"),
-    "structured_outputs": (is_empty, _STRUCTURED),
     "guided_grammar": (is_empty, _STRUCTURED),
     "grammar": (is_empty, _STRUCTURED),
+    "ebnf": (is_empty, _STRUCTURED),
+    "structural_tag": (is_empty, _STRUCTURED),
     "format": (is_empty, _STRUCTURED),
     "functions": (is_empty, "the old form of tools: send 'tools' instead"),
     "function_call": (is_one_of("auto", "none"), "the old form of tool_choice: send 'tool_choice' instead"),
@@ -47,7 +48,7 @@ class StreamOptions(Lenient):
 class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 
-    refused: ClassVar[Refusals] = _REFUSED
+    refused: ClassVar[Refusals] = REFUSED
     # Effort is looked up in the request as it was written.
     read_elsewhere: ClassVar[frozenset[str]] = frozenset(
         ["reasoning_effort", "reasoning", "think", "thinking", "enable_thinking"]

@@ -15,7 +15,7 @@ from mlx_backend.api.base import JsonAnswer
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
-from mlx_backend.api.openai.body import Body
+from mlx_backend.api.openai.body import Body, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.embedding.service import MAX_TEXTS, Embedder
@@ -83,7 +83,7 @@ class Tokenize(OpenAIProtocol):
 
     def parse(self, body: bytes) -> TokenizeCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
-        written = decode_json(body)
+        written = with_extra_body(decode_json(body))
         return TokenizeCall(parse(written), written)
 
 

@@ -61,7 +61,12 @@ class MLXTokenizer:
         self._wrapper = wrapper
         self._chat_template: str | None = template
         self._vocabulary_size = vocabulary_size
-        self._special = _control_tokens(backend, wrapper, template or "")
+        # transformers adds tokens that a family usually has; the model cannot write those it has no embedding for.
+        self._special = {
+            token: text
+            for token, text in _control_tokens(backend, wrapper, template or "").items()
+            if token < vocabulary_size
+        }
         self._with_control, self._without_control = _make_pair(backend, self._special)
         self._bytes_of, self._detokenizer = self._byte_lookup_and_detokenizer()
         bos = wrapper.bos_token_id
