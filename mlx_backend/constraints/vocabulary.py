@@ -103,7 +103,7 @@ class Vocabulary:
             bits[token >> 3] &= ~(1 << (token & 7))
         return self._as_mask(bits)
 
-    @property
+    @cached_property
     def end_token(self) -> int:
         """The token that stands for the end in llguidance's masks: one that no grammar holds, if there is one."""
         ends = (token for token, text in self.special.items() if text in self.ends)

@@ -1,9 +1,14 @@
-"""Whatever the grammar of a family's calls allows, its reader reads as calls of offered tools that fit them."""
+"""Whatever the grammar of a family's calls allows, its reader reads as calls of offered tools that fit them.
+
+EVERY_SPLIT=1 writes 40 random replies for each grammar in place of 8.
+"""
 
 import codecs
 import json
+import os
 import random
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import pytest
 from byte_tokenizer import ByteTokenizer
@@ -18,6 +23,7 @@ from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.engine.base import Constraint
 
 END = "<|im_end|>"
+SEEDS = 40 if os.environ.get("EVERY_SPLIT") else 8
 ENFORCED = [name for name, dialect in DIALECTS.items() if name != "harmony" and can_require_calls(dialect)]
 # Each family's control tokens, as far as its calls have some; the others have none here, and spell their markers.
 CONTROL: dict[str, tuple[str, ...]] = {
@@ -138,6 +144,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
             return value is None or isinstance(value, str)
 
 
+@lru_cache(maxsize=64)
 def grammars_of(name: str, *, has_tokens: bool = True) -> tuple[ByteTokenizer, Grammars]:
     tokenizer = ByteTokenizer((END, *(CONTROL.get(name, ()) if has_tokens else ())), None)
     return tokenizer, Grammars(tokenizer, DIALECTS[name])
@@ -160,36 +167,56 @@ def hints_of(name: str) -> list[bytes]:
     return [text.encode() for text in texts if text]
 
 
+class Allowed(NamedTuple):
+    """The tokens of a mask, by what they are to `write_randomly`."""
+
+    all: list[int]
+    markers: list[int]
+    structure: list[int]
+    readable: list[int]
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def of(cls, mask: bytes) -> "Allowed":
+        bits = int.from_bytes(mask, "little")
+        found = [token for token in range(bits.bit_length()) if bits >> token & 1]
+        return cls(
+            found,
+            markers=[token for token in found if token > 255],
+            structure=[token for token in found if token < 128 and chr(token) in "<\"}])'\n"],
+            readable=[token for token in found if 32 <= token < 127],
+        )
+
+
 def write_randomly(
     tokenizer: ByteTokenizer, constraint: Constraint, rng: random.Random, hints: list[bytes]
 ) -> list[int]:
     """Write allowed tokens at random, and now and then as much of a hint as is allowed."""
     written: list[int] = []
     pending: list[int] = []
-    special = tokenizer.special_tokens
-    while special.get(written[-1] if written else -1) != END:
-        allowed = choices(constraint)
-        assert allowed, tokenizer.decode(written)
-        if pending and pending[0] in allowed:
+    [end] = tokenizer.encode(END, control_tokens=True)
+    while not written or written[-1] != end:
+        mask = constraint.allowed_mask()
+        assert isinstance(mask, memoryview)
+        allowed = Allowed.of(mask.tobytes())
+        assert allowed.all, tokenizer.decode(written)
+        if pending and pending[0] in allowed.all:
             token = pending.pop(0)
         else:
-            is_long = len(written) > 300
+            is_long = len(written) > 120
             hint = hints[0] if is_long else rng.choice(hints)
             pending = list(hint) if rng.random() < (0.5 if is_long else 0.1) else []
-            markers = [each for each in allowed if each in special]
-            ends = [each for each in markers if special[each] == END]
-            structure = [each for each in allowed if each < 128 and chr(each) in "<\"}])'\n"]
-            readable = [each for each in allowed if 32 <= each < 127]
-            if ends and (is_long or rng.random() < 0.3):
-                token = ends[0]
-            elif markers and rng.random() < 0.3:
-                token = rng.choice(markers)
-            elif pending and pending[0] in allowed:
+            if end in allowed.markers and (is_long or rng.random() < 0.3):
+                token = end
+            elif allowed.markers and rng.random() < 0.3:
+                token = rng.choice(allowed.markers)
+            elif pending and pending[0] in allowed.all:
                 token = pending.pop(0)
-            elif structure and rng.random() < (0.7 if is_long else 0.2):
-                token = rng.choice(structure)
+            elif allowed.structure and rng.random() < (0.7 if is_long else 0.2):
+                token = rng.choice(allowed.structure)
             else:
-                token = rng.choice(readable if readable and rng.random() < 0.9 else allowed)
+                is_readable = allowed.readable and rng.random() < 0.9
+                token = rng.choice(allowed.readable if is_readable else allowed.all)
         written.append(token)
         constraint.advance(token)
         assert len(written) < 6_000, tokenizer.decode(written)[-300:]
@@ -230,7 +257,7 @@ def test_whatever_a_family_may_write_is_read_as_calls_that_fit_their_schemas(nam
         tokenizer, grammars = grammars_of(name, has_tokens=has_tokens)
         spec = grammars.tool_calls(TOOLS, required=True)
         hints = hints_of(name)
-        for seed in range(25 if name in CONTROL else 10):
+        for seed in range(SEEDS):
             written = write_randomly(tokenizer, spec.start(Channel.FINAL), random.Random(seed), hints)
             message = message_of(tokenizer, name, written, Channel.FINAL)
             try:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def answer(
 def test_reasoning_is_cut_where_its_budget_ends_and_the_usage_says_so(server: RunningServer) -> None:
     free, _, whole, reasoned = answer(server)
     tail = whole - reasoned - HEADERS
-    for tokens in (1, 2, 7, 40, reasoned - 1):
+    for tokens in (1, 7, reasoned - 1):
         message, finish, used, spent = answer(server, thinking_budget=tokens)
         assert (finish, spent, used) == ("stop", tokens, tokens + HEADERS + tail)
         assert free["reasoning_content"].startswith(message["reasoning_content"])
@@ -73,13 +74,13 @@ def test_no_reasoning_is_none_at_all(server: RunningServer, fields: dict[str, An
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_budget_that_is_not_reached_changes_nothing(server: RunningServer, temperature: float) -> None:
-    for seed in range(3):
+    for seed in range(2 if temperature else 1):
         fields: dict[str, Any] = {"temperature": temperature, "seed": seed}
         same = {"thinking_budget": 4000, "answer_reserve": 20, "max_tokens": 5000}
         assert answer(server, **fields, **same) == answer(server, **fields, max_tokens=5000)
 
 
-@pytest.mark.parametrize("room", [1, 2, 3, 4, 11, 12, 13, 16, 25, 60, 200])
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 12, 16, 25, 60])
 def test_max_tokens_leave_room_for_the_answer(server: RunningServer, room: int) -> None:
     message, finish, used, _ = answer(server, max_tokens=room, answer_reserve=15)
     said = message["content"] or ""
@@ -113,9 +114,9 @@ def test_streamed_it_is_the_same(server: RunningServer, fields: dict[str, Any]) 
 def test_in_company_each_is_what_it_is_alone(server: RunningServer) -> None:
     cases: list[dict[str, Any]] = [
         {"thinking_budget": 5},
-        {},
+        {"max_tokens": 60},
         {"thinking_budget": 30, "temperature": 1, "seed": 3},
-        {"temperature": 1, "seed": 3},
+        {"temperature": 1, "seed": 3, "max_tokens": 60},
         {"answer_reserve": 12, "max_tokens": 40},
         {"reasoning_effort": "none"},
         {"thinking_budget": 8, "response_format": SCHEMA},
@@ -142,7 +143,7 @@ def test_the_call_is_made_all_the_same(server: RunningServer, tokens: int, choic
 def test_an_answer_is_held_to_its_schema_behind_reasoning_that_was_cut(
     server: RunningServer, tokens: int, tools: list[Any]
 ) -> None:
-    for seed in range(3):
+    for seed in range(2):
         message, finish, _, reasoned = answer(
             server,
             response_format=SCHEMA,
@@ -160,8 +161,8 @@ def test_an_answer_is_held_to_its_schema_behind_reasoning_that_was_cut(
 
 def test_drafts_say_the_same_under_a_budget(server: RunningServer) -> None:
     cases: list[dict[str, Any]] = [
-        *({"thinking_budget": tokens} for tokens in (0, 1, 4, 23)),
-        *({"answer_reserve": 12, "max_tokens": room} for room in (20, 50)),
+        *({"thinking_budget": tokens} for tokens in (0, 1, 23)),
+        {"answer_reserve": 12, "max_tokens": 50},
         {"thinking_budget": 17, "temperature": 1, "seed": 2},
     ]
     with load_engine(MODEL_PATH, draft_from_text=True, draft_tokens=6) as fast, running(fast) as drafting:
@@ -184,6 +185,7 @@ def test_the_models_own_budget_holds_where_a_request_has_none(engine: Engine) ->
 
 
 def test_a_server_may_keep_room_for_answers_that_no_client_asks_for(engine: Engine) -> None:
+    @cache
     def tokens(service: Service, room: int | None, **fields: Any) -> tuple[int, int]:
         reply = service.chat(
             ChatRequest(messages=FRANCE, max_tokens=room, fields={"reasoning_effort": "high"}, **fields)
@@ -191,15 +193,18 @@ def test_a_server_may_keep_room_for_answers_that_no_client_asks_for(engine: Engi
         list(reply.events())
         return reply.usage.reasoning_tokens, reply.usage.completion_tokens
 
-    asked = Service(engine)
-    of_the_server = Service(engine, answer_reserve=30)
-    of_the_model = Service(engine, defaults=ModelDefaults(answer_reserve=12), answer_reserve=30)
+    asked = Service(engine, prewarm=False)
+    of_the_server = Service(engine, answer_reserve=30, prewarm=False)
+    of_the_model = Service(
+        engine, defaults=ModelDefaults(answer_reserve=12), answer_reserve=30, prewarm=False
+    )
     for room in (20, 60):
         for service, reserve in ((of_the_server, 30), (of_the_model, 12)):
             told = tokens(service, room)
             assert told == tokens(asked, room, answer_reserve=min(reserve, room // 2))
             assert told[0] < tokens(asked, room)[0]
-            assert tokens(service, room, answer_reserve=15) == tokens(asked, room, answer_reserve=15)
+    for service in (of_the_server, of_the_model):
+        assert tokens(service, 20, answer_reserve=8) == tokens(asked, 20, answer_reserve=8)
     assert tokens(of_the_server, None) == tokens(asked, None)
     assert tokens(of_the_server, 1)[1] == 1
 
