@@ -66,7 +66,7 @@ FOREIGN = (
     *("<|START_ACTION|>", "<|tool_call_start|>", "<|python_tag|>"),
 )
 FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER, "strict": True}}
-WITHOUT_TOOLS = {"gemma3-tool_code", "plain", "HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-V3.1"}
+WITHOUT_TOOLS = {"plain", "HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-V3.1"}
 """Their templates take none, or not under the name `tools`."""
 
 

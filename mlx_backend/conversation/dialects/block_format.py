@@ -110,6 +110,11 @@ class BlockFormat:
         )
 
     @property
+    def answer_markers(self) -> dict[str, str]:
+        """What opens an answer, with its closer."""
+        return {block.opener: block.closer for block in self.answers}
+
+    @property
     def openers(self) -> tuple[str, ...]:
         """The markers with which calls begin as they are written."""
         section = self.sections[0].openers[:1] if self.sections else ()

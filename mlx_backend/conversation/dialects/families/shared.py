@@ -67,7 +67,7 @@ def family(
         opens_in=form.opens_in,
         calls=calls or BlockCalls(form, taught_by=taught_by),
         blocks=form.reasoning,
-        answers={block.opener: block.closer for block in form.answers},
+        answers=form.answer_markers,
         ends=form.ends,
         suffixes=form.suffixes,
         has_reasoning=bool(form.reasoning),

@@ -62,6 +62,8 @@ def dialect_of(template: Any) -> Dialect:
         opens_in=form.opens_in,
         calls=calls,
         blocks=form.reasoning,
+        answers=form.answer_markers,
+        ends=form.ends,
         is_of_a_model=True,
         has_reasoning=bool(form.reasoning),
         reasoning_markers=(*form.reasoning, *form.reasoning.values()),
