@@ -111,8 +111,8 @@ class BlockFormat:
 
     @property
     def answer_markers(self) -> dict[str, str]:
-        """What opens an answer, with its closer."""
-        return {block.opener: block.closer for block in self.answers}
+        """What opens an answer, with its closer, where there is both."""
+        return {block.opener: block.closer for block in self.answers if block.opener and block.closer}
 
     @property
     def openers(self) -> tuple[str, ...]:
