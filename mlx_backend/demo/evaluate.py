@@ -266,11 +266,12 @@ def main() -> None:
         "--dialogues",
         type=int,
         default=400,
-        help="dialogues in a draw; half as many of each skill, way of asking for JSON, and program",
+        help="dialogues in a draw",
     )
     arguments.add_argument(
         "--long", type=int, default=0, help="dialogues of each long size; slow without a GPU"
     )
+    arguments.add_argument("--each", type=int, default=100, help="more for each skill and each program")
     arguments.add_argument("--streams", type=int, default=24, help="replies generated at once")
     arguments.add_argument("--slips", action="store_true", help="print every wrong reply")
     chosen = arguments.parse_args()
@@ -280,9 +281,9 @@ def main() -> None:
     for seed in chosen.seeds:
         drawn = {
             "dialogues": draw(seed, chosen.dialogues),
-            "questions": draw_questions(seed, max(1, chosen.dialogues // 2)),
-            "programs": draw_programs(seed, max(1, chosen.dialogues // 2)),
-            "unseen tools": unseen_tools(seed, max(1, chosen.dialogues // 2)),
+            "questions": draw_questions(seed, chosen.each),
+            "programs": draw_programs(seed, chosen.each),
+            "unseen tools": unseen_tools(seed, 2 * chosen.each),
         }
         for size in LONG_SIZES if chosen.long else ():
             drawn[f"about {size:,} tokens"] = draw_long(seed, chosen.long, size)
