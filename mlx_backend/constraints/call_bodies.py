@@ -57,7 +57,8 @@ class CallBody(ABC):
         self.around = marked.text(codec.around[0]), marked.text(codec.around[1])
         if syntax.in_list:
             written = self.written({})
-            self.around = written[: written.index("[") + 1], written[written.rindex("]") :]
+            begins = written.rindex("[", 0, written.index(_NAME)) + 1  # a marker may have brackets, too
+            self.around = written[:begins], written[written.rindex("]") :]
 
     @abstractmethod
     def write(self, lark: Lark, name: str, parameters: Mapping[str, Any], report: Report) -> str:

@@ -33,6 +33,9 @@ CONTROL: dict[str, tuple[str, ...]] = {
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
     "mistral": ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
+    "mistral-list": ("[THINK]", "[/THINK]", "[TOOL_CALLS]"),
+    "mistral-ids": ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    "hunyuan-a13b": ("<think>", "</think>", "<tool_calls>", "</tool_calls>"),
     "kimi-k2": (
         *("<think>", "</think>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -73,7 +76,7 @@ JSON_STRINGS = {
         "cohere",
         "apertus",
     ),
-    *("granite", "hunyuan"),
+    *("granite", "hunyuan-a13b", "mistral-list", "mistral-ids"),
 }
 
 
@@ -303,7 +306,7 @@ def test_several_calls_as_the_family_writes_them_unless_only_one_is_wanted(name:
     begins, ends = codec.around
     if codec.syntax.in_list:
         ends = texts[0][texts[0].rindex("]") :]
-        begins = texts[0][: texts[0].index("[") + 1]
+        begins = texts[0][: texts[0].rindex("[", 0, texts[0].index("get_weather")) + 1]
     between = ", " if codec.syntax.in_list else ""
     two = texts[0].removesuffix(ends) + between + texts[1].removeprefix(begins) + END
     several = write(tokenizer, grammars.tool_calls(TOOLS, required=True), two)

@@ -82,10 +82,23 @@ class NamedJson(CallSyntax):
         return next((match for match in found if match), None)
 
 
+_MISTRAL_BEGINNING = (
+    rf"\s*(?P<name>{_NAME})\s*(?:\[CALL_ID\]\s*(?P<id>[^\[\]\s]{{1,128}})\s*)?(?:\[ARGS\]\s*|(?=\{{))"
+)
+_MISTRAL_HEAD = r"\s*(?:[\[{].*|[\w.:/-]{1,256}\s*(?:[\[{].*)?)?"
 MISTRAL_ARGS = NamedJson(
-    rf"\s*(?P<name>{_NAME})\s*(?:\[CALL_ID\]\s*(?P<id>[^\[\]\s]{{1,128}})\s*)?(?:\[ARGS\]\s*|(?=\{{))",
+    _MISTRAL_BEGINNING,
     before=(Piece("{name}"), Piece("[ARGS]", marker=True)),
-    head=r"\s*(?:[\[{].*|[\w.:/-]{1,256}\s*(?:[\[{].*)?)?",
+    head=_MISTRAL_HEAD,
+)
+MISTRAL_CALL_IDS = NamedJson(
+    _MISTRAL_BEGINNING,
+    before=(
+        *(Piece("{name}"), Piece("[CALL_ID]", marker=True)),
+        *(Piece("000000000"), Piece("[ARGS]", marker=True)),
+    ),
+    head=_MISTRAL_HEAD,
+    counters={"000000000": "[a-zA-Z0-9]{9}"},
 )
 _SEPARATOR = Piece("<｜tool▁sep｜>", marker=True)
 _DEEPSEEK_BEGINNINGS = (

@@ -32,13 +32,18 @@ _OBJECTS = JsonObjects()
 
 
 class PairCalls(CallSyntax):
-    """`prefix` and `separator` are how it is written; every spelling is read. `lines`: each tag has its own line."""
+    """`prefix`, `suffix` and `separator` are how it is written; every spelling is read.
+
+    `lines`: each tag has its own line.
+    """
 
     reserved = r"</?(?:longcat_|ifm\|)?arg_(?:key|value)[:>]"
 
-    def __init__(self, *, prefix: str = "", separator: str = "", lines: bool = False) -> None:
+    def __init__(
+        self, *, prefix: str = "", separator: str = "", suffix: str = "", lines: bool = False
+    ) -> None:
         self.head = re.compile(r"\s*(?:[\w.:/-]{1,128}\s*(?:[<{\[].*)?|[<{\[].*)?", re.DOTALL)
-        self._prefix, self._separator = prefix, separator
+        self._prefix, self._separator, self._suffix = prefix, separator, suffix
         self._break = "\n" if lines else ""
 
     def encode(self, name: str, arguments: Mapping[str, Any]) -> tuple[Piece, ...]:
@@ -54,9 +59,9 @@ class PairCalls(CallSyntax):
                 ("arg_value", value if isinstance(value, str) else to_json(value)),
             ):
                 pieces += [
-                    Piece(f"<{self._prefix}{word}>", marker=True),
+                    Piece(f"<{self._prefix}{word}{self._suffix}>", marker=True),
                     Piece(text),
-                    Piece(f"</{self._prefix}{word}>", marker=True),
+                    Piece(f"</{self._prefix}{word}{self._suffix}>", marker=True),
                 ]
                 if self._break:
                     pieces.append(Piece(self._break))

@@ -16,6 +16,8 @@ from mlx_backend.conversation.dialects.families.control_tokens import (
     KIMI_K2,
     KIMI_K3,
     MISTRAL,
+    MISTRAL_IDS,
+    MISTRAL_LIST,
 )
 from mlx_backend.conversation.dialects.families.function_tags import (
     GRANITE,
@@ -27,10 +29,18 @@ from mlx_backend.conversation.dialects.families.function_tags import (
     SEED_OSS,
     STEP,
 )
-from mlx_backend.conversation.dialects.families.invoke_tags import DSML, MINIMAX_M2, MINIMAX_M3
+from mlx_backend.conversation.dialects.families.invoke_tags import (
+    DSML,
+    DSML_V4,
+    DSML_V41,
+    MINIMAX_M2,
+    MINIMAX_M3,
+)
 from mlx_backend.conversation.dialects.families.key_value_tags import (
     GLM,
     HUNYUAN,
+    HUNYUAN_A13B,
+    HUNYUAN_OPEN_SOURCE,
     K2_HORIZON,
     LAGUNA,
     LING,
@@ -50,8 +60,21 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.dialects.base import Dialect
 
 FAMILIES: tuple[Dialect, ...] = (
-    *(KIMI_K3, GEMMA_4, FUNCTION_GEMMA, MINIMAX_M3, MINIMAX_M2, DSML, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2),
-    *(MISTRAL, SEED_OSS, LONGCAT, K2_HORIZON, HUNYUAN, APERTUS, COHERE, LFM2),
+    *(
+        KIMI_K3,
+        GEMMA_4,
+        FUNCTION_GEMMA,
+        MINIMAX_M3,
+        MINIMAX_M2,
+        DSML_V41,
+        DSML_V4,
+        DSML,
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        KIMI_K2,
+    ),
+    *(MISTRAL_LIST, MISTRAL_IDS, MISTRAL, SEED_OSS, LONGCAT, K2_HORIZON),
+    *(HUNYUAN_OPEN_SOURCE, HUNYUAN, HUNYUAN_A13B, APERTUS, COHERE, LFM2),
     *(LAGUNA, LING, GLM),
     *(GRANITE_42, NEMOTRON, STEP, MIMO, QWEN_XML, MINICPM, OLMO, GRANITE),
 )

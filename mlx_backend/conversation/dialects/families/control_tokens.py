@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mlx_backend.conversation.dialects.block_format import (
     AnswerBlock,
+    BlockCalls,
     BlockFormat,
     CallBlock,
     CallSection,
@@ -16,7 +18,7 @@ from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.named_json import DEEPSEEK_V3 as DEEPSEEK_V3_CALLS
 from mlx_backend.conversation.dialects.calls.named_json import DEEPSEEK_V31 as DEEPSEEK_V31_CALLS
 from mlx_backend.conversation.dialects.calls.named_json import KIMI_K2 as KIMI_K2_CALLS
-from mlx_backend.conversation.dialects.calls.named_json import MISTRAL_ARGS
+from mlx_backend.conversation.dialects.calls.named_json import MISTRAL_ARGS, MISTRAL_CALL_IDS
 from mlx_backend.conversation.dialects.calls.xtml import (
     CALL_CLOSER,
     CALL_OPENER,
@@ -25,24 +27,60 @@ from mlx_backend.conversation.dialects.calls.xtml import (
     SEPARATOR,
     XtmlCalls,
 )
-from mlx_backend.conversation.dialects.families.shared import REASONED, THINK_TAGS, family, has, leaked_calls
+from mlx_backend.conversation.dialects.families.shared import (
+    REASONED,
+    THINK_TAGS,
+    family,
+    has,
+    in_template,
+    leaked_calls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
     from mlx_backend.conversation.dialects.base import Dialect
+    from mlx_backend.conversation.dialects.calls.base import CallSyntax
 
 
+_MISTRAL_FORM = BlockFormat(
+    reasoning={"[THINK]": "[/THINK]", **THINK_TAGS},
+    blocks=(CallBlock(opener="[TOOL_CALLS]", syntax=MISTRAL_ARGS, span=JsonSpan),),
+    separators=",;",
+    ends=frozenset({"</s>"}),
+)
+
+
+def _mistral_calls(syntax: CallSyntax) -> BlockCalls:
+    return BlockCalls(BlockFormat(blocks=(CallBlock(opener="[TOOL_CALLS]", syntax=syntax),)))
+
+
+def _writes_a_list(template: str, control_tokens: Set[str]) -> bool:
+    return re.search(r"\[TOOL_CALLS\]\s{0,8}\[(?!ARGS|CALL_ID)", template) is not None
+
+
+# One reader for all versions of the format; which one a model writes is known by its template.
+MISTRAL_LIST = family(
+    "mistral-list",
+    *("mistral-v3", "mistral-7b", "mistral-nemo", "mixtral"),
+    recognises=_writes_a_list,
+    form=_MISTRAL_FORM,
+    calls=_mistral_calls(JsonObjects(in_list=True, around=("", ""))),
+    example='[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</s>',
+)
+MISTRAL_IDS = family(
+    "mistral-ids",
+    *("mistral-v11", "mistral-small-3.2"),
+    recognises=in_template("[TOOL_CALLS]", "[CALL_ID]"),
+    form=_MISTRAL_FORM,
+    calls=_mistral_calls(MISTRAL_CALL_IDS),
+    example='[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Paris", "days": 3}</s>',
+)
 MISTRAL = family(
     "mistral",
     *("devstral", "magistral", "ministral", "mistral-small"),
     recognises=has(("[TOOL_CALLS]",), ("[INST]", "[/INST]")),
-    form=BlockFormat(
-        reasoning={"[THINK]": "[/THINK]", **THINK_TAGS},
-        blocks=(CallBlock(opener="[TOOL_CALLS]", syntax=MISTRAL_ARGS, span=JsonSpan),),
-        separators=",;",
-        ends=frozenset({"</s>"}),
-    ),
+    form=_MISTRAL_FORM,
     example='[THINK]I need the weather.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}</s>',
     leaks=leaked_calls("[TOOL_CALLS]"),
 )

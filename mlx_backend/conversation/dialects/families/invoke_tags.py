@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock, CallSection
+from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.block_format import (
+    BlockCalls,
+    BlockFormat,
+    CallBlock,
+    CallSection,
+)
 from mlx_backend.conversation.dialects.calls.elements import NAMESPACE, ElementCalls
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
 from mlx_backend.conversation.dialects.families.shared import (
@@ -11,8 +18,14 @@ from mlx_backend.conversation.dialects.families.shared import (
     THINK_TAGS,
     family,
     has,
+    in_template,
     leaked_calls,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from mlx_backend.conversation.dialects.base import Dialect
 
 _INVOKE = XmlCalls(
     call_tag=('<invoke name="{}">\n', "</invoke>"),
@@ -71,44 +84,90 @@ MINIMAX_M3 = family(
 
 _DSML = "｜DSML｜"
 _DSML_WORDS = ("function_calls", "tool_calls", "toolcalls", "tool", " calls", "calls")
-_DSML_XML = XmlCalls(
-    call_tag=(f'<{_DSML}invoke name="{{}}">\n', f"</{_DSML}invoke>"),
-    parameter_tag=(f'<{_DSML}parameter name="{{}}" string="{{string}}">', f"</{_DSML}parameter>\n"),
-    around=("\n", "\n"),
-    trims=False,
-    untyped="json",
+
+
+def _dsml_xml(blank: str = "") -> XmlCalls:
+    return XmlCalls(
+        call_tag=(f'<{_DSML}{blank}invoke name="{{}}">\n', f"</{_DSML}{blank}invoke>"),
+        parameter_tag=(
+            f'<{_DSML}{blank}parameter name="{{}}" string="{{string}}">',
+            f"</{_DSML}{blank}parameter>\n",
+        ),
+        around=("\n", "\n"),
+        trims=False,
+        untyped="json",
+    )
+
+
+_DSML_FORM = BlockFormat(
+    reasoning=THINK_TAGS,
+    sections=(
+        CallSection(
+            openers=tuple(f"<{_DSML}{word}>" for word in _DSML_WORDS),
+            closer=f"</{_DSML}function_calls>",
+            more_closers=tuple(f"</{_DSML}{word}>" for word in _DSML_WORDS[1:]),
+        ),
+    ),
+    blocks=tuple(
+        CallBlock(
+            opener=f"<{_DSML}{blank}invoke name=",
+            closers=(f"</{_DSML}{blank}invoke>",),
+            syntax=_dsml_xml(),
+            is_text=True,
+        )
+        for blank in ("", " ")
+    ),
+    ends=frozenset({"<｜end▁of▁sentence｜>"}),
+    controls=(f"<{_DSML}", f"</{_DSML}"),
 )
-DSML = family(
+
+
+def _dsml(
+    name: str, *aliases: str, word: str, blank: str = "", recognises: Callable[[str, Set[str]], bool]
+) -> Dialect:
+    """Return a version's dialect. All versions are read alike, and written with the words of each."""
+    block = CallBlock(
+        opener=f"<{_DSML}{blank}invoke name=",
+        closers=(f"</{_DSML}{blank}invoke>",),
+        syntax=_dsml_xml(blank),
+        is_text=True,
+    )
+    section = CallSection(openers=(f"<{_DSML}{word}>",), closer=f"</{_DSML}{word}>")
+    return family(
+        name,
+        *aliases,
+        recognises=recognises,
+        form=_DSML_FORM,
+        calls=BlockCalls(BlockFormat(sections=(section,), blocks=(block,)), taught_by=(_DSML,)),
+        example=(
+            f'{REASONED}<{_DSML}{word}>\n<{_DSML}{blank}invoke name="get_weather">\n'
+            f'<{_DSML}{blank}parameter name="city" string="true">Paris</{_DSML}{blank}parameter>\n'
+            f'<{_DSML}{blank}parameter name="days" string="false">3</{_DSML}{blank}parameter>\n'
+            f"</{_DSML}{blank}invoke>\n</{_DSML}{word}>"
+        ),
+        leaks=leaked_calls(*(f"<{_DSML}{word}>" for word in _DSML_WORDS))
+        if word == "function_calls"
+        else None,
+        history=ALL_WITH_TOOLS,
+    )
+
+
+DSML_V41 = _dsml(
+    "dsml-v4.1",
+    "deepseek-v4.1",
+    word=" calls",
+    blank=" ",
+    recognises=in_template(_DSML, " invoke name=", " calls>"),
+)
+DSML_V4 = _dsml(
+    "dsml-v4",
+    "deepseek-v4",
+    word="tool_calls",
+    recognises=in_template(_DSML, "tool_calls>", without="function_calls>"),
+)
+DSML = _dsml(
     "dsml",
-    *("deepseek-v3.2", "deepseek-v4", "deepseek-v4.1"),
+    "deepseek-v3.2",
+    word="function_calls",
     recognises=has((_DSML,), (f"<{_DSML}function_calls>",), (f"<{_DSML}tool_calls>",)),
-    form=BlockFormat(
-        reasoning=THINK_TAGS,
-        sections=(
-            CallSection(
-                openers=tuple(f"<{_DSML}{word}>" for word in _DSML_WORDS),
-                closer=f"</{_DSML}function_calls>",
-                more_closers=tuple(f"</{_DSML}{word}>" for word in _DSML_WORDS[1:]),
-            ),
-        ),
-        blocks=tuple(
-            CallBlock(
-                opener=f"<{_DSML}{blank}invoke name=",
-                closers=(f"</{_DSML}{blank}invoke>",),
-                syntax=_DSML_XML,
-                is_text=True,
-            )
-            for blank in ("", " ")
-        ),
-        ends=frozenset({"<｜end▁of▁sentence｜>"}),
-        controls=(f"<{_DSML}", f"</{_DSML}"),
-    ),
-    example=(
-        f'{REASONED}<{_DSML}function_calls>\n<{_DSML}invoke name="get_weather">\n'
-        f'<{_DSML}parameter name="city" string="true">Paris</{_DSML}parameter>\n'
-        f'<{_DSML}parameter name="days" string="false">3</{_DSML}parameter>\n</{_DSML}invoke>\n</{_DSML}function_calls>'
-    ),
-    leaks=leaked_calls(*(f"<{_DSML}{word}>" for word in _DSML_WORDS)),
-    taught_by=(_DSML,),
-    history=ALL_WITH_TOOLS,
 )

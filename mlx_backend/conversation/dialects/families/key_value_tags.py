@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.block_format import AnswerBlock, BlockFormat, CallBlock, CallSection
+from mlx_backend.conversation.dialects.block_format import (
+    AnswerBlock,
+    BlockCalls,
+    BlockFormat,
+    CallBlock,
+    CallSection,
+)
 from mlx_backend.conversation.dialects.calls.any_syntax import AnySyntax
 from mlx_backend.conversation.dialects.calls.json_object import JsonObjects
 from mlx_backend.conversation.dialects.calls.pairs import PairCalls
@@ -14,12 +20,15 @@ from mlx_backend.conversation.dialects.families.shared import (
     THINK_TAGS,
     family,
     has,
+    in_template,
     leaked_calls,
     tool_call,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Callable, Set
+
+    from mlx_backend.conversation.dialects.base import Dialect
 
 
 _PAIR_ENDS = frozenset({"<|observation|>", "<|user|>", "<|assistant|>"})
@@ -82,38 +91,86 @@ LONGCAT = family(
     ),
     leaks=leaked_calls("<longcat_tool_call>"),
 )
-_HUNYUAN_PAIRS = PairCalls(separator="<tool_sep>", lines=True)
+_HUNYUAN_FORM = BlockFormat(
+    reasoning=THINK_TAGS,
+    answers=(AnswerBlock("<answer>", "</answer>", has_layout=True),),
+    sections=(
+        CallSection(openers=("<tool_calls>",), closer="</tool_calls>", syntax=JsonObjects(in_list=True)),
+    ),
+    blocks=(
+        CallBlock(
+            opener="<tool_call>",
+            closers=("</tool_call>",),
+            syntax=AnySyntax(PairCalls(separator="<tool_sep>", lines=True)),
+        ),
+    ),
+    separators=",",
+    suffixes=("opensource",),
+    ends=frozenset({"<|eos|>", "<|hy_eos|>", "<｜hy_eos｜>", "<｜hy_eos:opensource｜>"}),
+)
+
+
+def _hunyuan_call(suffix: str) -> str:
+    return (
+        f"<think{suffix}>I need the weather.</think{suffix}><tool_calls{suffix}>\n<tool_call{suffix}>get_weather"
+        f"<tool_sep{suffix}>\n<arg_key{suffix}>city</arg_key{suffix}>\n<arg_value{suffix}>Paris</arg_value{suffix}>\n"
+        f"<arg_key{suffix}>days</arg_key{suffix}>\n<arg_value{suffix}>3</arg_value{suffix}>\n"
+        f"</tool_call{suffix}>\n</tool_calls{suffix}>"
+    )
+
+
+def _hunyuan(name: str, *aliases: str, suffix: str, recognises: Callable[[str, Set[str]], bool]) -> Dialect:
+    """Return the third version's dialect. All versions are read alike, and written as each has its markers."""
+    pairs = PairCalls(separator=f"<tool_sep{suffix}>", suffix=suffix, lines=True)
+    written = BlockFormat(
+        sections=(CallSection(openers=(f"<tool_calls{suffix}>",), closer=f"</tool_calls{suffix}>"),),
+        blocks=(CallBlock(opener=f"<tool_call{suffix}>", closers=(f"</tool_call{suffix}>",), syntax=pairs),),
+    )
+    return family(
+        name,
+        *aliases,
+        recognises=recognises,
+        form=_HUNYUAN_FORM,
+        calls=BlockCalls(written, taught_by=("<tool_calls",)),
+        example=_hunyuan_call(suffix),
+        history=ALL_WITH_TOOLS,
+    )
+
+
+def _is_open_source(template: str, control_tokens: Set[str]) -> bool:
+    return (
+        "<tool_sep" in template and ":opensource" in template
+    ) or "<tool_sep:opensource>" in control_tokens
 
 
 def _is_hunyuan(template: str, control_tokens: Set[str]) -> bool:
-    """Whether a marker of the third version, with any suffix, or both of the first one's are there."""
-    if "<tool_sep" in template or ("<tool_calls>" in template and "<answer>" in template):
-        return True
-    return any(re.fullmatch(r"<tool_sep(?::[^<>]+)?>", token) for token in control_tokens)
+    """Whether the third version's marker is there, with any suffix."""
+    return "<tool_sep" in template or any(
+        re.fullmatch(r"<tool_sep(?::[^<>]+)?>", token) for token in control_tokens
+    )
 
 
-HUNYUAN = family(
-    "hunyuan",
-    *("hy3", "hy4", "hunyuan-a13b"),
-    recognises=_is_hunyuan,
-    form=BlockFormat(
-        reasoning=THINK_TAGS,
-        answers=(AnswerBlock("<answer>", "</answer>", has_layout=True),),
-        sections=(
-            CallSection(openers=("<tool_calls>",), closer="</tool_calls>", syntax=JsonObjects(in_list=True)),
-        ),
-        blocks=(
-            CallBlock(opener="<tool_call>", closers=("</tool_call>",), syntax=AnySyntax(_HUNYUAN_PAIRS)),
-        ),
-        separators=",",
-        suffixes=("opensource",),
-        ends=frozenset({"<|eos|>", "<|hy_eos|>", "<｜hy_eos｜>", "<｜hy_eos:opensource｜>"}),
+HUNYUAN_OPEN_SOURCE = _hunyuan("hunyuan-opensource", suffix=":opensource", recognises=_is_open_source)
+HUNYUAN = _hunyuan("hunyuan", "hy3", "hy4", suffix="", recognises=_is_hunyuan)
+HUNYUAN_A13B = family(
+    "hunyuan-a13b",
+    recognises=in_template("<tool_calls>", "<answer>"),
+    form=_HUNYUAN_FORM,
+    calls=BlockCalls(
+        BlockFormat(
+            sections=(
+                CallSection(
+                    openers=("<tool_calls>",),
+                    closer="</tool_calls>",
+                    syntax=JsonObjects(in_list=True, around=("", "")),
+                ),
+            ),
+        )
     ),
     example=(
-        "<think>I need the weather.</think><tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
-        "<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>"
+        "<think>\nI need the weather.\n</think>\n<answer>I look.</answer>\n"
+        '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}]</tool_calls>'
     ),
-    history=ALL_WITH_TOOLS,
 )
 K2_HORIZON = family(
     "k2-horizon",

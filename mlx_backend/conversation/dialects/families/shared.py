@@ -33,6 +33,15 @@ def has(*alternatives: tuple[str, ...]) -> Callable[[str, Set[str]], bool]:
     return recognises
 
 
+def in_template(*texts: str, without: str = "") -> Callable[[str, Set[str]], bool]:
+    """Recognise a form of a family by texts that stand in its template, and one that does not; not by tokens."""
+
+    def recognises(template: str, control_tokens: Set[str]) -> bool:
+        return all(text in template for text in texts) and not (without and without in template)
+
+    return recognises
+
+
 BY_TEMPLATE = HistoryPolicy()
 """The template decides which reasoning of answered turns stays."""
 ALL_WITH_TOOLS = HistoryPolicy(keeps_with_tools=True)
