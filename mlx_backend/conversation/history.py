@@ -26,6 +26,7 @@ from mlx_backend.conversation.reasoning_fields import (
     REASONING_CONTENT,
     SEALED_PART_TYPES,
 )
+from mlx_backend.conversation.result_media import media_in_result
 from mlx_backend.conversation.tools import ToolSet
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -78,6 +79,8 @@ def _check(messages: Any) -> None:
             known = ", ".join(ROLES)
             given = "is missing" if role is None else f"{excerpt(role)} is not a role"
             raise HistoryError(f"messages[{index}].role", f"{given}; use one of {known}")
+    if refused := media_in_result(messages):
+        raise HistoryError(*refused)
 
 
 class _History:

@@ -96,6 +96,8 @@ def can_say(name: str, dialect: Dialect) -> bool:
         return True
     if _PLAIN.match(name) and name not in _DOUBTFUL:
         return True
+    if dialect.tool_prompt is not None and not name.isidentifier():
+        return False  # a call may be read, but the family is told functions, and this is no function's name
     written = "".join(piece.text for piece in dialect.calls.encode(name, {"a": "b"}))
     read = parse_text(written, dialect, tools=[name])
     return [(call.name, call.complete) for call in read.tool_calls] == [(name, True)] and not read.content

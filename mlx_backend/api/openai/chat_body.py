@@ -15,6 +15,7 @@ from mlx_backend.api.openai.generation_body import GenerationBody
 from mlx_backend.api.openai.setting_fields import Whole, accepts
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt
+from mlx_backend.conversation.result_media import media_in_result
 from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
@@ -206,6 +207,9 @@ def _distinct(tools: Sequence[Tool]) -> list[Tool]:
 
 
 def _refuse_other_than_text(messages: Sequence[Any]) -> None:
+    if (in_result := media_in_result(messages)) is not None:
+        where, sentence = in_result
+        raise refuse(sentence, where, "unsupported_content")
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):

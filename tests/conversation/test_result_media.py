@@ -1,0 +1,64 @@
+"""Images in tools' results are refused by the tool's name, in whichever shape a client sends them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted_server import CHAT, USER, client_of
+
+from mlx_backend.conversation.history import HistoryError, sanitise
+from mlx_backend.engine.scripted import ScriptedEngine
+
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 1000}"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "screenshot", "arguments": "{}"}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+USES = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "screenshot", "input": {}}]}
+TEXT = {"type": "text", "text": "here"}
+
+SHAPES: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "by the call's id": (
+        [CALLING, {"role": "tool", "tool_call_id": "c1", "content": [TEXT, IMAGE]}],
+        r"messages\[2\].content\[1\]: The result of the tool 'screenshot' holds an image",
+    ),
+    "by its own name": (
+        [CALLING, {"role": "tool", "name": "camera", "content": [{"type": "input_image"}]}],
+        r"messages\[2\].content\[0\]: The result of the tool 'camera' holds an image",
+    ),
+    "of nobody": ([{"role": "tool", "content": [IMAGE]}], "The result of a tool holds an image"),
+    "in Anthropic's parts": (
+        [
+            USES,
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [IMAGE]}]},
+        ],
+        r"messages\[2\].content\[0\]: The result of the tool 'screenshot' holds an image",
+    ),
+    "a file": (
+        [CALLING, {"role": "tool", "tool_call_id": "c1", "content": [{"type": "file", "file": {}}]}],
+        "holds a file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("messages", "words"), SHAPES.values(), ids=SHAPES)
+def test_a_medium_in_a_result_is_refused_by_the_tools_name(
+    messages: list[dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(HistoryError, match=words):
+        sanitise([USER, *messages])
+
+
+def test_the_server_refuses_it_in_the_same_words() -> None:
+    messages, _ = SHAPES["by the call's id"]
+    with ScriptedEngine([]) as engine:
+        refused = client_of(engine).post(CHAT, json={"messages": [USER, *messages]})
+    error = refused.get_json()["error"]
+    assert refused.status_code == 400
+    assert (error["param"], error["code"]) == ("messages[2].content[1]", "unsupported_content")
+    assert error["message"].startswith("The result of the tool 'screenshot' holds an image")
+
+
+@pytest.mark.parametrize("content", [[TEXT], [{"type": "json", "json": {"image": "x.png"}}], "image", None])
+def test_results_without_media_are_texts(content: Any) -> None:
+    history = sanitise([USER, CALLING, {"role": "tool", "tool_call_id": "c1", "content": content}])
+    assert isinstance(history[-1]["content"], str)
