@@ -178,7 +178,7 @@ class BatchTrial:
 
 
 def _first_line(error: BaseException | None) -> str:
-    return str(error).partition("\n")[0][:MAX_ERROR_LENGTH]
+    return str(error).partition("\n")[0][:MAX_ERROR_LENGTH].rstrip(".")
 
 
 def _copies(layers: LayerCaches) -> LayerCaches:

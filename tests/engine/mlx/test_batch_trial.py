@@ -14,9 +14,12 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlx_backend.api.openai.models import model_object
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch_trial import ApartError, BatchTrial
+from mlx_backend.models.description import ModelDescription
+from mlx_backend.registry.base import ModelStatus
 
 SIZES = {
     "vocab_size": 128,
@@ -189,6 +192,12 @@ def test_a_model_that_cannot_be_batched_answers_several_at_once_as_it_does_each_
     said = [each for each in caplog.messages if "one after the other" in each]
     assert len(said) == 1
     assert "the logits of one are off by" in said[0]
+
+
+def test_what_is_listed_of_a_model_says_why_its_replies_are_not_batched() -> None:
+    batched, apart = ModelDescription(), ModelDescription(unbatched="several at once raise ValueError")
+    assert "unbatched" not in model_object(ModelStatus(name="m"), batched, 0)
+    assert model_object(ModelStatus(name="m"), apart, 0)["unbatched"] == "several at once raise ValueError"
 
 
 class _Own(nn.Module):  # type: ignore[misc]
