@@ -127,6 +127,10 @@ class ChatPrompts:
             return self._builder.mapped(
                 messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
             )
+        if self._traits.never_ends:
+            raise RequestError(
+                "The model's chat template does not come to an end. Start the server with another one: --chat-template."
+            )
         kwargs = self.template_kwargs(request, conversation)
         tools = list(names.definitions(request.tools)) or None
         own_markers: dict[str, str] = {}

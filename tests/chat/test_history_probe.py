@@ -14,6 +14,7 @@ from mlx_backend.commands.render import Model
 from mlx_backend.commands.template_tokenizer import TemplateTokenizer
 from mlx_backend.conversation.message_layout import CallIds
 from mlx_backend.conversation.template import TemplateTraits
+from mlx_backend.errors import RequestError
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "templates"
 
@@ -271,3 +272,11 @@ def test_a_real_template_renders_every_history_with_all_its_texts_in_order(file:
             assert [word for word in words if word.startswith("R")] == ["R1", "R2"]
         if traits.keeps_answered_reasoning and messages is TURNS:
             assert [word for word in words if word.startswith("R")] == ["R1", "R2"]
+
+
+def test_a_template_that_never_ends_is_refused_before_it_is_rendered() -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    assert probe_history(loops, seconds=0.05).never_ends
+    assert not probe_history("{{ raise_exception('no') }}", seconds=0.05).never_ends
+    with pytest.raises(RequestError, match="does not come to an end"):
+        prompt(loops, TURNS)
