@@ -179,7 +179,7 @@ def test_the_stronger_source_and_the_budget_that_will_be_held_are_told(
     ("content", "words"),
     [
         (b"\xff\xfe{{ 1 }}", "is not text in UTF-8"),
-        (b"x" * 2_000_000, "more than 1,048,576 characters"),
+        (b"x" * 2_000_000, "more than 131,072 characters"),
         (b"{% if %}", "cannot be parsed"),
         (b"{{ 'a' * 10 ** 10 }}", "puts together more than"),
         (b"{{ raise_exception('Never.') }}", "Never."),
