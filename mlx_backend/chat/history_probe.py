@@ -145,7 +145,7 @@ class _Probe:
             call_ids=ids,
             takes_results="resultwords" in rendered,
             one_call_per_message=two.count("argvalue") < 2 * rendered.count("argvalue"),
-            writes_content_beside_calls="besidewords" in beside,
+            writes_content_beside_calls=_in_order(beside, "besidewords", "argvalue"),
         )
 
     # -- reasoning ---------------------------------------------------------------------------------
