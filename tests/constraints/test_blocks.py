@@ -1,9 +1,11 @@
 """Constrained replies of answer and blocks, and of plain models: what is free, and where a reply may end."""
 
+import dataclasses
+
 import pytest
 from constraint_replies import SCHEMA, THINK_MARKERS, TOOLS, PairTokenizer, Reply
 
-from mlx_backend.constraints import GrammarError, Grammars
+from mlx_backend.constraints import GrammarError, Grammars, can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
 
@@ -110,6 +112,12 @@ def test_a_plain_model_is_constrained_from_its_first_token() -> None:
     reply = Reply(tokenizer, grammars.choice(["yes", "yes, indeed"])).write("yes")
     assert reply.markers == {"</s>"}
     assert reply.write(", indeed!").written == "yes, indeed"
+
+
+def test_a_model_whose_response_template_has_no_calls_cannot_be_made_to_call() -> None:
+    dialect = dataclasses.replace(DIALECTS["plain"], calls=None, is_of_a_model=True)
+    assert not can_require_calls(dialect)
+    grammars = Grammars(PairTokenizer(("<s>", "</s>"), None), dialect)
     with pytest.raises(GrammarError, match="its output has no form for them"):
         grammars.tool_calls(TOOLS, required=True)
 
