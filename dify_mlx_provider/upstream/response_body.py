@@ -10,14 +10,14 @@ from urllib3.exceptions import DecodeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import requests
+    from requests import Response
 
 PIECE_BYTES = 65_536
 
 _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 
 
-def iter_body(response: requests.Response) -> Iterator[bytes]:
+def iter_body(response: Response) -> Iterator[bytes]:
     """Yield the body as it arrives; requests would wait for the end of a body of known size.
 
     One layer of gzip or deflate is unpacked, `PIECE_BYTES` at a time: urllib3 would unpack any number of layers, and a
@@ -34,7 +34,7 @@ def iter_body(response: requests.Response) -> Iterator[bytes]:
     yield from _unpacked(packed)
 
 
-def _received(response: requests.Response) -> Iterator[bytes]:
+def _received(response: Response) -> Iterator[bytes]:
     while piece := response.raw.read1(PIECE_BYTES, decode_content=False):
         yield piece
 

@@ -20,7 +20,7 @@ from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_sources import DEFAULT, resolve
 from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
-from mlx_backend.conversation.template import for_template
+from mlx_backend.conversation.template import for_template, tools_for_template
 from mlx_backend.conversation.tool_names import ToolNames
 from mlx_backend.errors import RequestError
 
@@ -132,7 +132,7 @@ class ChatPrompts:
                 "The model's chat template does not come to an end. Start the server with another one: --chat-template."
             )
         kwargs = self.template_kwargs(request, conversation)
-        tools = list(names.definitions(request.tools)) or None
+        tools = list(tools_for_template(names.definitions(request.tools), self._traits)) or None
         own_markers: dict[str, str] = {}
         if tools is not None and not self._traits.has_tools:
             messages, own_markers = self._with_tool_prompt(messages, tools)

@@ -43,6 +43,7 @@ _TOOLS: Final = (
         },
     },
 )
+_BARE_TOOLS: Final = ({"type": "function", "function": {"name": "toolname"}},)
 _USER: Final = {"role": "user", "content": "firstquestion"}
 _NEXT: Final = {"role": "user", "content": "nextquestion"}
 _ANSWER: Final = {"role": "assistant", "content": "firstanswer"}
@@ -85,12 +86,17 @@ class _Probe:
         found = self._calls(found)
         return self._reasoning(found)
 
-    def _render(self, messages: Sequence[_Message], *, tools: bool = False, **arguments: Any) -> str:
-        """Return the prompt, "" where the template refuses."""
+    def _render(
+        self,
+        messages: Sequence[_Message],
+        *,
+        tools: bool | Sequence[_Message] = False,
+        **arguments: Any,
+    ) -> str:
+        """Return the prompt, "" where the template refuses; `tools` are a usual one, or those given."""
+        definitions = (_TOOLS if tools else None) if isinstance(tools, bool) else tools
         try:
-            prompt = self._template.render(
-                messages, arguments, deadline=self._deadline, tools=_TOOLS if tools else None
-            )
+            prompt = self._template.render(messages, arguments, deadline=self._deadline, tools=definitions)
         except TemplateFault:
             if time.thread_time() > self._deadline:
                 raise
@@ -115,7 +121,13 @@ class _Probe:
         if "firstquestion" not in self._render([_USER]):
             return traits
         told = self._render([_USER], tools=True) + self._render([_SYSTEM, _USER], tools=True)
-        return replace(traits, has_tools="toolname" in told, refuses_tools=not told)
+        bare = self._render([_USER], tools=_BARE_TOOLS)
+        return replace(
+            traits,
+            has_tools="toolname" in told,
+            refuses_tools=not told,
+            needs_parameters="toolname" in told and "toolname" not in bare,
+        )
 
     # -- calls and results -------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ class TemplateTraits:
     """It tells the model which tools there are."""
     refuses_tools: bool = False
     """It raises an exception where there are tools."""
+    needs_parameters: bool = False
+    """It refuses a tool whose description, parameters or their properties are left out, as they may be (Seed-OSS)."""
     one_call_per_message: bool = False
     """It renders only `tool_calls[0]` (gpt-oss)."""
     quotes_tool_results: bool = False
@@ -168,6 +170,21 @@ def for_template(
     if traits.must_alternate:
         rewritten = merge_neighbours(rewritten)
     return rewritten
+
+
+def tools_for_template(
+    tools: Sequence[Mapping[str, Any]], traits: TemplateTraits
+) -> Sequence[Mapping[str, Any]]:
+    """Return tool definitions as a template takes them. Those given are not changed."""
+    if not traits.needs_parameters:
+        return tools
+    return [{**tool, "function": _complete(tool["function"])} for tool in tools]
+
+
+def _complete(function: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = function.get("parameters")
+    schema = {"type": "object", "properties": {}, **(parameters if isinstance(parameters, dict) else {})}
+    return {**function, "description": function.get("description") or "", "parameters": schema}
 
 
 def accepted(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> Messages:
