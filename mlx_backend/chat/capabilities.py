@@ -86,7 +86,7 @@ def describe(
 def effort_scale(template: str | None, dialect: Dialect, defaults: ModelDefaults) -> EffortScale:
     """Return a model's own scale of reasoning effort, found by probing its template."""
     reasons = dialect.has_reasoning and (
-        dialect.is_of_a_model or TemplateTraits.of(template).is_reasoning_model
+        dialect.is_from_response_template or TemplateTraits.of(template).is_reasoning_model
     )
     budgets = dict(DEFAULT_BUDGETS) | dict(defaults.effort_budgets or {})
     return probe_effort(template, reasons=reasons, budgets=tuple(budgets.items()))

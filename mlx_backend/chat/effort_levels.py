@@ -1,4 +1,4 @@
-"""Makes scales of the levels that were found in a chat template: ordered, with `none`, a default, and budgets.
+"""Turns the levels found in a chat template into an `EffortScale`: ordered, with `none`, a default, and budgets.
 
 Pure functions: effort_probe.py renders, and effort_words.py says what words mean.
 """
@@ -32,7 +32,7 @@ class Switch:
         return prompt == self.off_prompt
 
 
-def finished(
+def ordered_scale(
     base: str | None,
     levels: Mapping[Effort, Level],
     prompts: Mapping[Effort, str],
@@ -65,8 +65,8 @@ def _middle(levels: Sequence[Level]) -> Effort:
     return levels[len(levels) // 2].effort
 
 
-def above(levels: Mapping[Effort, Any]) -> Effort:
-    """Return the place above some levels: high, if they leave it free."""
+def level_above(levels: Mapping[Effort, Any]) -> Effort:
+    """Return the effort above some levels: high, if it is not among them."""
     highest = max(DIAL.index(effort) for effort in levels)
     return DIAL[min(max(highest + 1, DIAL.index(Effort.HIGH)), len(DIAL) - 1)]
 
@@ -96,7 +96,7 @@ def budget_scale(
         for effort in DIAL[1:-1]
         if effort in budgets
     ]
-    top = above({level.effort: level for level in limited} or {Effort.NONE: None})
+    top = level_above({level.effort: level for level in limited} or {Effort.NONE: None})
     levels = (
         Level(effort=Effort.NONE, template_kwargs=off, budget=0),
         *limited,

@@ -26,7 +26,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from mlx_backend.chat.effort_levels import Arguments, Switch, above, budget_scale, finished, nested
+from mlx_backend.chat.effort_levels import (
+    Arguments,
+    Switch,
+    budget_scale,
+    level_above,
+    nested,
+    ordered_scale,
+)
 from mlx_backend.chat.effort_words import (
     ON_WORDS,
     OTHER,
@@ -317,7 +324,7 @@ def _word_scale(probe: _Probe, name: str, switch: Switch | None) -> EffortScale 
         off, off_prompt = dict(switch.off), switch.off_prompt
     if len(levels) < 2 and off is None:
         return None
-    return finished(probe.base, levels, prompts, off, off_prompt if off else None, switch)
+    return ordered_scale(probe.base, levels, prompts, off, off_prompt if off else None, switch)
 
 
 def _without_closing(found: Mapping[Effort, tuple[str, str]]) -> Mapping[Effort, tuple[str, str]]:
@@ -352,7 +359,7 @@ def _flag_scale(probe: _Probe, flags: Sequence[str], switch: Switch | None) -> E
             prompts[effort] = prompt
     if not levels or unflagged is None:
         return None
-    top = above(levels)
+    top = level_above(levels)
     levels[top], prompts[top] = Level(effort=top, template_kwargs=fixed), unflagged
     off = dict(switch.off) if switch else None
-    return finished(probe.base, levels, prompts, off, switch.off_prompt if switch else None, switch)
+    return ordered_scale(probe.base, levels, prompts, off, switch.off_prompt if switch else None, switch)

@@ -1,4 +1,4 @@
-"""What a server prints and logs, in a way that a reader who is slow, stuck or gone cannot stop the server.
+"""Prints and logs in a way that cannot block the server, even if whoever reads the output is slow, stuck or gone.
 
 Log lines go through a bounded queue to a thread that alone writes them. When the queue is full, lines are dropped and
 counted. Control characters are escaped, since parts of a line may come from clients. Knows nothing of what is logged.

@@ -143,7 +143,7 @@ def _of_folder(folder: Path) -> Dialect:
     from mlx_backend.models import files
 
     if not folder.is_dir():
-        raise ValueError("it is no folder")
+        raise ValueError("it is not a folder")
     template = files.chat_template(folder)
     return recognise(
         template,

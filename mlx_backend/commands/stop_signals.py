@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM for a server: the first is a wish to stop in order, the next ends the process.
+"""SIGINT and SIGTERM for a server: the first asks for an orderly stop, the next ends the process.
 
 Knows nothing of what is stopped.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
@@ -49,7 +49,7 @@ class StopSignals:
         self._is_ending = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, lambda *_: None) for number in _NUMBERS}
+        self._before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
         self._descriptor = signal.set_wakeup_fd(self._sender.fileno())
         return self
 
@@ -81,7 +81,7 @@ class StopSignals:
             return None
 
     def end_process(self, *, after: float, status: int) -> None:
-        """From now on the next signal ends the process at once, and so does the time: `after` seconds, with `status`.
+        """End the process at the next signal, and at the latest after so many seconds, with `status`. Returns at once.
 
         Threads in foreign code (a file that is loaded, a grammar that is compiled) cannot be interrupted, and Python
         would wait for them.
@@ -91,7 +91,7 @@ class StopSignals:
 
     def _end(self, seconds: float, status: int) -> None:
         event = self.wait(seconds)
-        while event is not None and event not in _NUMBERS:
+        while event is not None and event not in _SIGNALS:
             event = self.wait(seconds)
         logging.shutdown()
         os._exit(status if event is None else 128 + event)

@@ -100,7 +100,7 @@ def block_machine(dialect: Dialect) -> StateMachine:
 def machine_of(dialect: Dialect) -> StateMachine | None:
     """Return the machine of a dialect, None if it cannot be constrained."""
     machine = STATE_MACHINES.get(dialect)
-    return block_machine(dialect) if machine is None and dialect.is_of_a_model else machine
+    return block_machine(dialect) if machine is None and dialect.is_from_response_template else machine
 
 
 STATE_MACHINES: Mapping[Dialect, StateMachine] = {

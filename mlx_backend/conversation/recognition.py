@@ -39,7 +39,7 @@ def recognise(
     *,
     on_refused: Callable[[str], None] | None = None,
 ) -> Dialect:
-    """Return the dialect of a model. `on_refused` is told why its response template cannot be used."""
+    """Return the dialect of a model. `on_refused` gets the reason if its response template cannot be used."""
     family = detect(chat_template, control_tokens)
     if response_template is None or HARMONY.recognises(chat_template or "", frozenset()):
         return family  # Harmony has more than any response template can say

@@ -1,6 +1,7 @@
-"""Images and other media in tools' results: no model is shown them yet, so they are refused, by the name of the tool.
+"""Finds images and other media in tool results. They are refused, with the tool's name in the error.
 
-As text they would be megabytes of base64 in the prompt. Knows nothing else of messages.
+Models are given results as text only, and these would be megabytes of base64 in the prompt. Knows nothing else of
+messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many connections the process may have open, by the system's limit on its files."""
+"""How many connections the process may have open, given the system's limit on open files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import resource
 log = logging.getLogger(__name__)
 
 FILES_BESIDE = 192
-"""Files that are no connections: a model's shards, caches on disk, sockets between threads, standard streams."""
+"""Open files other than connections: a model's shards, caches on disk, sockets between threads, standard streams."""
 MIN_CONNECTIONS = 16
 
 
 def connections_within_file_limit(wanted: int) -> int:
     """Raise the soft limit on open files as far as needed and allowed; return how many connections fit.
 
-    A Mac starts programs with a soft limit of 256. Fewer connections than wanted are said in the log.
+    A Mac starts programs with a soft limit of 256. Logs a warning if that is fewer than `wanted`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + FILES_BESIDE

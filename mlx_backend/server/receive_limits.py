@@ -1,4 +1,4 @@
-"""What a client may take while it sends a request, and what the head of a request says of how it is answered."""
+"""Limits on time and memory while requests are received, and how a request is to be answered, by its head."""
 
 from __future__ import annotations
 

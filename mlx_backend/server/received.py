@@ -1,4 +1,4 @@
-"""A connection while its requests are received: how far the present one has come, and since when. Sends nothing."""
+"""The state of a connection while a request is received: how much of it has arrived, and since when. Sends nothing."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ class Connection(Protocol):
 
 
 class Received:
-    """What the receiver keeps of a connection."""
+    """What the receiver knows about a connection, times as of time.monotonic."""
 
     __slots__ = (
         "address",
         "admission",
-        "admitted",
-        "discarding",
+        "discard_until",
         "framing",
-        "held",
+        "held_bytes",
+        "idle_since",
+        "is_admitted",
         "is_dispatched",
         "is_registered",
-        "last",
         "started",
     )
 
     def __init__(self, address: str, now: float, max_head_bytes: int) -> None:
         self.address = address
         self.framing = RequestFraming(max_head_bytes)
-        self.last = now
+        self.idle_since = now
         """When it was accepted, or its last request was answered."""
         self.started: float | None = None
         """When the first byte of a request came; of its body, once the head is there."""
         self.admission: Admission | None = None
-        self.discarding: float | None = None
-        """When to stop receiving what nobody wants."""
-        self.held = 0
+        self.discard_until: float | None = None
+        """When to stop receiving a request that was refused; None if none was."""
+        self.held_bytes = 0
         self.is_registered = False
         self.is_dispatched = False
-        self.admitted = False
+        self.is_admitted = False
 
     @property
     def is_whole(self) -> bool:

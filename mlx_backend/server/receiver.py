@@ -1,11 +1,11 @@
-"""Accepts connections and receives their requests, all in one thread: a worker thread gets a request that is whole.
+"""Accepts connections and receives their requests, all in one thread: a worker gets a request once it is complete.
 
 A client that sends slowly costs a socket and no thread. What is bounded: the time for a head and for a body, the rate
 of a body, the connections altogether and of one address, the bytes received and not yet answered. A request that its
 head alone refuses (no key, no such address, a body too long) is refused before its body is received.
 
-It takes the place of cheroot's ConnectionManager, with that one's methods. Knows sockets and framing; knows nothing of
-what a request asks for, but for what `Admission` says.
+It replaces cheroot's ConnectionManager, and has its methods. Knows sockets and framing; of what a request asks for it
+knows only what `Admission` says.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ class Receiver:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._selector.register(listener, selectors.EVENT_READ)
         self._resume_accepting: float | None = None
-        self._last_complaint = -_LOG_SECONDS
+        self._last_warning = -_LOG_SECONDS
         self._connections: dict[Connection, None] = {}
         self._of_address: Counter[str] = Counter()
         self._returned: deque[tuple[Connection, bool]] = deque()
         self._waiting: deque[Connection] = deque()
         self._heavy = 0
-        self._held = 0
+        self._held_bytes = 0
         self._is_running = False
         self._is_stopping = False
 
-    # What cheroot asks for.
+    # The methods of cheroot's ConnectionManager.
 
     @property
     def can_add_keepalive_connection(self) -> bool:
@@ -93,7 +93,7 @@ class Receiver:
         self._notify()
 
     def run(self, expiration_interval: float) -> None:
-        """Accept and receive until `stop`. Deadlines are looked at once in so many seconds."""
+        """Accept and receive until `stop`. Deadlines are checked every `expiration_interval` seconds."""
         self._is_running = True
         try:
             checked = time.monotonic()
@@ -147,12 +147,12 @@ class Receiver:
             except OSError as error:  # no more files, or no memory for another socket
                 self._selector.unregister(self._listener)
                 self._resume_accepting = time.monotonic() + _RETRY_ACCEPT_SECONDS
-                self._complain(f"New connections have to wait, the system refuses them: {error.strerror}.")
+                self._warn(f"New connections have to wait: the system refuses them ({error.strerror}).")
                 return
             accepted.setblocking(False)
-            self._welcome(accepted, address)
+            self._add(accepted, address)
 
-    def _welcome(self, accepted: socket.socket, address: Any) -> None:
+    def _add(self, accepted: socket.socket, address: Any) -> None:
         limits, now = self._limits, time.monotonic()
         host = str(address[0]) if isinstance(address, tuple) else ""
         connection = self._connect(accepted, address)
@@ -160,24 +160,24 @@ class Receiver:
         self._connections[connection] = None
         self._of_address[host] += 1
         if self._of_address[host] > limits.max_connections_of_address:
-            self._turn_away(connection, f"There are too many connections from {host}; close some first.")
-        elif len(self._connections) > limits.max_connections and not self._close_an_idle_one():
-            self._turn_away(connection, "There are too many connections to this server; try again later.")
+            self._reject(connection, f"There are too many connections from {host}; close some first.")
+        elif len(self._connections) > limits.max_connections and not self._close_idle_connection():
+            self._reject(connection, "There are too many connections to this server; try again later.")
         else:
             self._register(connection)
             self._receive(connection)
 
-    def _turn_away(self, connection: Connection, message: str) -> None:
-        """Refuse a connection and close it at once: it may not stay, not even to be told."""
+    def _reject(self, connection: Connection, message: str) -> None:
+        """Refuse a connection and close it at once: lingering for the client would take what there is too little of."""
         with suppress(OSError):
             connection.socket.send(self._refusal(503, message))
             connection.socket.recv(_PIECE)  # what is left unread when it is closed would reset it
         self._drop(connection)
 
-    def _close_an_idle_one(self) -> bool:
+    def _close_idle_connection(self) -> bool:
         for connection in self._connections:
             received = connection.received
-            if received.is_registered and not received.framing.has_begun and received.discarding is None:
+            if received.is_registered and not received.framing.has_begun and received.discard_until is None:
                 self._drop(connection)
                 return True
         return False
@@ -195,7 +195,7 @@ class Receiver:
         except OSError:
             self._drop(connection)
             return
-        if received.discarding is not None:
+        if received.discard_until is not None:
             if not data:
                 self._drop(connection)
         elif data:
@@ -219,7 +219,7 @@ class Receiver:
             received.started = time.monotonic()
         if (head := framing.head) is None:
             return
-        self._hold(connection, framing.body_bytes)
+        self._set_held_bytes(connection, framing.body_bytes)
         if not had_head:
             received.started = time.monotonic()
             received.admission = self._admission(head)
@@ -233,7 +233,7 @@ class Receiver:
         is_too_long = framing.body_bytes > self._limits.max_body_bytes
         if framing.is_complete or received.admission is Admission.REFUSED or is_too_long:
             self._hand_over(connection)
-        elif self._held > self._limits.max_held_bytes:
+        elif self._held_bytes > self._limits.max_held_bytes:
             self._refuse(connection, 503, "Too many large requests are arriving at once; try again later.")
 
     def _admission(self, head: RequestHead) -> Admission:
@@ -256,7 +256,7 @@ class Receiver:
     def _dispatch_waiting(self) -> None:
         while self._waiting and self._heavy < self._limits.max_heavy:
             connection = self._waiting.popleft()
-            connection.received.admitted = True
+            connection.received.is_admitted = True
             self._heavy += 1
             self._dispatch(connection)
 
@@ -265,12 +265,12 @@ class Receiver:
         while self._returned:
             connection, is_kept = self._returned.popleft()
             before = connection.received
-            self._heavy -= before.admitted
-            before.admitted = before.is_dispatched = False
-            self._hold(connection, 0)
+            self._heavy -= before.is_admitted
+            before.is_admitted = before.is_dispatched = False
+            self._set_held_bytes(connection, 0)
             if is_kept:
                 self._await_next(connection, before)
-            elif before.is_whole or before.discarding is not None:
+            elif before.is_whole or before.discard_until is not None:
                 self._drop(connection)
             else:
                 self._discard(connection)
@@ -291,11 +291,11 @@ class Receiver:
             self._selector.register(self._listener, selectors.EVENT_READ)
         for connection in [each for each in self._connections if each.received.is_registered]:
             received = connection.received
-            if received.discarding is not None:
-                if now > received.discarding:
+            if received.discard_until is not None:
+                if now > received.discard_until:
                     self._drop(connection)
             elif received.started is None:
-                if now - received.last > self._limits.idle_seconds:
+                if now - received.idle_since > self._limits.idle_seconds:
                     self._drop(connection)
             elif now - received.started > self._seconds_allowed(received.framing):
                 part = "body" if received.framing.head is not None else "head"
@@ -318,8 +318,8 @@ class Receiver:
     def _discard(self, connection: Connection) -> None:
         """Send no more, and receive for a while what the client is still sending."""
         received = connection.received
-        received.discarding = time.monotonic() + self._limits.discard_seconds
-        self._hold(connection, 0)
+        received.discard_until = time.monotonic() + self._limits.discard_seconds
+        self._set_held_bytes(connection, 0)
         received.framing = RequestFraming(self._limits.max_head_bytes)
         try:
             connection.socket.setblocking(False)
@@ -330,7 +330,7 @@ class Receiver:
 
     def _drop(self, connection: Connection) -> None:
         self._unregister(connection)
-        self._hold(connection, 0)
+        self._set_held_bytes(connection, 0)
         if self._connections.pop(connection, self) is self:
             return
         address = connection.received.address
@@ -339,11 +339,11 @@ class Receiver:
             del self._of_address[address]
         connection.close_socket()
 
-    # Small things.
+    # Bookkeeping.
 
-    def _hold(self, connection: Connection, count: int) -> None:
-        self._held += count - connection.received.held
-        connection.received.held = count
+    def _set_held_bytes(self, connection: Connection, count: int) -> None:
+        self._held_bytes += count - connection.received.held_bytes
+        connection.received.held_bytes = count
 
     def _register(self, connection: Connection) -> None:
         if not connection.received.is_registered:
@@ -359,7 +359,7 @@ class Receiver:
         with suppress(OSError):  # full: it will wake; closed: it has ended
             self._wake.send(b"x")
 
-    def _complain(self, message: str) -> None:
-        if (now := time.monotonic()) - self._last_complaint >= _LOG_SECONDS:
-            self._last_complaint = now
+    def _warn(self, message: str) -> None:
+        if (now := time.monotonic()) - self._last_warning >= _LOG_SECONDS:
+            self._last_warning = now
             log.warning("%s", message)

@@ -20,7 +20,7 @@ _FRAMING_HEADERS = {b"content-length", b"transfer-encoding", b"expect"}
 
 
 class FramingError(Exception):
-    """What arrived is no request. `status` is the one to answer it with."""
+    """What arrived is not a well-formed request. `status` is that of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -143,7 +143,7 @@ def _head(request: h11.Request, max_bytes: int) -> RequestHead:
         raise FramingError(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
     version = request.http_version.decode("ascii")
     if version not in ("1.0", "1.1"):
-        raise FramingError(505, f"HTTP/{version} is not spoken here; HTTP/1.1 is.")
+        raise FramingError(505, f"HTTP/{version} is not supported; send HTTP/1.1.")
     length = next((int(value) for name, value in headers if name == b"content-length"), 0)
     return RequestHead(
         method=request.method.decode("ascii"),

@@ -43,7 +43,7 @@ ON_DISCONNECT = "mlx_backend.on_disconnect"
 SPARE_THREADS = 16
 BACKLOG = 512
 SEND_SECONDS = 60
-"""How long a client may take none of what is sent to it."""
+"""How long sending may stall because the client does not read."""
 _PIECE = 64 * 1024
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 

@@ -115,7 +115,7 @@ def test_a_plain_model_is_constrained_from_its_first_token() -> None:
 
 
 def test_a_model_whose_response_template_has_no_calls_cannot_be_made_to_call() -> None:
-    dialect = dataclasses.replace(DIALECTS["plain"], calls=None, is_of_a_model=True)
+    dialect = dataclasses.replace(DIALECTS["plain"], calls=None, is_from_response_template=True)
     assert not can_require_calls(dialect)
     grammars = Grammars(PairTokenizer(("<s>", "</s>"), None), dialect)
     with pytest.raises(GrammarError, match="its output has no form for them"):

@@ -299,7 +299,7 @@ class Dialect:
     leaks: RawMarkup = RawMarkup()
     blocks: Mapping[str, str] = field(default_factory=dict)
     """The blocks in which it reasons, opener -> closer, where they are blocks."""
-    is_of_a_model: bool = False
+    is_from_response_template: bool = False
     """Made of one model's response template, and in no registry; its turns are blocks."""
     answers: Mapping[str, str] = field(default_factory=dict)
     """Markers around answers, opener -> closer, where it has some; an answer without them is read, too."""

@@ -28,7 +28,7 @@ type Tool = Mapping[str, Any]
 
 
 def json_tool_prompt(tools: Sequence[Tool], calls: CallCodec) -> tuple[Piece, ...]:
-    """Tell tools as JSON, one a line, and show a call as `calls` writes it."""
+    """Describe the tools as JSON, one per line, and show a call as `calls` writes it."""
     lines = [json.dumps(tool["function"], ensure_ascii=False, default=str) for tool in tools]
     told = (
         "You can call tools. These are described as JSON, one in each line:\n"
@@ -55,7 +55,7 @@ message: use it to call more functions, or to answer. Answer without a call wher
 
 
 def python_tool_prompt(tools: Sequence[Tool], calls: CallCodec) -> tuple[Piece, ...]:
-    """Tell tools as Python functions, as Google shows it for Gemma 3."""
+    """Describe the tools as Python functions, as Google's guide to Gemma 3 does."""
     functions = "\n\n".join(python_signature(tool["function"]) for tool in tools)
     return (Piece(f"{_PYTHON}{functions}\n```"),)
 

@@ -1,4 +1,4 @@
-"""Whether a network gives several sequences in one run what it gives each of them alone: tried when it is loaded.
+"""Tries, when a network is loaded, whether several sequences in one run get the logits that each gets alone.
 
 mlx-lm's networks are made for one sequence. Whether one can also run a batch of unequal lengths, or a packed run
 (packed_forward.py), cannot be known from its caches: some raise, and some answer wrongly. Gemma 2 takes as many rows as
@@ -52,16 +52,16 @@ MAX_ATTEMPTS = 4
 ATTEMPT_STRIDE = 10  # token ids between the texts of two attempts
 
 
-class ApartError(Exception):
-    """The network does not give several sequences what it gives each alone. The text says how that was seen."""
+class BatchTrialError(Exception):
+    """Sequences run together do not get the logits that each gets alone. The text says what went wrong."""
 
 
-class _OffError(ApartError):
-    """Logits differ, which rounding may explain."""
+class _LogitsDifferError(BatchTrialError):
+    """Logits differ by more than they should, which rounding may still explain."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Alone:
+class _Reference:
     """A text run alone: its logits and those after each of the two next tokens, and the caches before those."""
 
     text: mx.array  # [1, tokens]
@@ -74,44 +74,44 @@ class _Alone:
 
 
 class BatchTrial:
-    """Tries one network. `fresh` makes empty caches."""
+    """Tries one network. `make_caches` makes empty caches."""
 
-    def __init__(self, network: Any, fresh: Callable[[], LayerCaches]) -> None:
+    def __init__(self, network: Any, make_caches: Callable[[], LayerCaches]) -> None:
         self.difference = 0.0  # the largest in the last attempt
         self._network = network
-        self._fresh = fresh
+        self._make_caches = make_caches
         self._max_difference = MAX_DIFFERENCE[_coarsest_dtype(network)]
-        self._references: list[list[_Alone]] = []  # of each attempt
+        self._references: list[list[_Reference]] = []  # of each attempt
 
     def try_packing(self) -> None:
-        """Patch the network and try packed runs. Raises ApartError."""
+        """Patch the network and try packed runs. Raises BatchTrialError."""
         patch_for_packing(self._network)
         self._try(self._pack_prompts)
         self._try(lambda alone: self._run_together(alone, self._step_packed))
 
     def try_batching(self) -> None:
-        """Try batches as mlx-lm runs them: a row for each sequence. Raises ApartError."""
+        """Try batches as mlx-lm runs them: a row for each sequence. Raises BatchTrialError."""
         self._try(lambda alone: self._run_together(alone, self._step_rows))
 
-    def _try(self, compare: Callable[[Sequence[_Alone]], None]) -> None:
-        """Try it with other texts where logits differ: in half precision rounding may choose other experts."""
+    def _try(self, compare: Callable[[Sequence[_Reference]], None]) -> None:
+        """Compare, with other texts again if logits differ: in half precision rounding may choose other experts."""
         for attempt in range(MAX_ATTEMPTS):
             self.difference = 0.0
             alone = self._run_alone(attempt)
             try:
                 compare(alone)
-            except _OffError:
+            except _LogitsDifferError:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, ForwardError) else error
-                raise ApartError(
+                raise BatchTrialError(
                     f"several at once raise {type(cause).__name__}: {_first_line(cause)}"
                 ) from error
             else:
                 return
 
-    def _run_alone(self, attempt: int) -> list[_Alone]:
+    def _run_alone(self, attempt: int) -> list[_Reference]:
         if attempt == len(self._references):
             shift = attempt * ATTEMPT_STRIDE
             self._references.append(
@@ -122,19 +122,19 @@ class BatchTrial:
             )
         return self._references[attempt]
 
-    def _run_one(self, tokens: Sequence[int], first: int, second: int) -> _Alone:
-        text, layers = mx.array([tokens]), self._fresh()
+    def _run_one(self, tokens: Sequence[int], first: int, second: int) -> _Reference:
+        text, layers = mx.array([tokens]), self._make_caches()
         logits = self._network(text, cache=layers)[0]
         before = _copies(layers)
         after_first = self._network(mx.array([[first]]), cache=layers)[0, -1]
         after_second = self._network(mx.array([[second]]), cache=layers)[0, -1]
         mx.eval(logits, after_first, after_second)
-        return _Alone(text, first, second, before, logits, after_first, after_second)
+        return _Reference(text, first, second, before, logits, after_first, after_second)
 
-    def _pack_prompts(self, alone: Sequence[_Alone]) -> None:
+    def _pack_prompts(self, alone: Sequence[_Reference]) -> None:
         """Run prompts beside each other, and one beside the replies to others."""
         one, other, late = alone
-        layers = [self._fresh() for _ in alone]
+        layers = [self._make_caches() for _ in alone]
         prompts = [Segment(each.text, own) for each, own in zip(alone, layers, strict=True)]
         packed = run_packed(self._network, prompts[:2])
         self._compare(packed, [*one.logits, *other.logits], 2)
@@ -142,7 +142,7 @@ class BatchTrial:
         packed = run_packed(self._network, [replies, prompts[2]])
         self._compare(packed, [one.after_first, other.after_first, *late.logits], 3)
 
-    def _run_together(self, alone: Sequence[_Alone], step: Step) -> None:
+    def _run_together(self, alone: Sequence[_Reference], step: Step) -> None:
         """Run two texts, let a third join them and the first two leave; then as many rows as may matter."""
         one, other, late = alone
         layers = _merge([one, other])
@@ -172,7 +172,7 @@ class BatchTrial:
         difference = _largest_difference(found, mx.stack(list(expected)))
         self.difference = max(self.difference, difference)
         if not difference <= self._max_difference:
-            raise _OffError(
+            raise _LogitsDifferError(
                 f"with {sequences} sequences at once the logits of one are off by {difference:.0%}"
             )
 
@@ -185,7 +185,7 @@ def _copies(layers: LayerCaches) -> LayerCaches:
     return [alias(layer) for layer in layers]
 
 
-def _merge(texts: Sequence[_Alone]) -> LayerCaches:
+def _merge(texts: Sequence[_Reference]) -> LayerCaches:
     return merged([_copies(each.layers) for each in texts])
 
 

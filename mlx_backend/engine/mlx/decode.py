@@ -66,7 +66,7 @@ class _Admitted:
 
 
 class BatchError(Exception):
-    """A batch could not be stepped since a sequence joined it. Its sequences are as they were: `Decoder.split`."""
+    """A batch could not be stepped after a sequence joined it. Its sequences are as they were: `Decoder.split`."""
 
 
 class Decoder:

@@ -17,7 +17,7 @@ from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.device.too_large import too_large
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
-from mlx_backend.engine.mlx.batch_trial import ApartError, BatchTrial
+from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
@@ -157,7 +157,7 @@ class Runtime:
             )  # raises if the caches are not the reason
             raise EngineError(
                 f"--kv-bits is not possible with this model: its layers cannot run on caches of {self.options.kv_bits} "
-                f"bits in groups of {self.options.kv_group_size} ({first_line(error)}). Leave it out."
+                f"bits in groups of {self.options.kv_group_size} ({first_line(error)}). Start the server without it."
             ) from error
 
     def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:
@@ -174,14 +174,14 @@ class Runtime:
             try:
                 for trial in trials:
                     trial.try_packing()
-            except ApartError as error:
+            except BatchTrialError as error:
                 log.debug("Prompts and replies cannot be packed: %s.", error)
             else:
                 return True, ""
         try:
             for trial in trials:
                 trial.try_batching()
-        except ApartError as error:
+        except BatchTrialError as error:
             return False, str(error)
         return False, ""
 

@@ -17,7 +17,7 @@ from mlx_lm.utils import load_model
 from mlx_backend.api.openai.models import model_object
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.batch_trial import ApartError, BatchTrial
+from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.base import ModelStatus
 
@@ -85,9 +85,9 @@ def trial_of(network: Any) -> BatchTrial:
 )
 def test_networks_made_for_one_sequence_are_found_out(config: dict[str, Any], words: str) -> None:
     trial = trial_of(network_of(config))
-    with pytest.raises(ApartError, match=words):
+    with pytest.raises(BatchTrialError, match=words):
         trial.try_batching()
-    with pytest.raises(ApartError):
+    with pytest.raises(BatchTrialError):
         trial.try_packing()
 
 
@@ -129,7 +129,7 @@ def test_mistakes_are_found_in_every_precision(
             return batch
 
         monkeypatch.setattr(BatchKVCache, "merge", staticmethod(merge_wrongly))
-    with pytest.raises(ApartError, match="off by"):
+    with pytest.raises(BatchTrialError, match="off by"):
         trial_of(network).try_batching()
 
 
@@ -151,7 +151,7 @@ def test_what_is_off_with_one_text_only_is_rounding_and_with_every_text_a_mistak
     network = Experts(4)
     BatchTrial(network, partial(make_prompt_cache, network.inner)).try_batching()
     network = Experts(None)
-    with pytest.raises(ApartError, match="with 2 sequences at once the logits of one are off by"):
+    with pytest.raises(BatchTrialError, match="with 2 sequences at once the logits of one are off by"):
         BatchTrial(network, partial(make_prompt_cache, network.inner)).try_batching()
 
 
@@ -220,7 +220,7 @@ class _Own(nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("attends", [False, True])
 def test_a_network_with_attention_or_positions_of_its_own_is_not_run_packed(attends: bool) -> None:
-    with pytest.raises(ApartError):
+    with pytest.raises(BatchTrialError):
         BatchTrial(_Own(attends=attends), lambda: [KVCache()]).try_packing()
 
 
@@ -240,7 +240,7 @@ def test_a_network_that_accepts_packing_but_computes_it_wrong_is_not_run_packed(
             logits: mx.array = network(tokens, cache=cache)
             return logits
 
-    with pytest.raises(ApartError, match="off by"):
+    with pytest.raises(BatchTrialError, match="off by"):
         BatchTrial(Mistaken(), partial(make_prompt_cache, network)).try_packing()
 
 
@@ -257,5 +257,5 @@ def test_a_network_that_fails_with_several_sequences_is_not_batched(tmp_path: Pa
             return logits
 
     trial = BatchTrial(Alone(), partial(make_prompt_cache, network))
-    with pytest.raises(ApartError, match="one sequence at a time"):
+    with pytest.raises(BatchTrialError, match="one sequence at a time"):
         trial.try_batching()

@@ -48,7 +48,7 @@ def response_template_dialect(template: Any) -> Dialect:
     try:
         source = json.dumps(template, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ResponseTemplateError(f"response_template is no JSON: {error}") from error
+        raise ResponseTemplateError(f"response_template is not JSON: {error}") from error
     if len(source) > MAX_TEMPLATE:
         raise ResponseTemplateError(
             f"response_template has {len(source)} characters; {MAX_TEMPLATE} are allowed"

@@ -66,14 +66,14 @@ class _Json(Content):
         self._may_be_text = arguments.get("allow_non_json") is True
         pairs = arguments.get("string_delims") or []
         if not isinstance(pairs, list) or len(pairs) > _MAX_DELIMITERS:
-            raise ResponseTemplateError("string_delims is no list of pairs")
+            raise ResponseTemplateError("string_delims is not a list of pairs of texts")
         self._delimiters: dict[str, str] = {}
         for pair in pairs:
             match pair:
                 case [str(opening), str(closing)] if opening and closing:
                     self._delimiters[opening] = closing
                 case _:
-                    raise ResponseTemplateError("string_delims is no list of pairs")
+                    raise ResponseTemplateError("string_delims is not a list of pairs of texts")
         self._opening = re.compile("|".join(map(re.escape, self._delimiters)) or r"(?!)")
         self.head = ".*" if self._may_be_text else r"\s*(?:[{\[].*)?"
         self.is_json = not (self._has_bare_keys or self._delimiters or self._may_be_text)
@@ -128,7 +128,7 @@ class _Pairs(Content):
         self.value: Content | None = None
         if parser is not None:
             if not isinstance(parser, dict):
-                raise ResponseTemplateError("value_parser is no object")
+                raise ResponseTemplateError("value_parser is not an object")
             self.value = content(parser.get("name", "text"), parser.get("args", {}))
 
     def _decoded(self, text: str) -> Any:
@@ -203,7 +203,7 @@ class _Lines(_Pairs):
 def content(name: Any, arguments: Any) -> Content:
     """Return the content of a name. Raises ResponseTemplateError."""
     if not isinstance(arguments, dict):
-        raise ResponseTemplateError("content_args is no object")
+        raise ResponseTemplateError("content_args is not an object")
     match name:
         case "text":
             return _Scalar(str.strip if arguments.get("strip", True) else str)

@@ -64,7 +64,7 @@ def dialect_of(template: Any) -> Dialect:
         blocks=form.reasoning,
         answers=form.answer_markers,
         ends=form.ends,
-        is_of_a_model=True,
+        is_from_response_template=True,
         has_reasoning=bool(form.reasoning),
         reasoning_markers=(*form.reasoning, *form.reasoning.values()),
     )
@@ -76,7 +76,7 @@ def _recognises(template: str, control_tokens: Set[str]) -> bool:
 
 def _checked(template: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(template, dict):
-        raise ResponseTemplateError("response_template is no object")
+        raise ResponseTemplateError("response_template is not an object")
     if template.get("version", 1) != 1:
         raise ResponseTemplateError(f"version {template['version']!r} of response_template is not known")
     if unknown := sorted(set(template) - _KEYS):
@@ -88,7 +88,7 @@ def _checked(template: Any) -> Mapping[str, Mapping[str, Any]]:
         )
     for name, field in fields.items():
         if not isinstance(field, dict):
-            raise ResponseTemplateError(f"the field {name!r} of response_template is no object")
+            raise ResponseTemplateError(f"the field {name!r} of response_template is not an object")
         if unknown := sorted(set(field) - _FIELD_KEYS):
             raise ResponseTemplateError(
                 f"the field {name!r} of response_template has the unknown key {unknown[0]!r}"
@@ -110,7 +110,7 @@ def _anchor(field: Mapping[str, Any], word: str) -> Pattern | None:
         raise ResponseTemplateError(f"it has {word} and {word}_pattern")
     if source is not None:
         if not isinstance(source, str):
-            raise ResponseTemplateError(f"{word}_pattern is no text")
+            raise ResponseTemplateError(f"{word}_pattern is not a text")
         return parse_pattern(source)
     if texts is None:
         return None

@@ -1,4 +1,4 @@
-"""Parses the regular expressions of a response template into `Pattern`s, and refuses what is none.
+"""Parses the regular expressions of a response template into `Pattern`s, and refuses all others.
 
 Nested repetitions, lookarounds, references back, a greedy `.*`: whatever could take more than linear time, or cannot be
 written back. No expression is handed to `re` as it stands in the template.
