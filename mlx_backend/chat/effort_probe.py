@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 PROBE_SECONDS: Final = 2.0
-"""Of processor time, for all renderings of one template together; those of published templates take 10 to 200 ms."""
+"""Of processor time, for all renderings of one template together; those of published templates take 20 to 300 ms."""
 MAX_TEMPLATES: Final = 1024
 """Whose scales are remembered: as many models may be listed, again and again."""
 type Budgets = tuple[tuple[Effort, int], ...]
