@@ -74,6 +74,7 @@ def describe(
         context_length=context_length,
         capabilities=tuple(name for name, has in capabilities.items() if has),
         efforts=scale.efforts,
+        effort_budgets=scale.budgets,
         default_effort=default.effort if default else None,
         preserves_reasoning=bool(scale.levels)
         and probe_history(template).may_keep_answered_reasoning(dialect.history),

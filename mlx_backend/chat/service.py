@@ -108,8 +108,15 @@ class Service:
         )
 
     def prepare(self) -> None:
-        """Build in the background what the first constrained reply would have to wait for."""
-        if "structured_output" in self.description().capabilities:
+        """Build in the background what the first constrained reply would have to wait for; log what efforts mean."""
+        description = self.description()
+        if budgets := description.effort_budgets:
+            log.info(
+                "The reasoning of %s is held to budgets of tokens: %s.",
+                self.engine.model_id,
+                ", ".join(f"{effort} {tokens:,}" for effort, tokens in budgets.items()),
+            )
+        if "structured_output" in description.capabilities:
             # Not a daemon: the interpreter must wait for it, and not end in the middle of foreign code.
             threading.Thread(target=self._prepare, name="grammars").start()
 

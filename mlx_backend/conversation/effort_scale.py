@@ -65,6 +65,11 @@ class EffortScale:
         return tuple(level.effort for level in self.levels)
 
     @property
+    def budgets(self) -> Mapping[Effort, int]:
+        """Tokens of reasoning, for the levels that allow only so many; not `none`."""
+        return {level.effort: level.budget for level in self.levels if level.budget}
+
+    @property
     def arguments(self) -> frozenset[str]:
         """The template's arguments that tell a level or a budget."""
         names = {name for level in self.levels for name in level.template_kwargs}

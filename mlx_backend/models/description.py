@@ -22,6 +22,9 @@ class ModelDescription:
     context_length: int | None = None
     capabilities: tuple[str, ...] = ("completion",)
     efforts: tuple[Effort, ...] = ()  # those that make a difference
+    effort_budgets: Mapping[Effort, int] = field(
+        default_factory=dict
+    )  # tokens of reasoning, for the efforts that stand for so many at most
     default_effort: Effort | None = None  # for a request that sets none
     preserves_reasoning: bool = (
         False  # that of answered turns can be part of a prompt: clients had better return it

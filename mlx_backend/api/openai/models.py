@@ -93,9 +93,11 @@ def model_object(
             "default": description.default_effort,
             "preserved": description.preserves_reasoning,
         }
+        if description.effort_budgets:
+            described["reasoning"]["budgets"] = dict(description.effort_budgets)
         # As Codex reads them from a catalogue of models.
         described["supported_reasoning_levels"] = [
-            {"effort": effort, "description": _LEVELS[effort]} for effort in description.efforts
+            {"effort": effort, "description": _level(description, effort)} for effort in description.efforts
         ]
         described["default_reasoning_level"] = description.default_effort
     if description.kind == "llm":
@@ -109,6 +111,11 @@ def model_object(
     if (info := page_info(description)) is not None:
         described["info"] = info
     return described
+
+
+def _level(description: ModelDescription, effort: Effort) -> str:
+    budget = description.effort_budgets.get(effort)
+    return _LEVELS[effort] if budget is None else f"{_LEVELS[effort]}: at most {budget:,} tokens"
 
 
 def _description(models: ModelRegistry, status: ModelStatus) -> ModelDescription:

@@ -11,13 +11,15 @@ import pytest
 from running_server import RunningServer, running, served
 from scripted_server import client_of
 
+from mlx_backend.chat.service import Service
+from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.spec import ModelSpec
+from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry import config_file
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
@@ -177,6 +179,28 @@ def test_a_model_is_described_before_it_is_loaded(factory: EngineFactory, tmp_pa
             "default_max_tokens": 77,
         }
         assert factory.loads == ["small"], "nothing was loaded for it"
+
+
+def test_efforts_that_are_budgets_are_listed_as_such_and_the_log_says_so(
+    factory: EngineFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = CONFIG + "effort_budgets = {{ medium = 2000 }}\n"
+    with serving(factory, tmp_path, config) as server:
+        template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+        (tmp_path / "large" / "chat_template.jinja").write_text(template)
+        _, large = server.call("/v1/models/large")
+        assert large["reasoning"]["budgets"] == {"low": 1024, "medium": 2000}
+        assert [level["description"] for level in large["supported_reasoning_levels"]] == [
+            "Answers at once",
+            "Reasons briefly: at most 1,024 tokens",
+            "Reasons for a while: at most 2,000 tokens",
+            "Reasons at length",
+        ]
+    assert not any("held to budgets" in message for message in caplog.messages), "it has levels of its own"
+    with ScriptedEngine(lambda _: "", chat_template=template, model_id="thinker") as engine:
+        Service(engine, defaults=ModelDefaults(effort_budgets=((Effort.LOW, 500),))).prepare()
+    assert "The reasoning of thinker is held to budgets of tokens: low 500, medium 4,096." in caplog.messages
 
 
 def test_while_a_model_loads_others_answer_and_health_shows_its_progress(
