@@ -29,7 +29,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data:|event:|id:|retry:|:)")
 
 INCOMPLETE = object()
-"""What `parse_json` returns for a text that is no JSON value."""
+"""What `parse_json` returns for a text that is not a JSON value."""
 
 DONE = object()
 """What `iter_events` yields for `data: [DONE]`."""
@@ -87,9 +87,9 @@ def iter_events(pieces: Iterable[bytes]) -> Iterator[Any]:
             data, ignored = [], 0
             yield value
         elif not line or len(data) > _MAX_DATA_LINES:
-            raise MalformedBody("an event that is no JSON")
+            raise MalformedBody("an event that is not JSON")
     if any(data):
-        raise MalformedBody("an event that is no JSON")
+        raise MalformedBody("an event that is not JSON")
 
 
 def parse_body(pieces: Iterable[bytes]) -> Any:
@@ -103,7 +103,7 @@ def parse_body(pieces: Iterable[bytes]) -> Any:
             raise MalformedBody("a body without an end")
     value = parse_json(_text(pending))
     if value is INCOMPLETE:
-        raise MalformedBody("a body that is no JSON")
+        raise MalformedBody("a body that is not JSON")
     return value
 
 

@@ -158,7 +158,7 @@ class ChatPrompts:
         )
 
     def tool_names(self, request: ChatRequest) -> ToolNames:
-        """Return how the model says the names of the request's tools."""
+        """Return the names of the request's tools for the model."""
         return ToolNames((tool["function"]["name"] for tool in request.tools), self._dialect)
 
     def _with_tool_prompt(

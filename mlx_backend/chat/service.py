@@ -24,7 +24,7 @@ from mlx_backend.chat.reasoning_store import ReasoningStore
 from mlx_backend.chat.reply import Reply, ReplyPlan
 from mlx_backend.chat.reply_constraints import ReplyConstraints
 from mlx_backend.chat.superseded import SupersededReplies
-from mlx_backend.chat.tool_names import OfferedNames
+from mlx_backend.chat.tool_names import RestoredNames
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.recognition import recognise
@@ -154,14 +154,14 @@ class Service:
         conversation = self._prompts.conversation(request)
         # Before rendering: what cannot be met is refused at once.
         names = self._prompts.tool_names(request)
-        spoken = _with_names(request, names)
-        grammar = self._constraints.grammar(spoken)
+        renamed = _with_names(request, names)
+        grammar = self._constraints.grammar(renamed)
         prompt = self._prompts.prompt(request, conversation)
         self._check_length(request, conversation, prompt)
-        constraint = self._constraints.start(spoken, grammar, conversation, prompt)
+        constraint = self._constraints.start(renamed, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
         plan = ReplyPlan(
-            parser=self._parser(spoken, prompt, names),
+            parser=self._parser(renamed, prompt, names),
             prompt_tokens=len(prompt.tokens),
             special_tokens=self.engine.tokenizer.special_tokens,
             effort=conversation.resolution,
@@ -221,7 +221,7 @@ class Service:
         raise self._limits.too_long("messages", length, tools=len(request.tools), tool_tokens=tool_tokens)
 
     def _parser(self, request: ChatRequest, prompt: Prompt, names: ToolNames) -> Parser:
-        """Make the parser; `request` has the names of tools as the model says them."""
+        """Make the parser; `request` has the names of tools for the model."""
         if request.raw:
             return RawText()
         parser = ChannelParser(
@@ -230,7 +230,7 @@ class Service:
             opens_in=prompt.opens_in,
             special_tokens=self.engine.tokenizer.special_tokens,
         )
-        return OfferedNames(parser, names) if names.differ else parser
+        return RestoredNames(parser, names) if names.differ else parser
 
     def _generate(
         self, prompt: Prompt, request: ReplyRequest, constraint: Constraint | None = None
@@ -297,13 +297,13 @@ class Service:
 
 
 def _with_names(request: ChatRequest, names: ToolNames) -> ChatRequest:
-    """Return the request with the names of tools as the model says them."""
+    """Return the request with the names of tools for the model."""
     if not names.differ:
         return request
     choice = request.tool_choice
-    name = names.say(choice.name) if choice.name is not None else None
+    name = names.for_model(choice.name) if choice.name is not None else None
     return replace(
         request,
         tools=names.definitions(request.tools),
-        tool_choice=replace(choice, name=name, strict=frozenset(map(names.say, choice.strict))),
+        tool_choice=replace(choice, name=name, strict=frozenset(map(names.for_model, choice.strict))),
     )

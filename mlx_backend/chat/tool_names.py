@@ -1,4 +1,4 @@
-"""A parser whose calls have the names that the client knows, for a model that says some of them in another way."""
+"""A parser that gives calls the names of tools that the client knows, where the model has others for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.tool_names import ToolNames
 
 
-class OfferedNames:
+class RestoredNames:
     """Implements `Parser` over another one."""
 
     def __init__(self, parser: Parser, names: ToolNames) -> None:
@@ -29,8 +29,8 @@ class OfferedNames:
 
     def feed(self, text: str, token: int | None = None) -> list[Event]:
         """Parse more text."""
-        return self._names.offered(self._parser.feed(text, token))
+        return self._names.restored(self._parser.feed(text, token))
 
     def close(self, ended_by: EndedBy = "stop") -> list[Event]:
         """Parse the end; the last event is a StreamEnd."""
-        return self._names.offered(self._parser.close(ended_by))
+        return self._names.restored(self._parser.close(ended_by))

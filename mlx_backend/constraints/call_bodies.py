@@ -17,7 +17,7 @@ from mlx_backend.constraints.call_values import (
     bare_text,
     is_unlimited,
     properties_of,
-    unsayable,
+    report_unwritable_name,
 )
 from mlx_backend.constraints.compiler import schema_rule
 from mlx_backend.constraints.errors import GrammarError
@@ -129,11 +129,11 @@ class TaggedBody(CallBody):
         items = []
         for key, schema, must in self._parameters(parameters, report):
             where = f"/properties/{key}"
-            if self._can_say(key):
+            if self._can_write(key):
                 value = self._value(lark, schema, parameters, report, where, tags, closing)
                 items.append((lark.rule(f"{literal(key)} {value}"), must))
             else:
-                unsayable(report, where, key, is_required=must)
+                report_unwritable_name(report, where, key, is_required=must)
         others = parameters.get("additionalProperties")
         if not items and others is not False:
             value = self._value(
@@ -159,7 +159,7 @@ class TaggedBody(CallBody):
             raise unknown_format()
         return before, between, behind
 
-    def _can_say(self, key: str) -> bool:
+    def _can_write(self, key: str) -> bool:
         if "\n" in key or self.written({_KEY: _TEXT}).replace(_KEY, key) != self.written({key: _TEXT}):
             return False
         body = "".join(piece.text for piece in self.syntax.encode(_NAME, {key: _TEXT}))

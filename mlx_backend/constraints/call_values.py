@@ -221,7 +221,7 @@ class Notation:
             where = f"{pointer}/properties/{name}"
             written = key(name)
             if written is None:
-                unsayable(self._report, where, name, is_required=must)
+                report_unwritable_name(self._report, where, name, is_required=must)
             else:
                 items.append((self._lark.rule(f"{written} {colon} {self.value(part, where)}"), must))
         return items
@@ -252,7 +252,7 @@ def properties_of(schema: Mapping[str, Any], report: Report, pointer: str) -> li
     return found + [(name, {}, True) for name in required if isinstance(name, str) and name not in named]
 
 
-def unsayable(report: Report, pointer: str, name: str, *, is_required: bool) -> None:
+def report_unwritable_name(report: Report, pointer: str, name: str, *, is_required: bool) -> None:
     """Report a property whose name cannot be written. Raises GrammarError if it has to be."""
     if is_required:
         raise GrammarError(

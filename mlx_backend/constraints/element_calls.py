@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.constraints.call_bodies import CallBody, unknown_format
-from mlx_backend.constraints.call_values import Notation, Report, properties_of, unsayable
+from mlx_backend.constraints.call_values import Notation, Report, properties_of, report_unwritable_name
 from mlx_backend.constraints.lark import ANY_TEXT, Lark, is_mark, literal, pattern, without
 from mlx_backend.conversation.argument_values import resolve
 from mlx_backend.conversation.dialects.calls.elements import ITEM, NAMESPACE, RESERVED_NAMES
@@ -58,7 +58,7 @@ class _Elements(Notation):
         for name, part, must in properties_of(schema, self._report, pointer):
             where = f"{pointer}/properties/{name}"
             if self._name(name) is None:
-                unsayable(self._report, where, name, is_required=must)
+                report_unwritable_name(self._report, where, name, is_required=must)
             else:
                 items.append((self._element(literal(name), self.value(part, where)), must))
         others = schema.get("additionalProperties")

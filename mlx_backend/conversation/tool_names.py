@@ -1,8 +1,8 @@
-"""The names of tools as a model can say them, and back.
+"""Maps names of tools to names that a model's family can write, and back.
 
-Every family writes names its own way, and some names would not be read back as they are: a Python call cannot say
-`get-weather`, nor Mistral a name with blanks. Such a tool gets a name that can be said, in everything the model sees
-(definitions, history, grammar), and calls go out under the name that the client knows. Whether a name can be said is
+Every family writes names its own way, and some names would not be read back as they are: a Python call cannot have the
+name `get-weather`, nor Mistral's a name with blanks. Such a tool gets another name in everything the model sees
+(definitions, history, grammar), and calls go out under the name that the client knows. Whether a name can be written is
 found by having the family write a call and read it.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.events import Event
 
 MAX_NAME = 64
-"""Characters that every family says, as OpenAI's own limit is."""
+"""Characters, as OpenAI limits names; every family can write as many."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 _DOUBTFUL = frozenset({*keyword.kwlist, *keyword.softkwlist, "print", "function", "name", "arguments"})
@@ -37,49 +37,52 @@ class ToolNames:
 
     def __init__(self, names: Iterable[str], dialect: Dialect) -> None:
         self._dialect = dialect
-        self._said: dict[str, str] = {}
+        self._for_model: dict[str, str] = {}
         offered = [*dict.fromkeys(names)]
-        taken = {name for name in offered if can_say(name, dialect)}
+        taken = {name for name in offered if can_write(name, dialect)}
         for name in offered:
             if name not in taken:
-                self._said[name] = said = _free(_sayable(name, dialect), taken)
-                taken.add(said)
-        self._offered = {said: name for name, said in self._said.items()}
+                self._for_model[name] = written = _free(_writable(name, dialect), taken)
+                taken.add(written)
+        self._offered = {written: name for name, written in self._for_model.items()}
 
     @property
     def differ(self) -> bool:
-        """Whether the model says any of the offered names in another way."""
-        return bool(self._said)
+        """Whether any tool has another name for the model."""
+        return bool(self._for_model)
 
-    def say(self, name: str) -> str:
-        """Return how the model says a name; one of a tool that is no longer offered is changed alike."""
-        if name in self._said or can_say(name, self._dialect):
-            return self._said.get(name, name)
-        return _sayable(name, self._dialect)
+    def for_model(self, name: str) -> str:
+        """Return a tool's name for the model; that of a tool that is no longer offered is changed in the same way."""
+        if name in self._for_model or can_write(name, self._dialect):
+            return self._for_model.get(name, name)
+        return _writable(name, self._dialect)
 
     def definitions(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Return definitions with the names the model says."""
-        if not self._said:
+        """Return definitions with the names for the model."""
+        if not self._for_model:
             return tools
         return [
-            {**tool, "function": {**tool["function"], "name": self.say(tool["function"]["name"])}}
+            {**tool, "function": {**tool["function"], "name": self.for_model(tool["function"]["name"])}}
             for tool in tools
         ]
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return a canonical history with the names the model says."""
+        """Return a canonical history with the names for the model."""
         rewritten = [dict(message) for message in messages]
         for message in rewritten:
             if calls := message.get("tool_calls"):
                 message["tool_calls"] = [
-                    {**call, "function": {**call["function"], "name": self.say(call["function"]["name"])}}
+                    {
+                        **call,
+                        "function": {**call["function"], "name": self.for_model(call["function"]["name"])},
+                    }
                     for call in calls
                 ]
             elif message["role"] == "tool" and message.get("name"):
-                message["name"] = self.say(message["name"])
+                message["name"] = self.for_model(message["name"])
         return rewritten
 
-    def offered(self, events: list[Event]) -> list[Event]:
+    def restored(self, events: list[Event]) -> list[Event]:
         """Return the events of a reply with the names that the client knows."""
         return [
             replace(event, name=self._offered.get(event.name, event.name))
@@ -90,7 +93,7 @@ class ToolNames:
 
 
 @lru_cache(maxsize=4096)
-def can_say(name: str, dialect: Dialect) -> bool:
+def can_write(name: str, dialect: Dialect) -> bool:
     """Whether a call of this name is read as it is written."""
     if dialect.calls is None:
         return True
@@ -103,13 +106,13 @@ def can_say(name: str, dialect: Dialect) -> bool:
     return [(call.name, call.complete) for call in read.tool_calls] == [(name, True)] and not read.content
 
 
-def _sayable(name: str, dialect: Dialect) -> str:
-    """Make a name that can be said of one that cannot: as like it as possible."""
+def _writable(name: str, dialect: Dialect) -> str:
+    """Make a name that can be written of one that cannot, as similar to it as possible."""
     like = re.sub(r"\W+", "_", name).strip("_")
     plain = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
     digest = sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
     for candidate in (like, plain, f"{plain}_", f"tool_{plain}"):
-        if candidate and len(candidate) <= MAX_NAME and can_say(candidate, dialect):
+        if candidate and len(candidate) <= MAX_NAME and can_write(candidate, dialect):
             return candidate
     return f"tool_{plain[: MAX_NAME - 14]}_{digest}"
 

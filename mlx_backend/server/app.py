@@ -49,7 +49,7 @@ class App:
         self._backend = Backend(models, settings, self.in_flight)
         self._api_key = settings.api_key
         self._cors = CorsPolicy(settings.cors_origins)
-        # Whoever has to know a key cannot be reached by a page that does not.
+        # A key makes this needless: a web page does not know it.
         self._hosts = AllowedHosts(settings.allowed_hosts if settings.api_key is None else ["*"])
         table = all_routes(settings) if routes is None else routes
         self._urls = Map(
@@ -78,7 +78,7 @@ class App:
         return response(environ, start_response)
 
     def admission(self, head: RequestHead) -> Admission:
-        """Say by its head how a request is to be answered; what is refused is refused again, in words, by the call."""
+        """Return how a request is to be answered, by its head. One that is refused gets its answer from `__call__`."""
         request = Request(_environ_of(head))
         try:
             self._hosts.check(request)
@@ -89,7 +89,7 @@ class App:
         except (ApiError, HTTPException):
             return Admission.REFUSED
         except Exception:
-            log.exception("The head of a request could not be judged")
+            log.exception("The head of a request could not be checked")
             return Admission.REFUSED
         return Admission.HEAVY
 

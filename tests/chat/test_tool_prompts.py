@@ -227,9 +227,11 @@ def test_every_name_comes_back_in_every_dialect(name: str) -> None:
     said = names.definitions([named(each) for each in ODD_NAMES])
     assert len({each["function"]["name"] for each in said}) == len(ODD_NAMES)
     for each in ODD_NAMES:
-        written = "".join(piece.text for piece in dialect.calls.encode(names.say(each), {"city": "Oslo"}))
+        written = "".join(
+            piece.text for piece in dialect.calls.encode(names.for_model(each), {"city": "Oslo"})
+        )
         parser_events = parse_text(written, dialect, tools=said)
-        assert [call.name for call in parser_events.tool_calls] == [names.say(each)]
+        assert [call.name for call in parser_events.tool_calls] == [names.for_model(each)]
 
 
 @pytest.mark.parametrize("name", list(DIALECTS))
@@ -246,7 +248,7 @@ def test_plain_names_are_never_changed(name: str) -> None:
 
 def test_two_tools_that_would_be_said_alike_stay_two() -> None:
     names = ToolNames(["get-weather", "get weather", "get_weather"], DIALECTS["gemma3"])
-    assert [names.say(each) for each in ("get-weather", "get weather", "get_weather")] == [
+    assert [names.for_model(each) for each in ("get-weather", "get weather", "get_weather")] == [
         *("get_weather_2", "get_weather_3", "get_weather"),
     ]
-    assert names.say("get-news") == "get_news", "of a tool that is no longer offered"
+    assert names.for_model("get-news") == "get_news", "of a tool that is no longer offered"
