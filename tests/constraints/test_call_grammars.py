@@ -381,9 +381,9 @@ def test_an_answer_may_stand_between_its_familys_markers(name: str, opener: str,
 
 
 def test_a_checkpoints_suffix_is_in_the_markers_it_has_to_write() -> None:
-    suffixed = [marker.replace(">", ":x1>") for marker in CONTROL["hunyuan"]]
+    suffixed = [marker.replace(">", ":x1>") for marker in CONTROL["hunyuan-a13b"]]
     tokenizer = ByteTokenizer((END, *suffixed), None)
-    grammars = Grammars(tokenizer, DIALECTS["hunyuan"])
+    grammars = Grammars(tokenizer, DIALECTS["hunyuan-a13b"])
     spec = grammars.tool_calls([tool("look", {})], required=True)
     call = '<tool_calls:x1>[{"name": "look", "arguments": {}}]</tool_calls:x1>' + END
     for text in (call, "<think:x1>I look.</think:x1>" + call):
