@@ -25,8 +25,7 @@ of any text.
 
 Nothing is lost: a call that cannot be decoded is shown as it was written. Behind an opener, text that cannot begin a
 call is let go at its first wrong character. A call within reasoning (models forget the closer) ends it, if it calls an
-offered tool; else it is reasoning. The last five states are `call_reader`'s and
-`call_arguments`'.
+offered tool; else it is reasoning. The last five states are in `call_reader` and `call_arguments`.
 """
 
 from __future__ import annotations
