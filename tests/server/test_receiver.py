@@ -232,5 +232,5 @@ def test_a_system_without_files_makes_clients_wait_and_the_log_says_it_once(
         receiver.close()
     accepted[0].close()
     assert [each.message for each in caplog.records] == [
-        "New connections have to wait, the system refuses them: Too many open files."
+        "New connections have to wait: the system refuses them (Too many open files)."
     ]
