@@ -55,7 +55,7 @@ def describe(
 ) -> ModelDescription:
     """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
     dialect = recognise(template, control_tokens, response_template)
-    traits = TemplateTraits.of(template)
+    traits = probe_history(template)
     scale = effort_scale(template, dialect, defaults)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
     has_grammar = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
@@ -76,8 +76,7 @@ def describe(
         efforts=scale.efforts,
         effort_budgets=scale.budgets,
         default_effort=default.effort if default else None,
-        preserves_reasoning=bool(scale.levels)
-        and probe_history(template).may_keep_answered_reasoning(dialect.history),
+        preserves_reasoning=bool(scale.levels) and traits.may_keep_answered_reasoning(dialect.history),
         sampling={"temperature": DEFAULT_TEMPERATURE, **advice, **defaults.sampling},
         default_max_tokens=defaults.max_tokens,
         adapters=tuple(adapters),
