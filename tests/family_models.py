@@ -543,7 +543,7 @@ FAMILIES: dict[str, Family] = {
             "{% endif %}",
         ),
     ),
-    "hunyuan": Family(
+    "hunyuan-opensource": Family(
         architecture=of("hunyuan_v1_dense"),
         tokens=(
             *("<|hy_bos|>", "<|hy_eos|>", "<|hy_user|>", "<|hy_assistant|>", "<|hy_system|>"),
@@ -919,6 +919,67 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 """By the name of the dialect that has to be recognised."""
+
+
+def _version(of: str, *words: tuple[str, str], **changes: Any) -> Family:
+    """Another version of a family, whose template and tokens have some words in place of others."""
+    family = FAMILIES[of]
+    text, tokens = family.template, list(family.tokens)
+    for old, other in words:
+        assert old in text, old
+        text, tokens = text.replace(old, other), [token.replace(old, other) for token in tokens]
+    return replace(family, **{"template": text, "tokens": tuple(tokens)} | changes)
+
+
+_MISTRAL_CALL = f"[TOOL_CALLS]{NAME}[ARGS]{AS_JSON}"
+_MISTRAL_LIST = (
+    "{%- if loop.first %}[TOOL_CALLS][{% endif %}"
+    f'{{"name": "{NAME}", "arguments": {AS_JSON}}}{{{{ "]" if loop.last else ", " }}}}'
+)
+FAMILIES |= {
+    "dsml-v4": _version("dsml", ("function_calls>", "tool_calls>")),
+    "dsml-v4.1": _version(
+        "dsml",
+        ("function_calls>", " calls>"),
+        (f"{DSML}invoke", f"{DSML} invoke"),
+        (f"{DSML}param", f"{DSML} param"),
+    ),
+    "mistral-ids": _version(
+        "mistral",
+        (_MISTRAL_CALL, f"[TOOL_CALLS]{NAME}[CALL_ID]{{{{ c.id }}}}[ARGS]{AS_JSON}"),
+        tokens=(*FAMILIES["mistral"].tokens, "[CALL_ID]"),
+    ),
+    "mistral-list": _version(
+        "mistral",
+        (_MISTRAL_CALL, _MISTRAL_LIST),
+        tokens=tuple(token for token in FAMILIES["mistral"].tokens if token != "[ARGS]"),
+    ),
+    "hunyuan": _version("hunyuan-opensource", (":opensource>", ">")),
+    "hunyuan-a13b": replace(
+        FAMILIES["hunyuan-opensource"],
+        tokens=(
+            *("<|hy_bos|>", "<|hy_eos|>", "<|hy_user|>", "<|hy_assistant|>", "<|hy_system|>", *THINK),
+            *("<answer>", "</answer>", "<tool_calls>", "</tool_calls>"),
+        ),
+        template=template(
+            before="<|hy_bos|>",
+            tools="<|hy_system|>{{ tools | tojson }}",
+            system="<|hy_system|>{{ m.content }}",
+            user="<|hy_user|>{{ m.content }}",
+            assistant="<|hy_assistant|>",
+            reasoning="<think>\n{{ m.reasoning_content }}\n</think>\n",
+            calls=("<tool_calls>[", "]</tool_calls>"),
+            call=f'{{"name": "{NAME}", "arguments": {AS_JSON}}}{{{{ ", " if not loop.last }}}}',
+            end="<|hy_eos|>",
+            result="<|hy_user|><tool_response>{{ m.content }}</tool_response>",
+            prompt="<|hy_assistant|>" + switched("", "<think>\n\n</think>\n"),
+        ).replace(
+            "{{ m.content or '' }}", "{% if m.content %}<answer>\n{{ m.content }}\n</answer>{% endif %}"
+        ),
+        efforts=DIAL,
+        default="high",
+    ),
+}
 
 REAL_TEMPLATES = {
     "ByteDance-Seed-OSS": "seed-oss",
