@@ -1002,6 +1002,70 @@ REAL_TEMPLATES = {
 """Files of `data/templates`, each with the family whose tiny model is tried with it."""
 
 
+def _variant(name: str, replacements: dict[str, str], tokens: tuple[str, ...] | None = None) -> Family:
+    """Return a family's model with other words in its template: a version whose calls are written in another form."""
+    family = FAMILIES[name]
+    text = family.template
+    for old, new in replacements.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return replace(family, template=text, tokens=tokens or family.tokens)
+
+
+_OPEN_SOURCE = FAMILIES["hunyuan"]
+_JSON = f'{{"name": "{NAME}", "arguments": {AS_JSON}}}'
+_EACH_CALL = "{% for c in m.tool_calls %}"
+_LISTED_CALL = _JSON + "{{ ', ' if not loop.last }}"
+
+FAMILIES |= {
+    "hunyuan-opensource": _OPEN_SOURCE,
+    "hunyuan": _variant(
+        "hunyuan",
+        {":opensource": ""},
+        tuple(token.replace(":opensource", "") for token in _OPEN_SOURCE.tokens),
+    ),
+    "mistral-list": _variant(
+        "mistral",
+        {
+            f"{_EACH_CALL}[TOOL_CALLS]{NAME}[ARGS]{AS_JSON}{{% endfor %}}": (
+                f"[TOOL_CALLS] [{_EACH_CALL}{_LISTED_CALL}{{% endfor %}}]"
+            )
+        },
+    ),
+    "mistral-ids": _variant(
+        "mistral", {"[ARGS]": "[CALL_ID]{{ c.id }}[ARGS]"}, (*FAMILIES["mistral"].tokens, "[CALL_ID]")
+    ),
+    "dsml-v4": _variant("dsml", {"function_calls>": "tool_calls>"}),
+    "dsml-v4.1": _variant(
+        "dsml",
+        {
+            f"{DSML}function_calls>": f"{DSML} calls>",
+            f"{DSML}invoke": f"{DSML} invoke",
+            f"{DSML}parameter": f"{DSML} parameter",
+        },
+    ),
+}
+FAMILIES["hunyuan-a13b"] = replace(
+    FAMILIES["hunyuan"],
+    tokens=("<|hy_bos|>", "<|hy_eos|>", "<|hy_user|>", "<|hy_assistant|>", "<|hy_system|>", *THINK),
+    template=template(
+        before="<|hy_bos|>",
+        tools="<|hy_system|>{{ tools | tojson }}",
+        system="<|hy_system|>{{ m.content }}",
+        user="<|hy_user|>{{ m.content }}",
+        assistant="<|hy_assistant|>",
+        reasoning="<think>\n{{ m.reasoning_content }}\n</think>\n<answer></answer>",
+        calls=("<tool_calls>[", "]</tool_calls>"),
+        call=_LISTED_CALL,
+        end="<|hy_eos|>",
+        result="<|hy_user|><tool_response>{{ m.content }}</tool_response>",
+        prompt="<|hy_assistant|>" + switched("<think>\n", "<think>\n\n</think>\n"),
+    ),
+    efforts=DIAL,
+    default="high",
+)
+
+
 def write_family(
     folder: Path,
     name: str,
