@@ -61,6 +61,11 @@ class MLXTokenizer:
         self._wrapper = wrapper
         self._chat_template: str | None = template
         self._vocabulary_size = vocabulary_size
+        # mlx-lm's wrapper tells every template `enable_thinking`, by whether the vocabulary has markers that it knows:
+        # a model that writes <think> in letters would never be told to reason.
+        inner = wrapper._tokenizer
+        has_own_renderer = type(inner).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
+        self._renderer = wrapper if template is None or has_own_renderer else inner
         # transformers adds tokens that a family usually has; the model cannot write those it has no embedding for.
         self._special = {
             token: text
@@ -114,7 +119,7 @@ class MLXTokenizer:
         if taken := sorted(_RENDERER_ARGUMENTS & template_kwargs.keys()):
             raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
         try:
-            text: str = self._wrapper.apply_chat_template(
+            text: str = self._renderer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=list(tools) if tools else None,
                 tokenize=False,

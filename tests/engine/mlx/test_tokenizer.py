@@ -135,6 +135,18 @@ def test_a_conversation_is_rendered_to_text(byte_bpe: MLXTokenizer) -> None:
     assert byte_bpe.render(messages, None, add_generation_prompt=False).endswith("hi<|end|>")
 
 
+def test_a_template_is_told_nothing_that_nobody_said(tmp_path: Path) -> None:
+    write_tokenizer(
+        tmp_path, byte_level()
+    )  # it has no token for <think>, as a model that writes it in letters
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ enable_thinking is defined }}{{ thinking is defined }}{% if enable_thinking %}on{% endif %}"
+    )
+    tokenizer = MLXTokenizer(load_wrapper(tmp_path), 512)
+    assert tokenizer.render(ASKED, None) == "FalseFalse"
+    assert tokenizer.render(ASKED, None, enable_thinking=True) == "TrueFalseon"
+
+
 @pytest.mark.parametrize("kind", ["mlx", "scripted"])
 def test_a_templates_own_message_is_reported_when_it_refuses(byte_bpe: MLXTokenizer, kind: str) -> None:
     tokenizer = byte_bpe if kind == "mlx" else ScriptedTokenizer(chat_template=byte_bpe.chat_template)
