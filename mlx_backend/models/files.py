@@ -10,6 +10,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.models.python_templates import stand_in
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -99,13 +101,17 @@ def sampling_advice(folder: Path) -> dict[str, float]:
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the source of the template a tokenizer would load: from a file of its own, else tokenizer_config.json."""
+    """Return the source of the template a tokenizer would load: from a file of its own, else tokenizer_config.json.
+
+    Where that names a function of mlx-lm's in place of a template, its stand-in.
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
         if file.stat().st_size > _MAX_TEMPLATE_BYTES:
             raise ValueError(f"{file.name} is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB")
         return file.read_text(encoding="utf-8")
-    template = _tokenizer_config(folder).get("chat_template")
+    settings = _tokenizer_config(folder)
+    template = settings.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {
             entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)
@@ -114,7 +120,7 @@ def chat_template(folder: Path) -> str | None:
         raise ValueError(
             f"the chat template in tokenizer_config.json is larger than {_MAX_TEMPLATE_BYTES >> 10} KiB"
         )
-    return template if isinstance(template, str) else None
+    return template if isinstance(template, str) else stand_in(settings.get("chat_template_type"))
 
 
 def response_template(folder: Path) -> Any:

@@ -26,6 +26,7 @@ from mlx_backend.engine.mlx.detokenizer import (
     decode_sentencepiece,
 )
 from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.models.python_templates import stand_in
 from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
 
 if TYPE_CHECKING:
@@ -59,7 +60,12 @@ class MLXTokenizer:
         if isinstance(template, dict):
             template = template.get("default")
         self._wrapper = wrapper
-        self._chat_template: str | None = template
+        # Some models have a Python function of mlx-lm's in place of a Jinja template.
+        self._python_template = wrapper._chat_template if template is None else None
+        described = (
+            None if self._python_template is None else stand_in(wrapper.init_kwargs.get("chat_template_type"))
+        )
+        self._chat_template: str | None = template or described
         self._vocabulary_size = vocabulary_size
         # mlx-lm's wrapper tells every template `enable_thinking`, by whether the vocabulary has markers that it knows:
         # a model that writes <think> in letters would never be told to reason.
@@ -119,9 +125,17 @@ class MLXTokenizer:
         if taken := sorted(_RENDERER_ARGUMENTS & template_kwargs.keys()):
             raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
         try:
-            text: str = self._renderer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=list(tools) if tools else None,
+            copies, definitions = [dict(message) for message in messages], list(tools) if tools else None
+            if self._python_template is not None:
+                if definitions and not (copies and copies[0]["role"] == "system"):
+                    copies.insert(0, {"role": "system", "content": ""})  # beside which it tells the tools
+                text: str = self._python_template(
+                    copies, tools=definitions, add_generation_prompt=add_generation_prompt, **template_kwargs
+                )
+                return text
+            text = self._renderer.apply_chat_template(
+                copies,
+                tools=definitions,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 **template_kwargs,
