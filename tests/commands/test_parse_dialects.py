@@ -190,4 +190,4 @@ def test_a_folder_that_tells_nothing_is_said_so(options: list[str]) -> None:
         [sys.executable, "-m", "mlx_backend", "parse", *options], input=b"", capture_output=True, check=False
     )
     assert done.returncode == 2
-    assert b"--model" in done.stderr or b"no folder" in done.stderr
+    assert b"--model" in done.stderr or b"not a folder" in done.stderr
