@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from mlx_backend.engine.mlx.detokenizer import (
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models.python_templates import stand_in
 from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
+from mlx_backend.models.time_limit import TimeLimitExceeded, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -125,26 +127,36 @@ class MLXTokenizer:
         if taken := sorted(_RENDERER_ARGUMENTS & template_kwargs.keys()):
             raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
         try:
-            copies, definitions = [dict(message) for message in messages], list(tools) if tools else None
-            if self._python_template is not None:
-                if definitions and not (copies and copies[0]["role"] == "system"):
-                    copies.insert(0, {"role": "system", "content": ""})  # beside which it tells the tools
-                text: str = self._python_template(
-                    copies, tools=definitions, add_generation_prompt=add_generation_prompt, **template_kwargs
-                )
-                return text
-            text = self._renderer.apply_chat_template(
-                copies,
-                tools=definitions,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **template_kwargs,
-            )
+            with time_limit(_RENDERING_SECONDS):
+                return self._apply(messages, tools, add_generation_prompt, template_kwargs)
         except SecurityError:
             return self._render_with_lists(messages, tools, add_generation_prompt, template_kwargs)
+        except TimeLimitExceeded:
+            raise EngineRefused(
+                "The model's chat template did not come to an end with this conversation within "
+                f"{_RENDERING_SECONDS:g} seconds."
+            ) from None
         except Exception as error:  # a template is a program from the model's makers
             words = str(error) or type(error).__name__
             raise EngineRefused(f"The model's chat template refused the conversation: {words}") from error
+
+    def _apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, Any],
+    ) -> str:
+        copies, definitions = [dict(message) for message in messages], list(tools) if tools else None
+        if self._python_template is not None:
+            if definitions and not (copies and copies[0]["role"] == "system"):
+                copies.insert(0, {"role": "system", "content": ""})  # beside which it tells the tools
+            render = self._python_template
+        else:
+            render = partial(self._renderer.apply_chat_template, tokenize=False)
+        text: str = render(
+            copies, tools=definitions, add_generation_prompt=add_generation_prompt, **template_kwargs
+        )
         return text
 
     def _render_with_lists(

@@ -213,6 +213,25 @@ def test_a_template_that_changes_lists_is_held_to_the_same_rules(
         tokenizer.render(ASKED, None)
 
 
+ENDLESS = """\
+{%- if messages[0].content == 'loop' -%}
+{%- for a in range(99999) -%}{%- for b in range(99999) -%}{%- endfor -%}{%- endfor -%}
+{%- endif -%}
+{{ messages[0].content }}"""
+
+
+def test_a_conversation_that_a_template_never_ends_with_is_refused_and_the_next_is_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.tokenizer._RENDERING_SECONDS", 0.2)
+    tokenizer = collecting(tmp_path, ENDLESS)
+    with pytest.raises(
+        EngineRefused, match=r"did not come to an end with this conversation within 0\.2 seconds"
+    ):
+        tokenizer.render([{"role": "user", "content": "loop"}], None)
+    assert tokenizer.render([{"role": "user", "content": "go on"}], None) == "go on"
+
+
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, byte_level())
     (tmp_path / "chat_template.jinja").unlink()
