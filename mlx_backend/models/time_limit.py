@@ -1,12 +1,13 @@
 """A limit on the time of Python code that cannot be asked to stop, such as a chat template that others compiled.
 
-Code in the block costs nothing more than it does without: an exception is raised in its thread from outside once the
-time is up, between two operations of Python. One operation that takes long in C is not interrupted.
+Code in the block runs as fast as it does without: once the time is up, another thread raises an exception in the
+block's, between two operations of Python. One operation that takes long in C is not interrupted.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from contextlib import contextmanager
@@ -24,21 +25,7 @@ class TimeLimitExceeded(Exception):
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeLimitExceeded within the block once so many seconds have passed. Blocks must not be nested."""
     thread = threading.get_ident()
-    lock = threading.Lock()
-    is_over = has_fired = False
-
-    def fire() -> None:
-        nonlocal has_fired
-        with lock:
-            if not is_over:
-                has_fired = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread), ctypes.py_object(TimeLimitExceeded)
-                )
-
-    timer = threading.Timer(seconds, fire)
-    timer.daemon = True
-    timer.start()
+    _watchdog.add(thread, time.monotonic() + seconds)
     is_raised = False
     try:
         yield
@@ -46,10 +33,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         is_raised = True
         raise
     finally:
-        timer.cancel()
-        with lock:
-            is_over = True
-        if has_fired and not is_raised:
+        if not _watchdog.remove(thread) and not is_raised:
             _await_exception()
 
 
@@ -60,3 +44,43 @@ def _await_exception() -> None:
             time.sleep(0.001)
     except TimeLimitExceeded:
         pass
+
+
+class _Watchdog:
+    """One thread for all blocks. It sleeps until the deadline that was the next when it fell asleep."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._deadlines: dict[int, float] = {}
+        self._wakes_at = -math.inf  # until it runs
+        self._is_started = False
+
+    def add(self, thread: int, deadline: float) -> None:
+        """Raise the exception in a thread at this time of time.monotonic, unless it is removed before."""
+        with self._changed:
+            self._deadlines[thread] = deadline
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._run, name="time-limits", daemon=True).start()
+            elif deadline < self._wakes_at:
+                self._changed.notify()
+
+    def remove(self, thread: int) -> bool:
+        """Forget a thread; False if the exception has been raised in it."""
+        with self._changed:
+            return self._deadlines.pop(thread, None) is not None
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for thread in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+                    del self._deadlines[thread]
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(thread), ctypes.py_object(TimeLimitExceeded)
+                    )
+                self._wakes_at = min(self._deadlines.values(), default=math.inf)
+                self._changed.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
+
+
+_watchdog = _Watchdog()
