@@ -82,7 +82,10 @@ class QueuedHandler(logging.Handler):
                 self.acquire()  # the lock that `emit` is called under
                 dropped, self._dropped = self._dropped, 0
                 self.release()
-                self._write(f"WARNING {dropped} lines of this log were dropped, because nobody read it.")
+                if not self._write(
+                    f"WARNING {dropped} lines of this log were dropped, because nobody read it."
+                ):
+                    return
 
     def _write(self, line: str) -> bool:
         # Not by way of sys.stderr: a write that blocks would hold its lock, and Python could not end.

@@ -27,8 +27,6 @@ class ReceiveLimits:
     max_connections_of_address: int = 1024
     max_held_bytes: int = 512 << 20
     """Requests that are being received, wait for a thread, or are being answered, altogether."""
-    max_heavy: int = 64
-    """Requests that wait for a model and are answered at the same time; further ones wait for a thread."""
 
 
 class Admission(Enum):

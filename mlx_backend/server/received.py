@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.server.request_framing import RequestFraming
@@ -16,7 +15,6 @@ class Connection(Protocol):
 
     socket: Any
     rfile: Any
-    remote_addr: str | None
     received: Received
 
     def close_socket(self) -> None:
@@ -59,11 +57,3 @@ class Received:
     def is_whole(self) -> bool:
         """Whether all of the request was received, so that the next may follow on the connection."""
         return self.framing.is_complete
-
-
-class ReceivedBytes(io.BytesIO):
-    """A request as cheroot reads it from a connection."""
-
-    def has_data(self) -> bool:
-        """Say whether bytes are left; cheroot asks."""
-        return self.tell() < len(self.getbuffer())

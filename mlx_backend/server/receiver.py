@@ -10,16 +10,18 @@ knows only what `Admission` says.
 
 from __future__ import annotations
 
+import io
 import logging
 import selectors
 import socket
+import threading
 import time
 from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.server.receive_limits import Admission
-from mlx_backend.server.received import Received, ReceivedBytes
+from mlx_backend.server.received import Received
 from mlx_backend.server.request_framing import FramingError, RequestFraming
 
 if TYPE_CHECKING:
@@ -39,13 +41,17 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Receiver:
-    """Runs in the server's thread. `put`, `finished` and `stop` may be called from any thread."""
+    """Runs in the server's thread. `put`, `finished` and `stop` may be called from any thread.
+
+    `max_heavy` heavy requests are dispatched at the same time; further ones wait here.
+    """
 
     def __init__(
         self,
         listener: socket.socket,
         limits: ReceiveLimits,
         *,
+        max_heavy: int,
         connect: Callable[[socket.socket, Any], Connection],
         admit: Callable[[RequestHead], Admission],
         dispatch: Callable[[Any], None],
@@ -53,6 +59,7 @@ class Receiver:
     ) -> None:
         self._listener = listener
         self._limits = limits
+        self._max_heavy = max_heavy
         self._connect = connect
         self._admit = admit
         self._dispatch = dispatch
@@ -72,8 +79,10 @@ class Receiver:
         self._waiting: deque[Connection] = deque()
         self._heavy = 0
         self._held_bytes = 0
-        self._is_running = False
+        self._has_ended = threading.Event()
+        self._has_ended.set()
         self._is_stopping = False
+        self._is_closed = False
 
     # The methods of cheroot's ConnectionManager.
 
@@ -90,11 +99,14 @@ class Receiver:
     def finished(self, connection: Connection) -> None:
         """Take a connection back that is to be closed once its client has stopped sending."""
         self._returned.append((connection, False))
-        self._notify()
+        if self._is_closed:  # nobody takes it back any more
+            connection.close_socket()
+        else:
+            self._notify()
 
     def run(self, expiration_interval: float) -> None:
         """Accept and receive until `stop`. Deadlines are checked every `expiration_interval` seconds."""
-        self._is_running = True
+        self._has_ended.clear()
         try:
             checked = time.monotonic()
             while not self._is_stopping:
@@ -112,17 +124,17 @@ class Receiver:
                     checked = now
                     self._expire(now)
         finally:
-            self._is_running = False
+            self._has_ended.set()
 
     def stop(self) -> None:
         """End `run`, and wait until it has ended."""
         self._is_stopping = True
         self._notify()
-        while self._is_running:
-            time.sleep(0.01)
+        self._has_ended.wait()
 
     def close(self) -> None:
-        """Close every connection that no worker has."""
+        """Close every connection that no worker has; the others are closed when they are given back."""
+        self._is_closed = True
         self._take_back()
         for connection in [each for each in self._connections if not each.received.is_dispatched]:
             self._drop(connection)
@@ -246,7 +258,7 @@ class Receiver:
         self._unregister(connection)
         received = connection.received
         received.is_dispatched = True
-        connection.rfile = ReceivedBytes(received.framing.take())
+        connection.rfile = io.BytesIO(received.framing.take())
         if received.admission is Admission.HEAVY:
             self._waiting.append(connection)
             self._dispatch_waiting()
@@ -254,7 +266,7 @@ class Receiver:
             self._dispatch(connection)
 
     def _dispatch_waiting(self) -> None:
-        while self._waiting and self._heavy < self._limits.max_heavy:
+        while self._waiting and self._heavy < self._max_heavy:
             connection = self._waiting.popleft()
             connection.received.is_admitted = True
             self._heavy += 1

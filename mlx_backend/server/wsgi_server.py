@@ -44,7 +44,6 @@ SPARE_THREADS = 16
 BACKLOG = 512
 SEND_SECONDS = 60
 """How long sending may stall because the client does not read."""
-_PIECE = 64 * 1024
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -70,9 +69,6 @@ class _Request(HTTPRequest):
     def send_headers(self) -> None:
         if not self.conn.received.is_whole:
             self.close_connection = True  # the rest of the body would be taken for the next request
-        with suppress(OSError, ValueError):
-            while self.rfile.read(_PIECE):  # a refused body that had arrived already
-                pass
         super().send_headers()
 
     def simple_response(self, status: str, msg: str = "") -> None:
@@ -117,8 +113,7 @@ class _Gateway(wsgi.Gateway_10):
     def get_environ(self) -> Any:
         environ = super().get_environ()  # type: ignore[no-untyped-call]
         watcher, connection = self.req.server.disconnects, self.req.conn.socket
-        if not environ["wsgi.input_terminated"]:
-            del environ["wsgi.input_terminated"]  # werkzeug looks whether the key is there, not at its value
+        del environ["wsgi.input_terminated"]  # werkzeug looks whether the key is there, not at its value
         # cheroot does not decode these; clients write the slash in a model's name so.
         environ["PATH_INFO"] = re.sub("%2F", "/", environ["PATH_INFO"], flags=re.IGNORECASE)
         environ["SERVER_NAME"] = str(self.req.server.bind_addr[0])  # not the request's Host
@@ -154,7 +149,8 @@ class Server(wsgi.Server):
         self.gateway = _Gateway
         self.disconnects = DisconnectWatcher()
         self.max_request_header_size = limits.max_head_bytes
-        self._limits = replace(limits, max_heavy=requests + SPARE_THREADS // 2)
+        self._limits = limits
+        self._max_heavy = requests + SPARE_THREADS // 2  # threads are left for the light ones
 
     def prepare(self) -> None:
         """Bind, listen and start the threads."""
@@ -171,6 +167,7 @@ class Server(wsgi.Server):
         self.receiver = self._connections = Receiver(
             self.socket,
             limits,
+            max_heavy=self._max_heavy,
             connect=self._connect,
             admit=self.wsgi_app.admission,
             dispatch=self._dispatch,

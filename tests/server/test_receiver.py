@@ -211,6 +211,7 @@ def test_a_system_without_files_makes_clients_wait_and_the_log_says_it_once(
         receiver = Receiver(
             listener,
             ReceiveLimits(max_body_bytes=1000),
+            max_heavy=1,
             connect=connect,
             admit=lambda _: Admission.LIGHT,
             dispatch=lambda _: None,

@@ -77,7 +77,7 @@ class MLXTokenizer:
         # transformers adds tokens that a family usually has; the model cannot write those it has no embedding for.
         self._special = {
             token: text
-            for token, text in _control_tokens(backend, wrapper, template or "").items()
+            for token, text in _control_tokens(backend, wrapper, self._chat_template or "").items()
             if token < vocabulary_size
         }
         self._with_control, self._without_control = _make_pair(backend, self._special)
