@@ -1,4 +1,4 @@
-"""A request's body, no longer than allowed. It has arrived (receiver.py), its length is stated. Its meaning is api's."""
+"""A request's body, no longer than allowed. All of it has arrived (receiver.py). Its meaning is api's."""
 
 from __future__ import annotations
 
