@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_models import CHATML, FAMILIES, REAL_TEMPLATES, THINK, write_family
+from families.layouts import CHATML, THINK
+from families.tiny_models import FAMILIES, REAL_TEMPLATES, write_family
 from harmony_data import HARMONY_DATA
 from running_server import RunningServer, served
 from tokenizers import Tokenizer

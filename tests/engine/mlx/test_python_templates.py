@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from family_models import write_family
+from families.tiny_models import write_family
 
 from mlx_backend.chat.request import ChatRequest, ToolChoice
 from mlx_backend.chat.service import Service

@@ -1,0 +1,1 @@
+"""Tiny models of every family, and the layouts that their templates are made of."""
