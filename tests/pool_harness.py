@@ -4,12 +4,11 @@ The threads are real and the engines scripted, so nothing here waits for time to
 """
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.spec import ModelSpec
-from mlx_backend.registry.base import ModelStatus
+from mlx_backend.registry.base import LoadProgress, ModelStatus
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.lease import ModelLease
 from mlx_backend.registry.model_pool import ModelPool
@@ -84,7 +83,8 @@ class PoolHarness:
         self.started: dict[str, threading.Event] = {}
         self.gates: dict[str, threading.Event] = {}
         self.failures: dict[str, list[BaseException]] = {}
-        self.reports: dict[str, Callable[[float], None]] = {}
+        self.reports: dict[str, LoadProgress] = {}
+        self.shown: list[ModelStatus] = []  # what whoever shows progress is told
         self.sizes: dict[str, int] = {}
         self.concurrent_loads = self.max_concurrent_loads = 0
         self.services: list[FakeService] = []
@@ -99,6 +99,7 @@ class PoolHarness:
             memory=FixedMemory(self.sizes, memory_limit) if memory_limit is not None else None,
             default_name=default_name,
             clock=self.clock,
+            on_status=self.shown.append,
         )
         return self.pool
 
@@ -108,7 +109,7 @@ class PoolHarness:
         self.gates[name] = threading.Event()
         return self.gates[name]
 
-    def load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> FakeService:
+    def load(self, spec: ModelSpec, on_progress: LoadProgress) -> FakeService:
         self.loads.append(spec.name)
         self.concurrent_loads += 1
         self.max_concurrent_loads = max(self.max_concurrent_loads, self.concurrent_loads)

@@ -55,6 +55,11 @@ class ModelSpec:
     type: ModelType | None = None  # None: what its files say
     embedding: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The folders or repositories that loading reads: its own, and that of its draft model."""
+        return (self.source, *filter(None, [self.engine.get("draft_model")]))
+
     def options(self, base: EngineOptions) -> EngineOptions:
         """Return the engine's options: the server's, except where this model differs."""
         return replace(base, **self.engine)

@@ -16,13 +16,35 @@ if TYPE_CHECKING:
     from mlx_backend.models.model_type import ModelType
 
 
+type ModelState = Literal[
+    "unloaded", "downloading", "loading", "ready", "restarting", "unloading", "failed", "stopped"
+]
+
+
+class LoadProgress(Protocol):
+    """What a load reports, from any thread. Raises EngineStopped when nobody wants the model any more."""
+
+    def __call__(self, share: float) -> None:
+        """Report the share of the weights that is in memory, from 0 to 1."""
+        ...
+
+    def downloaded(self, done: int, total: int) -> None:
+        """Report how many bytes of the files are on this machine."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """A servable model's current state. `percent` is the loading progress."""
+    """A servable model's current state. `percent` is how far it is downloaded, or loaded, in bytes `done` of `total`.
+
+    `total` is 0 where the size is not known.
+    """
 
     name: str
-    state: Literal["unloaded", "loading", "ready", "restarting", "unloading", "failed", "stopped"] = "ready"
+    state: ModelState = "ready"
     percent: int = 100
+    done: int = 0
+    total: int = 0
     in_use: int = 0  # leases
     running: int = 0  # requests, as counted by the engine
     waiting: int = 0

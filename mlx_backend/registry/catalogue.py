@@ -165,8 +165,7 @@ class Catalogue:
 
         What loading it would have to download is measured by the repository's listing.
         """
-        sources = [source for source in (spec.source, spec.engine.get("draft_model")) if source]
-        sizes = [self._source_bytes(source, spec) for source in sources]
+        sizes = [self._source_bytes(source, spec) for source in spec.sources]
         sizes += [adapter_bytes(folder) for folder in spec.engine.get("adapters", {}).values()]
         return sum(size or 0 for size in sizes)
 

@@ -35,10 +35,11 @@ class WrongType(ModelError):
 
 
 class ModelLoading(ModelError):
-    """The model is being loaded."""
+    """The model is being loaded, or downloaded first."""
 
-    def __init__(self, name: str, percent: int, retry_after: int) -> None:
-        super().__init__(f"The model {name!r} is being loaded ({percent} %); try again in {retry_after} s.")
+    def __init__(self, name: str, percent: int, retry_after: int, *, stage: str = "loading") -> None:
+        doing = "downloaded" if stage == "downloading" else "loaded"
+        super().__init__(f"The model {name!r} is being {doing} ({percent} %); try again in {retry_after} s.")
         self.name = name
         self.percent = percent
         self.retry_after = retry_after

@@ -11,8 +11,7 @@ import math
 import threading
 from collections import deque
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.registry.errors import InsufficientMemory, ModelError, copy_error
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mlx_backend.models.spec import ModelSpec
+    from mlx_backend.registry.base import LoadProgress, ModelStatus
     from mlx_backend.registry.pool_state import PoolState
     from mlx_backend.registry.unloader import Unloader
 
@@ -54,13 +54,15 @@ class Loader[S: LoadedService]:
         self,
         state: PoolState[S],
         unloader: Unloader[S],
-        load: Callable[[ModelSpec, Callable[[float], None]], S],
+        load: Callable[[ModelSpec, LoadProgress], S],
         memory: ModelMemory | None,
+        on_status: Callable[[ModelStatus], object],
     ) -> None:
         self._state = state
         self._unloader = unloader
         self._load_service = load
         self._memory = memory
+        self._on_status = on_status
         self._queue: deque[ModelEntry[S]] = deque()
         self._thread: threading.Thread | None = None
 
@@ -118,7 +120,7 @@ class Loader[S: LoadedService]:
         try:
             size = self._make_room(spec)
             log.info("Loading %s.", spec.name)
-            service = self._load_service(spec, partial(self._on_progress, attempt))
+            service = self._load_service(spec, _Progress(entry, attempt, self._state, size, self._on_status))
             if not size:  # it was not known before the download
                 with suppress(InsufficientMemory):
                     size = self._make_room(spec)
@@ -144,6 +146,7 @@ class Loader[S: LoadedService]:
             if entry.draining or entry.spec.ttl is not None:
                 self._unloader.wake()
             state.changed.notify_all()
+        self._on_status(entry.status())
         log.info("Loaded %s in %.1f s.", entry.spec.name, now - (attempt.started_at or now))
         return True
 
@@ -159,18 +162,10 @@ class Loader[S: LoadedService]:
             else:
                 entry.state = "unloaded"
             state.changed.notify_all()
-        if error is not None:
+        self._on_status(entry.status())
+        if error is not None and not attempt.is_reported:
             level = logging.INFO if isinstance(error, InsufficientMemory) else logging.WARNING
             log.log(level, "%s was not loaded: %s", entry.spec.name, error)
-
-    def _on_progress(self, attempt: LoadAttempt, fraction: float) -> None:
-        """Record a load's progress. An engine that reloads itself later may report here too, which is ignored."""
-        if attempt.finished:
-            return
-        if self._state.stopping:
-            raise EngineStopped("The server is stopping.")
-        if math.isfinite(fraction):
-            attempt.percent = int(100 * min(1.0, max(0.0, fraction)))
 
     def _make_room(self, spec: ModelSpec) -> int:
         """Evict what is in the way of a model; return its size, 0 if unknown. Raises InsufficientMemory."""
@@ -188,6 +183,42 @@ class Loader[S: LoadedService]:
         for entry in evicted:
             state.stop_engine(entry, f"to make room for {spec.name}")
         return size
+
+
+class _Progress[S: LoadedService]:
+    """Records a load's progress. An engine that reloads itself later may report here too, which is ignored."""
+
+    def __init__(
+        self,
+        entry: ModelEntry[S],
+        attempt: LoadAttempt,
+        state: PoolState[S],
+        size: int,
+        on_status: Callable[[ModelStatus], object],
+    ) -> None:
+        self._entry = entry
+        self._attempt = attempt
+        self._state = state
+        self._size = size
+        self._on_status = on_status
+
+    def __call__(self, share: float) -> None:
+        if math.isfinite(share):
+            self._record("loading", int(self._size * min(1.0, max(0.0, share))), self._size, share)
+
+    def downloaded(self, done: int, total: int) -> None:
+        self._record("downloading", done, total, done / total if total else 0.0)
+
+    def _record(self, stage: Literal["downloading", "loading"], done: int, total: int, share: float) -> None:
+        attempt = self._attempt
+        if attempt.finished:
+            return
+        if self._state.stopping:
+            raise EngineStopped("The server is stopping.")
+        if stage != attempt.stage:  # the time left is estimated for each by itself
+            attempt.stage, attempt.started_at = stage, self._state.clock.now()
+        attempt.done, attempt.total, attempt.percent = done, total, int(100 * min(1.0, max(0.0, share)))
+        self._on_status(self._entry.status())
 
 
 def _public_error(error: BaseException, name: str) -> Exception:

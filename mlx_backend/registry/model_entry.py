@@ -18,6 +18,7 @@ from mlx_backend.registry.errors import copy_error
 if TYPE_CHECKING:
     from mlx_backend.engine.base import EngineStatus
     from mlx_backend.models.spec import ModelSpec
+    from mlx_backend.registry.base import ModelState
 
 MIN_RETRY_DELAY = 1.0  # seconds between a failed load and the next; doubled for each further failure
 MAX_RETRY_DELAY = 60.0
@@ -52,11 +53,15 @@ class LoadedService(Protocol):
 class LoadAttempt:
     """One attempt to load a model. Its waiters are counted, so that the model is not unloaded before they have it."""
 
-    started_at: float | None = None  # None: still queued behind another load
+    started_at: float | None = None  # of the download, or of the load; None: still queued behind another load
+    stage: Literal["downloading", "loading"] = "loading"
+    done: int = 0  # bytes that are downloaded, or loaded
+    total: int = 0  # 0: not known
     percent: int = 0
     waiters: int = 0
     finished: bool = False
     error: Exception | None = None
+    is_reported: bool = False  # by somebody who waits for it: what went wrong need not be logged
 
     def retry_after(self, now: float) -> int:
         """Estimate the seconds left, from 1 to 60."""
@@ -110,14 +115,18 @@ class ModelEntry[S]:
     def status(self) -> ModelStatus:
         """Return its status as the pool knows it; what its engine does is not included."""
         attempt = self.attempt
+        state: ModelState = self.state
         percent = 100 if self.state == "ready" else 0
+        done = total = 0
         if self.state == "loading" and attempt is not None:
-            percent = attempt.percent
+            state, percent, done, total = attempt.stage, attempt.percent, attempt.done, attempt.total
         failed = attempt is not None and attempt.error is not None and self.state == "failed"
         return ModelStatus(
             name=self.spec.name,
-            state=self.state,
+            state=state,
             percent=percent,
+            done=done,
+            total=total,
             in_use=self.leases,
             pinned=self.spec.pinned,
             detail=str(attempt.error) if attempt is not None and failed else "",

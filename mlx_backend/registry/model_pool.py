@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mlx_backend.models.spec import ModelSpec
+    from mlx_backend.registry.base import LoadProgress
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.clock import Clock
     from mlx_backend.registry.loader import ModelMemory
@@ -52,26 +53,27 @@ class UnloadResult(StrEnum):
 class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
-    `load(spec, on_progress)` runs on the loader's thread, takes as long as it likes and reports progress from 0 to 1.
-    Without `memory`, any number of models of any size may be loaded. `default_name` is for requests that name no
-    model.
+    `load(spec, progress)` runs on the loader's thread, takes as long as it likes and reports how far it is; whoever
+    shows that to people is told by `on_status`, in whatever thread. Without `memory`, any number of models of any size
+    may be loaded. `default_name` is for requests that name no model.
     """
 
     def __init__(
         self,
         catalogue: Catalogue,
-        load: Callable[[ModelSpec, Callable[[float], None]], S],
+        load: Callable[[ModelSpec, LoadProgress], S],
         *,
         memory: ModelMemory | None = None,
         default_name: str | None = None,
         clock: Clock | None = None,
+        on_status: Callable[[ModelStatus], object] = lambda _status: None,
     ) -> None:
         self._catalogue = catalogue
         self._default_name = default_name
         self._clock: Clock = clock or SystemClock()
         self._state: PoolState[S] = PoolState(self._clock)
         self._unloader = Unloader(self._state)
-        self._loader = Loader(self._state, self._unloader, load, memory)
+        self._loader = Loader(self._state, self._unloader, load, memory, on_status)
 
     # -- using models ----------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class ModelPool[S: LoadedService]:
     def preload(self) -> None:
         """Load the pinned models, one after another; raise the error of the first that fails."""
         for spec in self._catalogue.pinned():
-            self.acquire(spec.name, math.inf).release()
+            self._acquire(self.find(spec.name), math.inf, reports=True).release()
 
     def unload(self, name: str) -> UnloadResult:
         """Unload a model: at once if it is idle, else after its replies. Requests from now on reload it."""
@@ -169,7 +171,8 @@ class ModelPool[S: LoadedService]:
 
     # -- leasing ---------------------------------------------------------------------------------------------
 
-    def _acquire(self, spec: ModelSpec, deadline: float) -> ModelLease[S]:
+    def _acquire(self, spec: ModelSpec, deadline: float, *, reports: bool = False) -> ModelLease[S]:
+        """Lease a model. With `reports`, what this raises is told to people by the caller, and not logged."""
         attempt: LoadAttempt | None = None  # the one that is waited for
         with self._state.changed:
             while True:
@@ -185,6 +188,8 @@ class ModelPool[S: LoadedService]:
                     attempt = self._loader.enqueue(entry, spec)
                 elif entry.state == "loading":
                     attempt = entry.attempt
+                if reports and attempt is not None:
+                    attempt.is_reported = True
                 self._wait_for(attempt, spec, deadline)
 
     def _lease(self, entry: ModelEntry[S]) -> ModelLease[S]:
@@ -214,8 +219,9 @@ class ModelPool[S: LoadedService]:
         """Wait until something has changed, or raise ModelLoading if the deadline has passed."""
         now = self._clock.now()
         if now >= deadline:
-            percent, retry_after = (attempt.percent, attempt.retry_after(now)) if attempt else (0, 5)
-            raise ModelLoading(spec.name, percent, retry_after)
+            if attempt is None:
+                raise ModelLoading(spec.name, 0, 5)
+            raise ModelLoading(spec.name, attempt.percent, attempt.retry_after(now), stage=attempt.stage)
         if attempt is None:
             self._clock.wait(self._state.changed, deadline - now)
             return

@@ -32,11 +32,15 @@ if TYPE_CHECKING:
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelDefaults, ModelSpec
+    from mlx_backend.registry.base import LoadProgress
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.lease import ModelLease
     from mlx_backend.settings import Settings
 
 type LoadEngine = Callable[[ModelSpec, EngineOptions, Callable[[float], None]], Engine]
+type Fetch = Callable[
+    [str, Callable[[int, int], None]], object
+]  # a source, and what is told of done and total bytes
 type LoadWorker = Callable[[ModelSpec, ModelType, EmbeddingOptions, Callable[[float], None]], Worker]
 
 _PURPOSE = {
@@ -62,7 +66,8 @@ class MultiModelRegistry:
     """Implements `ModelRegistry` for a catalogue. `load_engine` turns a model into an engine.
 
     With `memory`, a model that is too large for it is refused before anything is downloaded or loaded; `ranks` is how
-    many processes share each model.
+    many processes share each model. `fetch` downloads what is not on this machine (None: loading does that, unseen);
+    `on_status` hears of every step of a load.
     """
 
     def __init__(
@@ -76,8 +81,11 @@ class MultiModelRegistry:
         ranks: int = 1,
         default_name: str | None = None,
         load_worker: LoadWorker | None = None,
+        fetch: Fetch | None = None,
+        on_status: Callable[[ModelStatus], object] = lambda _status: None,
     ) -> None:
         self._catalogue = catalogue
+        self._fetch = fetch
         self._load_engine = load_engine
         self._load_worker = load_worker
         self._options = options
@@ -89,6 +97,7 @@ class MultiModelRegistry:
             self._load,
             memory=_Memory(catalogue, memory, options, ranks) if memory is not None else None,
             default_name=default_name,
+            on_status=on_status,
         )
 
     def preload(self) -> None:
@@ -201,16 +210,21 @@ class MultiModelRegistry:
 
     # -- loading ---------------------------------------------------------------------------------------------
 
-    def _load(self, spec: ModelSpec, on_progress: Callable[[float], None]) -> Service | Embedder:
+    def _load(self, spec: ModelSpec, progress: LoadProgress) -> Service | Embedder:
+        may_download = self._catalogue.may_download(spec)
+        if may_download and self._fetch is not None:
+            for source in spec.sources:
+                self._fetch(source, progress.downloaded)
+            may_download = False  # all of it is here
         model_type = self._catalogue.model_type(spec)
         if model_type != "llm":
             if self._load_worker is None:
                 raise EngineError("This server was set up without embedding and rerank models.")
-            return Embedder(self._load_worker(spec, model_type, self._embedding_options(spec), on_progress))
-        options = spec.options(self._options)
-        options = replace(options, allow_download=self._catalogue.may_download(spec))
+            embedding = replace(self._embedding_options(spec), allow_download=may_download)
+            return Embedder(self._load_worker(spec, model_type, embedding, progress))
+        options = replace(spec.options(self._options), allow_download=may_download)
         settings = self._settings
-        engine = self._load_engine(spec, options, on_progress)
+        engine = self._load_engine(spec, options, progress)
         service = Service(
             engine,
             defaults=self._defaults(spec),

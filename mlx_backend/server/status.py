@@ -76,8 +76,10 @@ def _entry(state: ModelStatus) -> dict[str, Any]:
         "running": state.running,
         "waiting": state.waiting,
     }
-    if state.state == "loading":
+    if state.state in ("downloading", "loading"):
         entry["percent"] = state.percent
+        if state.total:
+            entry["bytes"], entry["total_bytes"] = state.done, state.total
     if state.detail:
         entry["detail"] = state.detail
     return entry

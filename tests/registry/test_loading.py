@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pool_harness import SOON, FakeService, PoolHarness, error_of, spec
+from pool_harness import GB, SOON, FakeService, PoolHarness, error_of, spec
 
 from mlx_backend.engine.base import GenerationRequest
 from mlx_backend.errors import EngineError, EngineStopped
@@ -96,6 +96,50 @@ def test_a_request_that_cannot_wait_learns_the_progress_and_when_to_retry(
     gate.set()
     pool.acquire("a", math.inf).release()
     assert harness.loads == ["a"], "the load went on with nobody waiting for it"
+
+
+def test_a_download_is_told_apart_from_the_load_behind_it_with_its_bytes(harness: PoolHarness) -> None:
+    harness.sizes["a"] = 8 * GB
+    pool = harness.serve(spec("a"), memory_limit=100 * GB)
+    gate = harness.pause_load("a")
+    with pytest.raises(ModelLoading):
+        pool.acquire("a", 0)
+    assert harness.started["a"].wait(SOON)
+    harness.clock.advance(100)
+    harness.reports["a"].downloaded(3 * GB, 9 * GB)
+    status = harness.status("a")
+    assert (status.state, status.percent, status.done, status.total) == ("downloading", 33, 3 * GB, 9 * GB)
+    with pytest.raises(ModelLoading, match=r"'a' is being downloaded \(33 %\); try again in"):
+        pool.acquire("a", 0)
+    harness.clock.advance(20)
+    harness.reports["a"](0.5)
+    status = harness.status("a")
+    assert (status.state, status.percent, status.done, status.total) == ("loading", 50, 4 * GB, 8 * GB)
+    harness.clock.advance(2)
+    with pytest.raises(ModelLoading) as caught:
+        pool.acquire("a", 0)
+    assert caught.value.retry_after == 2, "the time left is the load's, whatever the download took"
+    gate.set()
+    pool.acquire("a", math.inf).release()
+    assert [(each.state, each.percent) for each in harness.shown] == [
+        ("downloading", 33),
+        ("loading", 50),
+        ("loading", 100),
+        ("ready", 100),
+    ]
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_failure_that_is_told_to_whoever_starts_the_server_is_not_logged_as_well(
+    harness: PoolHarness, is_pinned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = harness.serve(spec("a", pinned=is_pinned))
+    harness.failures["a"] = [EngineError("no such file")]
+    with pytest.raises(EngineError, match="no such file"):
+        pool.preload() if is_pinned else pool.acquire("a", math.inf)
+    pool.stop()  # the thread that logs has ended
+    assert ("a was not loaded: no such file" in caplog.text) is not is_pinned
+    assert harness.shown[-1].state == "failed"
 
 
 def test_a_queued_load_reports_no_progress(harness: PoolHarness) -> None:
