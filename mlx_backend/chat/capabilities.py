@@ -45,6 +45,7 @@ def describe(
     template: str | None,
     response_template: Any = None,
     control_tokens: Collection[str],
+    end_tokens: Collection[str] = (),
     vocabulary_size: int | None,
     context_length: int | None,
     advice: Mapping[str, float],
@@ -58,7 +59,7 @@ def describe(
     traits = probe_history(template)
     scale = effort_scale(template, dialect, defaults)
     has_calls = dialect.calls is not None and dialect.calls.is_taught_by(template or "")
-    has_grammar = one_process and can_constrain(dialect, control_tokens, vocabulary_size)
+    has_grammar = one_process and can_constrain(dialect, control_tokens, end_tokens, vocabulary_size)
     # Others are told of tools, too, if a request has some; but nothing says that they were trained to call any.
     has_tools = dialect.tool_prompt is not None or (traits.has_tools and has_calls)
     capabilities = {
@@ -100,6 +101,7 @@ class _Files:
     template: str | None
     response_template: Any
     tokens: Mapping[str, bool]
+    end_tokens: Collection[str]
     advice: Mapping[str, float]
 
 
@@ -131,6 +133,7 @@ class FolderDescriber:
             template=template,
             response_template=files.response_template,
             control_tokens=model_files.control_tokens(files.tokens, template),
+            end_tokens=files.end_tokens,
             vocabulary_size=model_files.vocabulary_size(files.config),
             context_length=options.context_length or model_files.context_length(files.config),
             advice=files.advice,
@@ -158,14 +161,17 @@ def _read(folder: Path) -> _Files:
     template: str | None = None
     response_template: Any = None
     tokens: Mapping[str, bool] = {}
+    end_tokens: Collection[str] = ()
     try:
         config = model_files.read_json(folder / "config.json")
         template = model_files.chat_template(folder)
         response_template = model_files.response_template(folder)
         tokens = model_files.added_tokens(folder)
+        end_tokens = model_files.end_tokens(folder)
     except (OSError, ValueError) as error:
         log.warning("%s is listed with incomplete information: %s.", folder, error)
-    return _Files(config, template, response_template, tokens, model_files.sampling_advice(folder))
+    advice = model_files.sampling_advice(folder)
+    return _Files(config, template, response_template, tokens, end_tokens, advice)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

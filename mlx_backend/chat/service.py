@@ -140,6 +140,9 @@ class Service:
             template=tokenizer.chat_template,
             response_template=tokenizer.response_template,
             control_tokens=tokenizer.special_tokens.values(),
+            end_tokens=[
+                text for token, text in tokenizer.special_tokens.items() if token in tokenizer.end_tokens
+            ],
             vocabulary_size=tokenizer.vocabulary_size,
             context_length=engine.context_length,
             advice=engine.sampling_defaults,

@@ -40,35 +40,27 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Tokenizer
 
 
-def has_required_tokens(control_tokens: Set[str], *, ends: Set[str]) -> bool:
+def has_required_tokens(control_tokens: Set[str], end_tokens: Set[str], *, known_ends: Set[str]) -> bool:
     """Whether a model with these control tokens can be constrained: one of them has to end its turn.
 
-    `ends` are those that do so in its family, beside those of many.
+    `end_tokens` are those that do so by its files, `known_ends` those of its family, beside those of many.
     """
-    return not control_tokens.isdisjoint(END_MARKERS | ends)
+    return not control_tokens.isdisjoint(END_MARKERS | known_ends | end_tokens)
 
 
 class BlockGrammar:
     """The replies of one model that reasons in a block, or not at all.
 
-    Where the dialect has no calls its answers can be constrained. `end_tokens` are the tokens that end a turn; None
-    means those that dialects are known to use.
+    Where the dialect has no calls its answers can be constrained. Raises GrammarError if no token ends a turn.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        matchers: Matchers,
-        dialect: Dialect,
-        *,
-        end_tokens: Collection[int] | None,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, matchers: Matchers, dialect: Dialect) -> None:
         calls, openers = dialect.calls, dialect.blocks
         self._has_calls = calls is not None
         self.calls = CallGrammar(calls, vocabulary) if calls is not None and can_enforce(calls) else None
         self.vocabulary = vocabulary
         self.matchers = matchers
-        self.end_tokens = frozenset(end_tokens or (vocabulary.ids[text] for text in vocabulary.ends))
+        self.end_tokens = frozenset(vocabulary.ids[text] for text in vocabulary.ends)
         if not self.end_tokens:
             raise GrammarError(
                 "Replies of this model cannot be constrained to a grammar: it is not known which token ends its turn."

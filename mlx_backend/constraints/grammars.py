@@ -59,18 +59,12 @@ class Spec:
 
 
 class Grammars:
-    """The grammars of one model. Safe to use from several threads; the constraint of a reply is for one.
+    """The grammars of one model. Safe to use from several threads; the constraint of a reply is for one."""
 
-    `end_tokens` are the tokens with which the engine ends a reply; by default those that dialects are known to use.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, dialect: Dialect, *, end_tokens: Collection[int] | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
         self._vocabulary = Vocabulary(tokenizer, ends=dialect.ends, has_suffixes=bool(dialect.suffixes))
         self._matchers = Matchers(self._vocabulary)
         self._dialect = dialect
-        self._end_tokens = end_tokens
 
     def prepare(self) -> None:
         """Make what every constrained reply needs, if it is not there yet. Takes about 2 s for 200,000 tokens."""
@@ -165,15 +159,23 @@ class Grammars:
         machine = machine_of(self._dialect)
         if machine is None:
             raise GrammarError("Replies of this model cannot be constrained to a grammar: not in its format.")
-        return machine.grammar(self._vocabulary, self._matchers, self._end_tokens)
+        return machine.grammar(self._vocabulary, self._matchers)
 
 
-def can_constrain(dialect: Dialect, control_tokens: Collection[str], vocabulary_size: int | None) -> bool:
-    """Whether the replies of a model can be constrained, as far as that is known without its vocabulary."""
+def can_constrain(
+    dialect: Dialect,
+    control_tokens: Collection[str],
+    end_tokens: Collection[str],
+    vocabulary_size: int | None,
+) -> bool:
+    """Whether the replies of a model can be constrained, as far as that is known without its vocabulary.
+
+    `end_tokens` are those of its control tokens that end a reply by its files.
+    """
     machine = machine_of(dialect)
     if machine is None or (vocabulary_size is not None and vocabulary_size > MAX_TOKENS):
         return False
-    return machine.has_required_tokens(frozenset(control_tokens))
+    return machine.has_required_tokens(frozenset(control_tokens), frozenset(end_tokens))
 
 
 def can_require_calls(dialect: Dialect) -> bool:

@@ -51,8 +51,8 @@ REQUIRED_MARKERS = (CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START)
 """The control tokens a turn is made of."""
 
 
-def has_required_tokens(control_tokens: Set[str]) -> bool:
-    """Whether a model with these control tokens can be constrained."""
+def has_required_tokens(control_tokens: Set[str], _end_tokens: Set[str]) -> bool:
+    """Whether a model with these control tokens can be constrained: each has one meaning, the end tokens' too."""
     return control_tokens >= set(REQUIRED_MARKERS)
 
 

@@ -17,7 +17,7 @@ from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.harmony import HARMONY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Set
+    from collections.abc import Callable, Mapping, Set
 
     from mlx_backend.constraints.closers import ReasoningCloser
     from mlx_backend.constraints.compiler import Matchers, Rule
@@ -60,39 +60,22 @@ class CloserFactory(Protocol):
 class StateMachine:
     """How a dialect's replies are constrained."""
 
-    grammar: Callable[[Vocabulary, Matchers, Collection[int] | None], ReplyGrammar]
-    """Makes the grammar of one model's replies; the last argument is the tokens that end a turn."""
-    has_required_tokens: Callable[[Set[str]], bool]
-    """Whether a model with these control tokens can be constrained."""
+    grammar: Callable[[Vocabulary, Matchers], ReplyGrammar]
+    """Makes the grammar of one model's replies."""
+    has_required_tokens: Callable[[Set[str], Set[str]], bool]
+    """Whether a model can be constrained that has these control tokens, and of them these end tokens by its files."""
     has_calls: bool
     """Whether calls can be required, and held to their schemas."""
     closer: CloserFactory | None = None
     """Makes what closes reasoning; None where there is none."""
 
 
-def _harmony(
-    vocabulary: Vocabulary, matchers: Matchers, end_tokens: Collection[int] | None
-) -> harmony.HarmonyGrammar:
-    return harmony.HarmonyGrammar(vocabulary, matchers)
-
-
-def block_grammar(
-    vocabulary: Vocabulary,
-    matchers: Matchers,
-    end_tokens: Collection[int] | None,
-    *,
-    dialect: Dialect,
-) -> blocks.BlockGrammar:
-    """Make the grammar of a family that writes blocks."""
-    return blocks.BlockGrammar(vocabulary, matchers, dialect, end_tokens=end_tokens)
-
-
 def block_machine(dialect: Dialect) -> StateMachine:
     """Return the machine of a family that writes blocks."""
     return StateMachine(
-        grammar=partial(block_grammar, dialect=dialect),
+        grammar=partial(blocks.BlockGrammar, dialect=dialect),
         has_calls=can_enforce(dialect.calls),
-        has_required_tokens=partial(blocks.has_required_tokens, ends=dialect.ends),
+        has_required_tokens=partial(blocks.has_required_tokens, known_ends=dialect.ends),
         closer=partial(blocks.BlockCloser, openers=dialect.blocks) if dialect.has_reasoning else None,
     )
 
@@ -105,7 +88,7 @@ def machine_of(dialect: Dialect) -> StateMachine | None:
 
 STATE_MACHINES: Mapping[Dialect, StateMachine] = {
     HARMONY: StateMachine(
-        grammar=_harmony,
+        grammar=harmony.HarmonyGrammar,
         has_calls=True,
         has_required_tokens=harmony.has_required_tokens,
         closer=harmony.HarmonyCloser,

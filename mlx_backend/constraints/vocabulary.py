@@ -37,8 +37,8 @@ def without_suffix(marker: str) -> str:
 class Vocabulary:
     """The tokens of one model. Everything large is made once, when it is first needed.
 
-    `ends` are the control tokens that end its family's turns. `has_suffixes`: its markers may have a suffix, and
-    `<think>` stands for the token `<think:suffix>` wherever the family's own is meant.
+    `ends` are the control tokens that end its family's turns, beside those of the model's files. `has_suffixes`: its
+    markers may have a suffix, and `<think>` stands for the token `<think:suffix>` wherever the family's own is meant.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Vocabulary:
         if has_suffixes:
             self._suffixed = {marker: text for text in ids if (marker := without_suffix(text)) not in ids}
         self.ids = ids | {marker: ids[text] for marker, text in self._suffixed.items()}
-        self.ends = frozenset((END_MARKERS | ends) & ids.keys())
+        own_ends = {self.special[token] for token in tokenizer.end_tokens if token in self.special}
+        self.ends = frozenset((END_MARKERS | ends | own_ends) & ids.keys())
         """The control tokens that end a turn."""
         self._lock = RLock()
         self._masks: dict[frozenset[int], Mask] = {}

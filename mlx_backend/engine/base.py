@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
 
@@ -191,6 +191,11 @@ class Tokenizer(Protocol):
     @property
     def special_tokens(self) -> Mapping[int, str]:
         """Every control token: id -> its text."""
+        ...
+
+    @property
+    def end_tokens(self) -> Set[int]:
+        """The tokens with which a reply ends, as the model's files say."""
         ...
 
     @property

@@ -21,7 +21,7 @@ from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
     import jinja2
 
@@ -131,6 +131,11 @@ class ScriptedTokenizer:
     def special_tokens(self) -> Mapping[int, str]:
         """Every marker: id -> its text."""
         return self._special
+
+    @property
+    def end_tokens(self) -> Set[int]:
+        """Those of its markers that end a reply."""
+        return frozenset(self._ids[marker] for marker in END_MARKERS if marker in self._ids)
 
     @property
     def vocabulary_size(self) -> int:

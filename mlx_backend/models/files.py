@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.models.python_templates import stand_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import TypeGuard
 
@@ -129,18 +129,26 @@ def response_template(folder: Path) -> Any:
 
 
 def added_tokens(folder: Path) -> dict[str, bool]:
-    """Return the text of each token added to the vocabulary, and whether it is marked as special."""
-    settings = _tokenizer_config(folder)
+    """Return the text of each token added to the vocabulary, and whether it is special: marked so, or an end token."""
     found: dict[str, bool] = {}
-    for entry in [*_tokenizer_added_tokens(folder), *_values(settings.get("added_tokens_decoder"))]:
-        if isinstance(entry, dict) and isinstance(text := entry.get("content"), str):
-            found[text] = found.get(text, False) or entry.get("special") is True
-    for name in ("eos_token", "bos_token"):
-        entry = settings.get(name)
-        text = entry.get("content") if isinstance(entry, dict) else entry
-        if isinstance(text, str) and text:
-            found[text] = True
-    return found
+    for _, text, is_special in _added_entries(folder):
+        found[text] = found.get(text, False) or is_special
+    bos = _named_token(folder, "bos_token")
+    return found | dict.fromkeys([*end_tokens(folder), *([bos] if bos else [])], True)
+
+
+def end_tokens(folder: Path) -> frozenset[str]:
+    """Return the texts of the tokens that end a reply: as in mlx-lm, by the generation config or else the config.
+
+    The tokenizer's own is one of them. Those that are part of the ordinary vocabulary are left out.
+    """
+    ids: Any = None
+    for name in ("generation_config.json", "config.json"):
+        ids = ids or read_json_or_empty(folder / name).get("eos_token_id")
+    listed = {str(each) for each in (ids if isinstance(ids, list) else [ids])}
+    own = _named_token(folder, "eos_token")
+    found = {text for token, text, _ in _added_entries(folder) if token in listed}
+    return frozenset(found | ({own} if own else set()))
 
 
 def control_tokens(tokens: Mapping[str, bool], template: str | None) -> list[str]:
@@ -153,6 +161,21 @@ def control_tokens(tokens: Mapping[str, bool], template: str | None) -> list[str
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer_config.json"
     return read_json(file) if file.is_file() else {}
+
+
+def _named_token(folder: Path, name: str) -> str | None:
+    entry = _tokenizer_config(folder).get(name)
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) and text else None
+
+
+def _added_entries(folder: Path) -> Iterator[tuple[str, str, bool]]:
+    """Yield id, text and whether it is marked as special, of every token that either file of the tokenizer adds."""
+    listed = [(e.get("id"), e) for e in _tokenizer_added_tokens(folder) if isinstance(e, dict)]
+    decoder = _tokenizer_config(folder).get("added_tokens_decoder")
+    for token, entry in [*listed, *(decoder.items() if isinstance(decoder, dict) else ())]:
+        if isinstance(entry, dict) and isinstance(text := entry.get("content"), str):
+            yield str(token), text, entry.get("special") is True
 
 
 def _tokenizer_added_tokens(folder: Path) -> list[Any]:
@@ -170,10 +193,6 @@ def _tokenizer_added_tokens(folder: Path) -> list[Any]:
     except (ValueError, RecursionError):
         return []
     return entries if isinstance(entries, list) else []
-
-
-def _values(table: Any) -> list[Any]:
-    return list(table.values()) if isinstance(table, dict) else []
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

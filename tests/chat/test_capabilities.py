@@ -322,6 +322,21 @@ def test_a_template_among_the_tokenizers_settings_is_found(settings: dict[str, A
     assert model_files.chat_template(tmp_path) == QWEN
 
 
+def test_a_model_that_ends_with_a_token_of_its_own_can_be_constrained_if_its_files_name_it(
+    tmp_path: Path,
+) -> None:
+    tokenizer = byte_level(("<first>", "<stop>"))
+    write_tokenizer(tmp_path, tokenizer, eos_token=None)
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    assert "structured_output" not in from_folder(tmp_path).capabilities
+    for ids in (tokenizer.token_to_id("<stop>"), [tokenizer.token_to_id("<stop>")]):
+        config.write_text(json.dumps({"eos_token_id": ids}))
+        assert "structured_output" in from_folder(tmp_path).capabilities
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0]}')  # comes before the config
+    assert model_files.end_tokens(tmp_path) == {"<first>"}
+
+
 def test_added_tokens_are_found_in_either_file(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, byte_level())
     found = model_files.added_tokens(tmp_path)

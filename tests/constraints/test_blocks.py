@@ -122,8 +122,18 @@ def test_a_model_whose_response_template_has_no_calls_cannot_be_made_to_call() -
         grammars.tool_calls(TOOLS, required=True)
 
 
-def test_the_engines_end_tokens_count_where_they_are_given() -> None:
-    tokenizer = PairTokenizer(("<stop>", "</s>"), None)
-    [stop, _] = tokenizer.special_tokens
-    spec = Grammars(tokenizer, DIALECTS["plain"], end_tokens=[stop]).choice(["a"])
+def test_a_reply_may_end_with_the_tokens_that_the_models_files_name() -> None:
+    class Stopping(PairTokenizer):
+        @property
+        def end_tokens(self) -> frozenset[int]:
+            return frozenset(token for token, marker in self.special_tokens.items() if marker == "<stop>")
+
+    tokenizer = Stopping(("<stop>", "<other>"), None)
+    spec = Grammars(tokenizer, DIALECTS["plain"]).choice(["a"])
     assert Reply(tokenizer, spec).write("a").markers == {"<stop>"}
+
+
+def test_a_model_without_any_known_end_token_cannot_be_constrained() -> None:
+    spec = Grammars(PairTokenizer(("<other>",), None), DIALECTS["plain"]).choice(["a"])
+    with pytest.raises(GrammarError, match="not known which token ends its turn"):
+        spec.start()

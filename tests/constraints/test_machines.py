@@ -37,7 +37,7 @@ def test_every_dialect_has_a_machine_and_only_reasoning_ones_a_closer() -> None:
 
 def test_a_family_without_a_machine_is_not_constrained() -> None:
     tokenizer = ScriptedTokenizer(HARMONY_MARKERS, None)
-    assert not can_constrain(NEW_FAMILY, HARMONY_MARKERS, 1000)
+    assert not can_constrain(NEW_FAMILY, HARMONY_MARKERS, (), 1000)
     assert ReasoningBudgets(tokenizer, NEW_FAMILY).start([1], room=10, tokens=0) is None
     with pytest.raises(GrammarError, match="cannot be constrained to a grammar"):
         Grammars(tokenizer, NEW_FAMILY).tool_calls(

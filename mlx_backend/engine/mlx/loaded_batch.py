@@ -97,7 +97,7 @@ class LoadedBatch:
             sampler,
             model.tokenizer.detokenizer(),
             list(request.prompt),
-            model.end_tokens,
+            model.tokenizer.end_tokens,
             self._adapter_of(request),
         )
         sequence.penalties = sampler.penalty_state(())

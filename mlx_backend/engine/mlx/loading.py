@@ -45,7 +45,6 @@ class LoadedNetwork:
     folder: Path
     network: Any
     tokenizer: MLXTokenizer
-    end_tokens: frozenset[int]
     context_length: int
     states_context_length: bool  # if not, the length is a guess
     sampling_defaults: Mapping[str, float]
@@ -102,7 +101,6 @@ def load_model(
         folder=folder,
         network=network,
         tokenizer=tokenizer,
-        end_tokens=frozenset(wrapper.eos_token_ids),
         context_length=context_length,
         states_context_length=is_stated,
         sampling_defaults=model_files.sampling_advice(folder),

@@ -27,12 +27,13 @@ from mlx_backend.engine.mlx.detokenizer import (
     decode_sentencepiece,
 )
 from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.models import files as model_files
 from mlx_backend.models.python_templates import stand_in
 from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
 from mlx_backend.models.time_limit import TimeLimitExceeded, time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Set
 
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -77,9 +78,10 @@ class MLXTokenizer:
         # transformers adds tokens that a family usually has; the model cannot write those it has no embedding for.
         self._special = {
             token: text
-            for token, text in _control_tokens(backend, wrapper, self._chat_template or "").items()
+            for token, text in _control_tokens(backend, wrapper, self._chat_template).items()
             if token < vocabulary_size
         }
+        self._end_tokens = frozenset(token for token in wrapper.eos_token_ids if token < vocabulary_size)
         self._with_control, self._without_control = _make_pair(backend, self._special)
         self._bytes_of, self._detokenizer = self._byte_lookup_and_detokenizer()
         bos = wrapper.bos_token_id
@@ -100,6 +102,11 @@ class MLXTokenizer:
     def special_tokens(self) -> Mapping[int, str]:
         """Every control token: id -> its text."""
         return self._special
+
+    @property
+    def end_tokens(self) -> Set[int]:
+        """The tokens with which a reply ends, by the generation config or else the config, and the tokenizer."""
+        return self._end_tokens
 
     @property
     def vocabulary_size(self) -> int:
@@ -228,22 +235,16 @@ class MLXTokenizer:
         return bytes_of, lambda: ByteDetokenizer(self._special, bytes_of)
 
 
-def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str) -> dict[int, str]:
-    """Return every control token, by id.
-
-    Those are the tokens marked special and the end tokens, but also added tokens that the chat template writes or that
-    open and close reasoning and tool calls: many models do not mark `<think>`. Other added tokens (runs of blanks,
-    HTML tags) are text.
-    """
+def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str | None) -> dict[int, str]:
+    """Return every control token, by id: by the rule for files, and those that mlx-lm knows for reasoning and calls."""
     markers = {wrapper.think_start, wrapper.think_end, wrapper.tool_call_start, wrapper.tool_call_end}
-    return {
-        token: added.content
-        for token, added in sorted(backend.get_added_tokens_decoder().items())
-        if added.special
-        or token in wrapper.eos_token_ids
-        or added.content in markers
-        or (added.content.strip() and added.content in template)
+    added = sorted(backend.get_added_tokens_decoder().items())
+    marked = {
+        each.content: each.special or token in wrapper.eos_token_ids or each.content in markers
+        for token, each in added
     }
+    control = set(model_files.control_tokens(marked, template))
+    return {token: each.content for token, each in added if each.content in control}
 
 
 def _make_pair(backend: Backend, special: Mapping[int, str]) -> tuple[Backend, Backend]:

@@ -41,7 +41,7 @@ def test_a_model_has_its_folders_name_unless_it_is_given_one(folder: Path) -> No
 
 def test_end_tokens_come_from_the_generation_config_too(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
-    assert load_model(folder).end_tokens == {1, 7}
+    assert load_model(folder).tokenizer.end_tokens == {1, 7}
 
 
 def test_a_longer_context_than_the_model_has_is_refused(folder: Path) -> None:
