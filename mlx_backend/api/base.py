@@ -29,8 +29,27 @@ if TYPE_CHECKING:
 type OnDisconnect = Callable[[Callable[[], None]], AbstractContextManager[None]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What /openapi.json says of an address. Types are any that pydantic can describe."""
+
+    summary: str
+    answer: Any
+    """The type of the JSON object that is sent."""
+    body: Any = None
+    """The type of the request's body, as clients write it; None if there is none."""
+    event: Any = None
+    """The type of one server-sent event; None where nothing is streamed."""
+    media_type: str = "application/json"
+    also_answers: Sequence[int] = ()
+    """Further status codes with which `answer` is sent."""
+
+
 class Errors(Protocol):
     """How an API writes what went wrong before anything was streamed."""
+
+    error_type: Any
+    """The type of the body of an error response, for /openapi.json."""
 
     def error(self, error: ApiError) -> bytes:
         """Return the body of an error response."""
@@ -51,7 +70,13 @@ class Call(Protocol):
         ...
 
 
-class ReplyProtocol(Errors, Protocol):
+class Described(Protocol):
+    """An address that says what it takes and answers."""
+
+    operation: Operation
+
+
+class ReplyProtocol(Errors, Described, Protocol):
     """An address at which a language model generates a reply."""
 
     def parse(self, body: bytes) -> ReplyCall:
@@ -108,7 +133,7 @@ class ReplyWriter(Protocol):
         ...
 
 
-class JsonProtocol[S](Errors, Protocol):
+class JsonProtocol[S](Errors, Described, Protocol):
     """An address at which a model answers with one JSON object; S is the kind of service that does."""
 
     def parse(self, body: bytes) -> JsonCall[S]:
@@ -132,7 +157,7 @@ class JsonCall[S](Call, Protocol):
 class JsonAnswer:
     """A JSON object, None if the client disconnected; and what it cost, if that is worth a line in the log."""
 
-    body: dict[str, Any] | None
+    body: Mapping[str, object] | None
     cost: Cost | None = None
 
 
@@ -146,7 +171,7 @@ class Cost:
     truncated: int = 0
 
 
-class ResourceProtocol(Errors, Protocol):
+class ResourceProtocol(Errors, Described, Protocol):
     """An address without a body, answered from what the registry knows."""
 
     def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:

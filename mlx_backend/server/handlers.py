@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from werkzeug import Response
 
 from mlx_backend.api import json_text
-from mlx_backend.api.base import Errors
+from mlx_backend.api.base import Described, Errors
 from mlx_backend.server.errors import as_api_error
 from mlx_backend.server.reply_response import (
     CLIENT_CLOSED_REQUEST,
@@ -56,7 +56,7 @@ class Backend:
         return as_api_error(error, is_draining=self.in_flight.is_draining)
 
 
-class Handler(Errors, Protocol):
+class Handler(Errors, Described, Protocol):
     """Answers the requests to one address, and writes what goes wrong there."""
 
     def handle(self, request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
@@ -69,7 +69,8 @@ class ReplyHandler:
 
     def __init__(self, protocol: ReplyProtocol) -> None:
         self._protocol = protocol
-        self.error = protocol.error
+        self.error, self.error_type = protocol.error, protocol.error_type
+        self.operation = protocol.operation
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Start a reply. The model is released when the response is closed."""
@@ -111,7 +112,8 @@ class JsonHandler[S]:
 
     def __init__(self, protocol: JsonProtocol[S]) -> None:
         self._protocol = protocol
-        self.error = protocol.error
+        self.error, self.error_type = protocol.error, protocol.error_type
+        self.operation = protocol.operation
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Wait for the answer, and stop computing if the client disconnects."""
@@ -132,7 +134,8 @@ class ResourceHandler:
 
     def __init__(self, protocol: ResourceProtocol) -> None:
         self._protocol = protocol
-        self.error = protocol.error
+        self.error, self.error_type = protocol.error, protocol.error_type
+        self.operation = protocol.operation
 
     def handle(self, _request: Request, backend: Backend, arguments: Mapping[str, str]) -> Response:
         """Answer at once."""

@@ -13,6 +13,7 @@ from mlx_backend.api.openai.models import GetModel, ListModels, UnloadModel
 from mlx_backend.api.openai.rerank import Rerank
 from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
 from mlx_backend.server.handlers import JsonHandler, ReplyHandler, ResourceHandler
+from mlx_backend.server.openapi import OpenAPIHandler
 from mlx_backend.server.status import HealthHandler, HomeHandler
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ def all_routes(settings: Settings) -> list[Route]:
         ("POST", "/detokenize", JsonHandler(Detokenize())),
     ]
     addresses = ["/v1" + path for _, path, _ in api if "<" not in path]
-    return [
+    routes = [
         # These tell no secrets and start nothing.
         Route("GET", "/", HomeHandler([*addresses, "/health"]), needs_key=False),
         Route("GET", "/health", HealthHandler(), needs_key=False),
+        Route("GET", "/openapi.json", OpenAPIHandler(lambda: routes)),
         *(Route(method, prefix + path, handler) for prefix in ("/v1", "") for method, path, handler in api),
     ]
+    return routes

@@ -6,10 +6,11 @@ it serves, and nothing of its models.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from mlx_backend import __version__
 from mlx_backend.api import json_text
+from mlx_backend.api.base import Operation
 from mlx_backend.server import auth
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import json_response
@@ -25,10 +26,41 @@ if TYPE_CHECKING:
 NAME = "mlx-backend"
 
 
+class Home(TypedDict):
+    """What / answers. Without its key a server says its name alone."""
+
+    name: str
+    version: NotRequired[str]
+    models: NotRequired[list[str]]
+    api: NotRequired[str]
+
+
+class HealthOfModel(TypedDict):
+    """How a model is. `percent` is how far its load is."""
+
+    model: str
+    state: Literal["loading", "ready", "restarting", "unloading", "failed", "stopped"]
+    running: int
+    waiting: int
+    percent: NotRequired[int]
+    detail: NotRequired[str]
+
+
+class Health(TypedDict):
+    """What /health answers. Without its key a server says nothing of its models."""
+
+    status: Literal["ok", "draining", "loading", "restarting", "unloading", "failed", "stopped"]
+    server: str
+    version: NotRequired[str]
+    models: NotRequired[list[HealthOfModel]]
+
+
 class HomeHandler:
     """Says what this server is, and where its APIs are."""
 
     error = staticmethod(DEFAULT_ERRORS.error)
+    error_type = DEFAULT_ERRORS.error_type
+    operation = Operation(summary="Say what this server is", answer=Home)
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -53,6 +85,8 @@ class HealthHandler:
     """
 
     error = staticmethod(DEFAULT_ERRORS.error)
+    error_type = DEFAULT_ERRORS.error_type
+    operation = Operation(summary="Say whether requests are served", answer=Health, also_answers=[503])
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return the server's status, and that of every model in memory."""

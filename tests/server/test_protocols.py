@@ -10,6 +10,7 @@ import pytest
 from werkzeug.test import Client
 
 import mlx_backend.server
+from mlx_backend.api.base import Operation
 from mlx_backend.api.errors import ApiError, refuse
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
@@ -34,6 +35,9 @@ ANSWER = "<|channel|>final<|message|>Paris.<|return|>"
 
 class Lines:
     """A protocol of lines: `> question` or `>> question` for a stream; answers begin with `<`, errors with `!`."""
+
+    operation = Operation(summary="Answer a line", body=str, answer=str, event=str)
+    error_type = str
 
     def parse(self, body: bytes) -> LinesCall:
         marks, _, question = body.decode().partition(" ")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlx_backend.api import json_text
+from mlx_backend.api.openai.objects import ErrorFields, ErrorObject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,15 +15,21 @@ if TYPE_CHECKING:
     from mlx_backend.api.openai.body import Body
 
 
-def error_object(error: ApiError) -> dict[str, Any]:
+def error_object(error: ApiError) -> ErrorObject:
     """Build `{"error": {message, type, param, code}}`, with the numbers of the message beside them."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
-    fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
-    return {"error": fields | error.numbers}
+    fields: ErrorFields = {
+        "message": error.message,
+        "type": "server_error" if error.status >= 500 else "invalid_request_error",
+        "param": error.param,
+        "code": error.code,
+    }
+    return {"error": {**fields, **error.numbers}}  # type: ignore[typeddict-item]  # numbers have names of their own
 
 
 class OpenAIProtocol:
     """The base of every protocol in this folder: implements api/base.py's `Errors`."""
+
+    error_type = ErrorObject
 
     def error(self, error: ApiError) -> bytes:
         """Return the body of an error response."""

@@ -1,4 +1,4 @@
-"""What the bodies of all endpoints have in common: how fields are checked, refused and ignored.
+"""What the bodies of all endpoints have in common: how fields are checked, refused, ignored and described.
 
     accepted       a field of the model; a wrong type or value is a 400 with its path
     refused        a field in `refused`: it would change the answer and is not supported, so it is a 400 by its
@@ -10,18 +10,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.conversation.json_values import excerpt, json_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-type Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
-"""Field -> whether a value asks for nothing, and why all others are refused."""
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The check whether a value is null or one of these, of the same type (true is not 1)."""
+
+    values: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> bool:
+        """Check a value."""
+        return value is None or any(value == one and type(value) is type(one) for one in self.values)
+
+
+def is_one_of(*values: Any) -> OneOf:
+    """Return the check whether a value is null or one of these."""
+    return OneOf(values)
+
+
+is_empty = is_one_of(False, "", [], {})
+"""Whether a value asks for nothing in any field."""
+
+type Refusals = Mapping[str, tuple[OneOf, str]]
+"""Field -> which values ask for nothing, and why all others are refused."""
 
 
 class Lenient(BaseModel):
@@ -38,7 +63,8 @@ class Body(Lenient):
     """What the requests to every endpoint share."""
 
     refused: ClassVar[Refusals] = {}
-    read_elsewhere: ClassVar[frozenset[str]] = frozenset()  # neither fields of the model nor ignored
+    read_elsewhere: ClassVar[dict[str, Any]] = {}
+    """The types of fields that are neither the model's nor ignored, as clients write them."""
 
     model: str | None = None
 
@@ -57,11 +83,27 @@ class Body(Lenient):
         except ValidationError as error:
             _refuse(error)
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe the fields that are read elsewhere or refused, too."""
+        described = handler(schema)
+        properties = handler.resolve_ref_schema(described)["properties"]
+        for name, kind in cls.read_elsewhere.items():
+            properties[name] = handler(TypeAdapter(kind).core_schema)
+        for name, (accepted, reason) in cls.refused.items():
+            properties[name] = {
+                "enum": [None, *accepted.values],
+                "description": f"Not supported: {reason}.",
+            }
+        return described
+
     @property
     def ignored(self) -> list[str]:
         """The fields that were sent and have no meaning here."""
         extra = self.model_extra or {}
-        known = self.read_elsewhere | self.refused.keys()
+        known = self.read_elsewhere.keys() | self.refused.keys()
         return [name for name, value in extra.items() if value is not None and name not in known]
 
 
@@ -81,16 +123,6 @@ def with_extra_body(body: Any) -> Any:
             )
         written[name] = value
     return written
-
-
-def is_empty(value: Any) -> bool:
-    """Whether a value asks for nothing in any field."""
-    return value is None or value is False or value in ("", [], {})
-
-
-def is_one_of(*values: Any) -> Callable[[Any], bool]:
-    """Return the check whether a value is null or one of these, of the same type (true is not 1)."""
-    return lambda value: value is None or any(value == one and type(value) is type(one) for one in values)
 
 
 def _refuse(error: ValidationError) -> NoReturn:

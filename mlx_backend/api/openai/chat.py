@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.api.base import Operation
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.logprobs import ChatLogprobs
+from mlx_backend.api.openai.objects import ChatChunk, ChatCompletion
 from mlx_backend.api.openai.reasoning import reasoning_deltas
 from mlx_backend.api.openai.stream import Chunk, ChunkWriter
 from mlx_backend.api.openai.usage import reasoning_object
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mlx_backend.api.openai.logprobs import LogprobsFormat
+    from mlx_backend.api.openai.objects import ReasoningObject
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.chat.service import Service
     from mlx_backend.settings import Settings
@@ -39,6 +42,13 @@ if TYPE_CHECKING:
 
 class ChatCompletions(OpenAIProtocol):
     """Implements `ReplyProtocol`: a conversation is answered."""
+
+    operation = Operation(
+        summary="Answer a conversation",
+        body=ChatBody,
+        answer=ChatCompletion,
+        event=ChatChunk,
+    )
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -95,7 +105,7 @@ class ChatWriter(ChunkWriter):
         reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT,
         include_usage: bool = False,
         logprobs: LogprobsFormat | None = None,
-        reasoning: dict[str, Any] | None = None,
+        reasoning: ReasoningObject | None = None,
     ) -> None:
         super().__init__(model, include_usage=include_usage, logprobs=logprobs, reasoning=reasoning)
         self._call_id = call_id

@@ -12,7 +12,13 @@ from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import Lenient, is_empty
 from mlx_backend.api.openai.generation_body import GenerationBody
-from mlx_backend.api.openai.setting_fields import Whole, accepts
+from mlx_backend.api.openai.input_types import (
+    DescribedAs,
+    Messages,
+    ResponseFormatInput,
+    ToolChoiceInput,
+)
+from mlx_backend.api.openai.setting_fields import accepts
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.conversation.result_media import media_in_result
@@ -87,12 +93,18 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     # Which replies are one user's is looked up in the request too.
-    read_elsewhere: ClassVar[frozenset[str]] = GenerationBody.read_elsewhere | {"user"}
+    read_elsewhere: ClassVar[dict[str, Any]] = {**GenerationBody.read_elsewhere, "user": str | None}
 
-    messages: list[Any]
+    messages: Annotated[list[Any], DescribedAs(Messages)]
     tools: list[Tool] | None = None
-    tool_choice: Annotated[str | ToolChoice | None, BeforeValidator(fields.tool_choice)] = None
-    response_format: Annotated[AnswerFormat | None, BeforeValidator(fields.response_format)] = None
+    tool_choice: Annotated[
+        str | ToolChoice | None,
+        BeforeValidator(fields.tool_choice, json_schema_input_type=ToolChoiceInput),
+    ] = None
+    response_format: Annotated[
+        AnswerFormat | None,
+        BeforeValidator(fields.response_format, json_schema_input_type=ResponseFormatInput),
+    ] = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(fields.json_schema)] = None
     guided_regex: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
@@ -107,7 +119,7 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), BeforeValidator(fields.whole)] | None = None
     role_mapping: dict[str, str] | None = None
 
     def _answer_format(self) -> AnswerFormat | None:

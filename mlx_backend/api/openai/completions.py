@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.api.base import Operation
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import with_extra_body
 from mlx_backend.api.openai.completions_body import CompletionBody
 from mlx_backend.api.openai.logprobs import TextLogprobs
+from mlx_backend.api.openai.objects import TextChunk, TextCompletion
 from mlx_backend.api.openai.stream import Chunk, ChunkWriter
 from mlx_backend.chat.logprobs import ContentLogprobs
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta, StreamEnd
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
 
 class Completions(OpenAIProtocol):
     """Implements `ReplyProtocol`: a text is continued."""
+
+    operation = Operation(
+        summary="Continue a text",
+        body=CompletionBody,
+        answer=TextCompletion,
+        event=TextChunk,
+    )
 
     def parse(self, body: bytes) -> CompletionCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""

@@ -10,6 +10,7 @@ from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import Refusals, is_empty, is_one_of
 from mlx_backend.api.openai.generation_body import REFUSED, GenerationBody
+from mlx_backend.api.openai.input_types import DescribedAs, Prompt
 from mlx_backend.chat.request import CompletionRequest
 from mlx_backend.conversation.json_values import excerpt
 
@@ -30,7 +31,7 @@ class CompletionBody(GenerationBody):
         **dict.fromkeys(_FORMATS, (is_empty, _NO_FORMAT)),
     }
 
-    prompt: Any
+    prompt: Annotated[Any, DescribedAs(Prompt)]
     logprobs: Annotated[
         Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(fields.count_of_logprobs)
     ] = None

@@ -7,14 +7,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from mlx_backend.api.base import Cost, JsonAnswer
+from mlx_backend.api.base import Cost, JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
+from mlx_backend.api.openai.input_types import DescribedAs, Texts
+from mlx_backend.api.openai.objects import EmbeddingList
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.service import MAX_TEXTS, EmbeddingRequest
 
@@ -55,18 +57,23 @@ def _truncate(value: Any) -> Any:
     raise PydanticCustomError("truncate", 'must be true or false ("END" or "NONE")')
 
 
+type RoleWord = Annotated[
+    str | None, BeforeValidator(_role), WithJsonSchema({"enum": [None, *_ROLES]}, mode="validation")
+]
+
+
 class EmbeddingsBody(Body):
     """POST /v1/embeddings."""
 
-    input: Any
+    input: Annotated[Any, DescribedAs(Texts)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(gt=0)] | None = None
     user: str | None = None
-    input_type: Annotated[str | None, BeforeValidator(_role)] = None
-    task: Annotated[str | None, BeforeValidator(_role)] = None
-    task_type: Annotated[str | None, BeforeValidator(_role)] = None
-    prompt_name: Annotated[str | None, BeforeValidator(_role)] = None
-    truncate: Annotated[bool | None, BeforeValidator(_truncate)] = None
+    input_type: RoleWord = None
+    task: RoleWord = None
+    task_type: RoleWord = None
+    prompt_name: RoleWord = None
+    truncate: Annotated[bool | None, BeforeValidator(_truncate, json_schema_input_type=bool | None)] = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
 
     def request(self) -> EmbeddingRequest:
@@ -90,7 +97,7 @@ class EmbeddingsBody(Body):
             return max(0, self.truncate_prompt_tokens)
         return 0 if self.truncate else None
 
-    def answer(self, model: str, vectors: Sequence[array[float]], tokens: int) -> dict[str, Any]:
+    def answer(self, model: str, vectors: Sequence[array[float]], tokens: int) -> EmbeddingList:
         """Return OpenAI's list of embeddings."""
         encode = _as_base64 if self.encoding_format == "base64" else list
         return {
@@ -106,6 +113,8 @@ class EmbeddingsBody(Body):
 
 class Embeddings(OpenAIProtocol):
     """Implements `JsonProtocol`: texts become vectors."""
+
+    operation = Operation(summary="Turn texts into vectors", body=EmbeddingsBody, answer=EmbeddingList)
 
     def parse(self, body: bytes) -> EmbeddingsCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""

@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Field
 
 from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import Body, Lenient, Refusals, is_empty, is_one_of
-from mlx_backend.api.openai.setting_fields import Whole, accepts
+from mlx_backend.api.openai.input_types import EFFORT_FIELDS, LogitBiasInput, StopInput
+from mlx_backend.api.openai.setting_fields import accepts
 from mlx_backend.settings import SAMPLING
 
 _STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
@@ -49,17 +50,19 @@ class GenerationBody(Body):
     """What both kinds of request for generated text share."""
 
     refused: ClassVar[Refusals] = REFUSED
-    # Effort is looked up in the request as it was written.
-    read_elsewhere: ClassVar[frozenset[str]] = frozenset(
-        ["reasoning_effort", "reasoning", "think", "thinking", "enable_thinking"]
-    )
+    read_elsewhere: ClassVar[dict[str, Any]] = EFFORT_FIELDS
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     adapters: Annotated[str, Field(min_length=1)] | None = None
-    priority: Annotated[Whole, Field(gt=-(2**31), lt=2**31)] | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop_strings)] = ()
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(fields.whole)] | None = None
+    stop: Annotated[
+        tuple[str, ...], BeforeValidator(fields.stop_strings, json_schema_input_type=StopInput)
+    ] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...],
+        BeforeValidator(fields.logit_bias, json_schema_input_type=LogitBiasInput),
+    ] = ()
 
     @property
     def include_usage(self) -> bool:

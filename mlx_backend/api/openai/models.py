@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.api.base import Operation
 from mlx_backend.api.openai.base import OpenAIProtocol
+from mlx_backend.api.openai.objects import ModelList, ModelObject, Unloading
 from mlx_backend.api.openai.open_webui import page_info
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.models.description import ModelDescription
@@ -34,6 +36,8 @@ _LEVELS: Mapping[Effort, str] = {
 class ListModels(OpenAIProtocol):
     """Implements `ResourceProtocol`: the models that can be served, each once for every name it has."""
 
+    operation = Operation(summary="List the models", answer=ModelList)
+
     def __init__(self, created: int) -> None:
         self._created = created
 
@@ -50,6 +54,8 @@ class ListModels(OpenAIProtocol):
 class GetModel(OpenAIProtocol):
     """Implements `ResourceProtocol`: one model, by any of its names."""
 
+    operation = Operation(summary="Describe a model", answer=ModelObject)
+
     def __init__(self, created: int) -> None:
         self._created = created
 
@@ -63,6 +69,8 @@ class GetModel(OpenAIProtocol):
 
 class UnloadModel(OpenAIProtocol):
     """Implements `ResourceProtocol`: a model is unloaded once nobody uses it."""
+
+    operation = Operation(summary="Unload a model once nobody uses it", answer=Unloading)
 
     def answer(self, models: ModelRegistry, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Say what happens. Raises UnknownModel, ModelNotAllowed or ModelPinned."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mlx_backend.api.base import Cost, JsonAnswer
+from mlx_backend.api.base import Cost, JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body
+from mlx_backend.api.openai.input_types import DescribedAs, Document
+from mlx_backend.api.openai.objects import RankedDocument, Ranking
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.embedding.service import MAX_TEXTS, RerankRequest
 
@@ -28,7 +30,7 @@ class RerankBody(Body):
     """POST /v1/rerank. A document that is too long is truncated, as other servers do."""
 
     query: str
-    documents: Annotated[list[Any], Field(max_length=MAX_TEXTS)]
+    documents: Annotated[list[Annotated[Any, DescribedAs(Document)]], Field(max_length=MAX_TEXTS)]
     top_n: Annotated[int, Field(gt=0)] | None = None
     return_documents: bool | None = None
     instruction: Annotated[str, Field(min_length=1)] | None = None
@@ -44,13 +46,13 @@ class RerankBody(Body):
         """The documents' texts."""
         return [_document_text(i, document) for i, document in enumerate(self.documents)]
 
-    def answer(self, model: str, scores: Sequence[float], tokens: int) -> dict[str, Any]:
+    def answer(self, model: str, scores: Sequence[float], tokens: int) -> Ranking:
         """Return the results, best first; equal scores keep the order of the request."""
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
         texts = self.texts
-        results: list[dict[str, Any]] = []
+        results: list[RankedDocument] = []
         for i in order:
-            result: dict[str, Any] = {"index": i, "relevance_score": scores[i]}
+            result: RankedDocument = {"index": i, "relevance_score": scores[i]}
             if self.return_documents:
                 result["document"] = {"text": texts[i]}
             results.append(result)
@@ -65,6 +67,8 @@ class RerankBody(Body):
 
 class Rerank(OpenAIProtocol):
     """Implements `JsonProtocol`: documents are scored for a query."""
+
+    operation = Operation(summary="Rank documents for a query", body=RerankBody, answer=Ranking)
 
     def parse(self, body: bytes) -> RerankCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""

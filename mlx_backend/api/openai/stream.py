@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.errors import ApiError
     from mlx_backend.api.openai.logprobs import LogprobsFormat
+    from mlx_backend.api.openai.objects import ReasoningObject, TimingsObject, UsageObject
     from mlx_backend.chat.logprobs import TokenLogprobs
     from mlx_backend.chat.reply import ReplyEvent
     from mlx_backend.chat.usage import Usage
@@ -43,9 +44,9 @@ class Chunk:
     delta: dict[str, Any] = field(default_factory=dict)
     logprobs: dict[str, Any] | None = None
     finish: str | None = None
-    usage: dict[str, Any] | None = None
-    timings: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    usage: UsageObject | None = None
+    timings: TimingsObject | None = None
+    reasoning: ReasoningObject | None = None
 
 
 class ChunkWriter(ABC):
@@ -61,7 +62,7 @@ class ChunkWriter(ABC):
         *,
         include_usage: bool = False,
         logprobs: LogprobsFormat | None = None,
-        reasoning: dict[str, Any] | None = None,
+        reasoning: ReasoningObject | None = None,
     ) -> None:
         self.id = self.id_prefix + uuid.uuid4().hex
         self._include_usage = include_usage

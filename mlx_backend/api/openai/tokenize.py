@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from mlx_backend.api.base import JsonAnswer
+from mlx_backend.api.base import JsonAnswer, Operation
 from mlx_backend.api.errors import refuse
 from mlx_backend.api.json_body import decode_json
 from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
+from mlx_backend.api.openai.objects import Detokenized, Tokenized
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.embedding.service import MAX_TEXTS, Embedder
 from mlx_backend.settings import ReasoningFormat
@@ -81,6 +82,12 @@ class DetokenizeBody(Body):
 class Tokenize(OpenAIProtocol):
     """Implements `JsonProtocol`: the tokens of a text, or of the prompt that a conversation becomes."""
 
+    operation = Operation(
+        summary="Count and list the tokens of a text or a conversation",
+        body=TokenizedText | TokenizedChat,
+        answer=Tokenized,
+    )
+
     def parse(self, body: bytes) -> TokenizeCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""
         written = with_extra_body(decode_json(body))
@@ -104,6 +111,8 @@ class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
 
 class Detokenize(OpenAIProtocol):
     """Implements `JsonProtocol`: the text of token ids."""
+
+    operation = Operation(summary="Return the text of tokens", body=DetokenizeBody, answer=Detokenized)
 
     def parse(self, body: bytes) -> DetokenizeCall:
         """Parse a request. Raises ApiError naming the field that is wrong."""

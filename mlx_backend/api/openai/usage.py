@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mlx_backend.api.openai.objects import ReasoningObject, TimingsObject, UsageObject
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.usage import Usage
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Usage) -> UsageObject:
     """Build OpenAI's `usage`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -20,10 +21,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def timings_object(usage: Usage) -> dict[str, Any]:
+def timings_object(usage: Usage) -> TimingsObject:
     """Build `timings` under llama.cpp's names, from which chat pages show tokens per second.
 
-    Two are ours: how long the request was queued, and when its first token was there.
+    Two are ours.
     """
     prefilled = usage.prompt_tokens - usage.cached_tokens
     return {
@@ -39,18 +40,14 @@ def timings_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def reasoning_object(reply: Reply) -> dict[str, Any] | None:
-    """Build what was decided about a reply's reasoning; None for a completion of a bare text.
-
-    `effort` is what was asked for, `source` who asked, `level` which of the model's own levels it comes to (null if it
-    does not reason), `budget` how many tokens may be reasoning (null: as many as it likes).
-    """
+def reasoning_object(reply: Reply) -> ReasoningObject | None:
+    """Build what was decided about a reply's reasoning; None for a completion of a bare text."""
     decided = reply.effort
     if decided is None:
         return None
     return {
-        "effort": decided.effort.value,
-        "level": decided.level.effort.value if decided.level else None,
+        "effort": decided.effort,
+        "level": decided.level.effort if decided.level else None,
         "source": decided.source,
         "budget": reply.thinking_budget,
     }

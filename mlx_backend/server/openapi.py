@@ -1,0 +1,143 @@
+"""/openapi.json: the server's addresses with what they take and answer, made from the routes and the types they name.
+
+Knows OpenAPI's document; what an address takes is its handler's `Operation`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from mlx_backend import __version__
+from mlx_backend.api import json_text
+from mlx_backend.api.base import Operation
+from mlx_backend.server.errors import DEFAULT_ERRORS
+from mlx_backend.server.handlers import json_response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pydantic.json_schema import JsonSchemaMode, JsonSchemaValue
+    from pydantic_core import core_schema
+    from werkzeug import Request, Response
+
+    from mlx_backend.server.handlers import Backend
+    from mlx_backend.server.routes import Route
+
+VERSION = "3.1.0"
+_PREFIX = "/v1"
+_DESCRIPTION = (
+    "Reasoning models on Apple's MLX. Addresses that begin with /v1 are found without it too. Fields that a "
+    "request sends and that mean nothing here are accepted, and named in the header x-mlx-backend-ignored."
+)
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key, where the server needs one."},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
+}
+
+
+class OpenAPIHandler:
+    """Answers with the document of the routes it is given."""
+
+    error = staticmethod(DEFAULT_ERRORS.error)
+    error_type = DEFAULT_ERRORS.error_type
+    operation = Operation(summary="This document", answer=dict[str, Any])
+
+    def __init__(self, routes: Callable[[], Sequence[Route]]) -> None:
+        self._routes = routes
+
+    def handle(self, _request: Request, _backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Return the document."""
+        return json_response(self._body)
+
+    @cached_property
+    def _body(self) -> bytes:
+        return json_text.body(document(self._routes()))
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """Describe the routes. One that is another without /v1 is not described again."""
+    known = {(route.method, route.path) for route in routes}
+    described = [route for route in routes if (route.method, _PREFIX + route.path) not in known]
+    schemas, definitions = _schemas([route.handler for route in described])
+    paths: dict[str, Any] = {}
+    for route in described:
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas)
+    return {
+        "openapi": VERSION,
+        "info": {"title": "mlx-backend", "version": __version__, "description": _DESCRIPTION},
+        "paths": paths,
+        "components": {"schemas": definitions, "securitySchemes": _SECURITY},
+    }
+
+
+type _Schemas = Mapping[tuple[Any, JsonSchemaMode], JsonSchemaValue]
+
+
+def _operation(route: Route, path: str, schemas: _Schemas) -> dict[str, Any]:
+    operation, error_type = route.handler.operation, route.handler.error_type
+    content = {operation.media_type: {"schema": schemas[(id(operation.answer), "serialization")]}}
+    answer = {"description": operation.summary, "content": content}
+    if operation.event is not None:
+        events = {"text/event-stream": {"schema": schemas[(id(operation.event), "serialization")]}}
+        answer = {**answer, "content": content | events}
+    refusal = {"application/json": {"schema": schemas[(id(error_type), "serialization")]}}
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": _identifier(route.method, path),
+        "responses": {
+            **{str(status): answer for status in (200, *operation.also_answers)},
+            "4XX": {"description": "The request is refused, and why.", "content": refusal},
+            "5XX": {"description": "The server cannot answer, and why.", "content": refusal},
+        },
+        "security": [{name: []} for name in _SECURITY] if route.needs_key else [],
+    }
+    if names := re.findall(r"{(\w+)}", path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if operation.body is not None:
+        body = {"application/json": {"schema": schemas[(id(operation.body), "validation")]}}
+        described["requestBody"] = {"required": True, "content": body}
+    return described
+
+
+def _identifier(method: str, path: str) -> str:
+    """Return a name for an operation that is one of a kind, such as `post_v1_chat_completions`."""
+    return "_".join([method.lower(), *re.findall(r"\w+", path)])
+
+
+class _Generator(GenerateJsonSchema):
+    """pydantic's, without a title for every field, and without defaults that say nothing."""
+
+    def field_title_should_be_set(self, _schema: Any) -> bool:
+        """Return False: a field's name says as much."""
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Leave out null and empty defaults: they mean that the field was not sent."""
+        return (
+            super().default_schema(schema) if schema.get("default") else self.generate_inner(schema["schema"])
+        )
+
+
+def _schemas(handlers: Sequence[Any]) -> tuple[_Schemas, dict[str, JsonSchemaValue]]:
+    """Return the schema of every type that the handlers name, by its identity, and what these refer to."""
+    wanted: dict[tuple[Any, JsonSchemaMode], Any] = {}
+    for handler in handlers:
+        operation = handler.operation
+        for kind in (operation.answer, operation.event, handler.error_type):
+            wanted[(id(kind), "serialization")] = kind
+        wanted[(id(operation.body), "validation")] = operation.body
+    inputs = [(key, mode, TypeAdapter(kind)) for (key, mode), kind in wanted.items() if kind is not None]
+    schemas, rest = TypeAdapter.json_schemas(
+        inputs, ref_template="#/components/schemas/{model}", schema_generator=_Generator
+    )
+    definitions: dict[str, JsonSchemaValue] = rest.get("$defs", {})
+    return schemas, definitions

@@ -1,0 +1,175 @@
+"""/openapi.json says of every address what it takes and answers, and that is so."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema_rs
+import pytest
+from scripted_server import ANSWER, CALL, USER, WEATHER, client_of
+from served_models import app_of_every_type
+from werkzeug.test import Client
+
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.server.routes import all_routes
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug.test import TestResponse
+
+SCHEMAS = "#/components/schemas/"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with app_of_every_type(tmp_path_factory.mktemp("models")) as app:
+        yield Client(app)
+
+
+@pytest.fixture(scope="module")
+def document(client: Client) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/openapi.json").get_json()
+    return found
+
+
+def closed(schema: Any) -> Any:
+    """The schema with no keys allowed beyond those it names."""
+    match schema:
+        case {"type": "object", "properties": _} if "additionalProperties" not in schema:
+            return {
+                **{key: closed(value) for key, value in schema.items()},
+                "additionalProperties": False,
+            }
+        case dict():
+            return {key: closed(value) for key, value in schema.items()}
+        case list():
+            return [closed(each) for each in schema]
+        case _:
+            return schema
+
+
+def validate(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    """Raise a ValidationError for a value that does not match, or has a key that is not described."""
+    components = json.loads(
+        json.dumps(closed(document["components"]["schemas"])).replace(SCHEMAS, "#/$defs/")
+    )
+    wanted = json.loads(json.dumps(schema).replace(SCHEMAS, "#/$defs/"))
+    jsonschema_rs.validate({**wanted, "$defs": components}, value)
+
+
+def schema_of(document: dict[str, Any], path: str, response: TestResponse) -> dict[str, Any]:
+    operation = document["paths"][path][response.request.method.lower()]
+    status = str(response.status_code)
+    described = operation["responses"].get(status) or operation["responses"][f"{status[0]}XX"]
+    schema: dict[str, Any] = described["content"][response.mimetype]["schema"]
+    return schema
+
+
+def check(document: dict[str, Any], path: str, response: TestResponse) -> None:
+    schema = schema_of(document, path, response)
+    if response.mimetype == "text/event-stream":
+        events = response.get_data(as_text=True).split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        for event in [each for each in events[:-2] if not each.startswith(":")]:
+            validate(document, schema, json.loads(event.removeprefix("data: ")))
+    else:
+        validate(document, schema, response.get_json())
+
+
+def test_every_route_is_in_it(document: dict[str, Any]) -> None:
+    described = {
+        (method.upper(), path.replace("{name}", "<path:name>"))
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    for route in all_routes(Settings()):
+        assert {(route.method, route.path), (route.method, "/v1" + route.path)} & described, route
+    assert len(described) == sum(not route.path.startswith("/v1") for route in all_routes(Settings()))
+
+
+def test_every_schema_in_it_is_one_and_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    for name, schema in document["components"]["schemas"].items():
+        jsonschema_rs.meta.validate(schema)
+        validate(document, {"anyOf": [{"$ref": SCHEMAS + name}, {}]}, None)
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    names = [each["operationId"] for each in operations]
+    assert len(set(names)) == len(names)
+
+
+def test_settings_are_described_with_their_limits_and_their_help(document: dict[str, Any]) -> None:
+    properties = document["components"]["schemas"]["ChatBody"]["properties"]
+    assert properties["temperature"]["description"].startswith("randomness of sampling")
+    assert {"type": "number", "minimum": 0, "maximum": 2} in properties["temperature"]["anyOf"]
+    assert {"$ref": SCHEMAS + "Effort"} in properties["reasoning_effort"]["anyOf"]
+    assert properties["n"]["enum"] == [None, 1]
+    assert "send several requests" in properties["n"]["description"]
+
+
+REQUESTS: list[tuple[str, str, Any]] = [
+    ("GET", "/", None),
+    ("GET", "/health", None),
+    ("GET", "/openapi.json", None),
+    ("GET", "/v1/models", None),
+    ("GET", "/v1/models/{name}", None),
+    ("POST", "/v1/models/{name}/unload", None),
+    ("POST", "/v1/chat/completions", {"messages": [USER], "reasoning_effort": "low"}),
+    (
+        "POST",
+        "/v1/chat/completions",
+        {"messages": [USER], "stream": True, "logprobs": True, "top_logprobs": 2},
+    ),
+    ("POST", "/v1/chat/completions", {"messages": [USER], "logprobs": True, "reasoning_format": "details"}),
+    ("POST", "/v1/chat/completions", {"messages": []}),
+    ("POST", "/v1/completions", {"prompt": "Once", "logprobs": 1}),
+    (
+        "POST",
+        "/v1/completions",
+        {"prompt": "Once", "stream": True, "stream_options": {"include_usage": True}},
+    ),
+    ("POST", "/v1/embeddings", {"input": ["one", "two"]}),
+    ("POST", "/v1/embeddings", {"input": "one", "encoding_format": "base64"}),
+    ("POST", "/v1/rerank", {"query": "one", "documents": ["two", {"text": "3"}], "return_documents": True}),
+    ("POST", "/v1/tokenize", {"prompt": ["one", "two"], "return_token_strs": True}),
+    ("POST", "/v1/tokenize", {"messages": [USER]}),
+    ("POST", "/v1/detokenize", {"tokens": [1, 2, 3]}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
+def test_a_request_as_it_is_described_is_answered_as_it_is_described(
+    client: Client, document: dict[str, Any], method: str, path: str, body: Any
+) -> None:
+    if body is not None:
+        schema = document["paths"][path][method.lower()]["requestBody"]["content"]["application/json"][
+            "schema"
+        ]
+        if body != {"messages": []}:
+            validate(document, schema, body)
+    address = path.replace("{name}", "other")
+    check(document, path, client.open(address, method=method, json=body))
+
+
+def test_every_address_is_requested_above(document: dict[str, Any]) -> None:
+    described = {(method.upper(), path) for path, each in document["paths"].items() for method in each}
+    assert {(method, path) for method, path, _ in REQUESTS} == described
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_calls_are_described(document: dict[str, Any], stream: bool) -> None:
+    with ScriptedEngine(lambda _: CALL) as engine:
+        path = "/v1/chat/completions"
+        response = client_of(engine).post(
+            path, json={"messages": [USER], "tools": [WEATHER], "stream": stream}
+        )
+        assert "tool_calls" in response.get_data(as_text=True)
+        check(document, path, response)
+
+
+def test_it_needs_the_key_where_there_is_one() -> None:
+    with ScriptedEngine(lambda _: ANSWER) as engine:
+        client = client_of(engine, api_key="sesame")
+        assert client.get("/openapi.json").status_code == 401
+        assert client.get("/openapi.json", headers={"x-api-key": "sesame"}).status_code == 200
