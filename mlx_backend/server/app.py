@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from mlx_backend.api.base import Errors
     from mlx_backend.registry.base import ModelRegistry
+    from mlx_backend.server.handlers import Route
     from mlx_backend.server.request_framing import RequestHead
-    from mlx_backend.server.routes import Route
     from mlx_backend.settings import Settings
 
 log = logging.getLogger("mlx_backend.requests")

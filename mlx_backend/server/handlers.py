@@ -64,6 +64,16 @@ class Handler(Errors, Described, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A method and a path, and what handles it. Without `needs_key` it is open to everybody."""
+
+    method: str
+    path: str
+    handler: Handler
+    needs_key: bool = True
+
+
 class ReplyHandler:
     """A language model generates a reply, which is streamed or sent whole."""
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pydantic_core import core_schema
     from werkzeug import Request, Response
 
-    from mlx_backend.server.handlers import Backend
-    from mlx_backend.server.routes import Route
+    from mlx_backend.server.handlers import Backend, Route
 
 VERSION = "3.1.0"
 _PREFIX = "/v1"

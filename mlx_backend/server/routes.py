@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_backend.api.openai.chat import ChatCompletions
@@ -12,23 +11,13 @@ from mlx_backend.api.openai.embeddings import Embeddings
 from mlx_backend.api.openai.models import GetModel, ListModels, UnloadModel
 from mlx_backend.api.openai.rerank import Rerank
 from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
-from mlx_backend.server.handlers import JsonHandler, ReplyHandler, ResourceHandler
+from mlx_backend.server.handlers import JsonHandler, ReplyHandler, ResourceHandler, Route
 from mlx_backend.server.openapi import OpenAPIHandler
 from mlx_backend.server.status import HealthHandler, HomeHandler
 
 if TYPE_CHECKING:
     from mlx_backend.server.handlers import Handler
     from mlx_backend.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A method and a path, and what handles it. Without `needs_key` it is open to everybody."""
-
-    method: str
-    path: str
-    handler: Handler
-    needs_key: bool = True
 
 
 def all_routes(settings: Settings) -> list[Route]:

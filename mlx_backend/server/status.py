@@ -6,7 +6,7 @@ it serves, and nothing of its models.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from mlx_backend import __version__
 from mlx_backend.api import json_text
@@ -14,45 +14,17 @@ from mlx_backend.api.base import Operation
 from mlx_backend.server import auth
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import json_response
+from mlx_backend.server.objects import Health, HealthOfModel, Home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from werkzeug import Request, Response
 
-    from mlx_backend.registry.base import ModelStatus
+    from mlx_backend.registry.base import ModelState, ModelStatus
     from mlx_backend.server.handlers import Backend
 
 NAME = "mlx-backend"
-
-
-class Home(TypedDict):
-    """What / answers. Without its key a server says its name alone."""
-
-    name: str
-    version: NotRequired[str]
-    models: NotRequired[list[str]]
-    api: NotRequired[str]
-
-
-class HealthOfModel(TypedDict):
-    """How a model is. `percent` is how far its load is."""
-
-    model: str
-    state: Literal["loading", "ready", "restarting", "unloading", "failed", "stopped"]
-    running: int
-    waiting: int
-    percent: NotRequired[int]
-    detail: NotRequired[str]
-
-
-class Health(TypedDict):
-    """What /health answers. Without its key a server says nothing of its models."""
-
-    status: Literal["ok", "draining", "loading", "restarting", "unloading", "failed", "stopped"]
-    server: str
-    version: NotRequired[str]
-    models: NotRequired[list[HealthOfModel]]
 
 
 class HomeHandler:
@@ -91,20 +63,20 @@ class HealthHandler:
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return the server's status, and that of every model in memory."""
         states = backend.models.statuses()
-        status = "ok"
+        status: ModelState | Literal["ok", "draining"] = "ok"
         if backend.in_flight.is_draining:
             status = "draining"
         elif states and states[0].pinned and states[0].state not in ("ready", "unloaded"):
             status = states[0].state
-        health: dict[str, Any] = {"status": status, "server": NAME}
+        health: Health = {"status": status, "server": NAME}
         if auth.is_allowed(request, backend.settings.api_key):
             health["version"] = __version__
             health["models"] = [_entry(state) for state in states if state.state != "unloaded"]
         return json_response(json_text.body(health), 200 if status == "ok" else 503)
 
 
-def _entry(state: ModelStatus) -> dict[str, Any]:
-    entry: dict[str, Any] = {
+def _entry(state: ModelStatus) -> HealthOfModel:
+    entry: HealthOfModel = {
         "model": state.name,
         "state": state.state,
         "running": state.running,

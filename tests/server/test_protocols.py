@@ -19,8 +19,7 @@ from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineError
 from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
-from mlx_backend.server.handlers import ReplyHandler
-from mlx_backend.server.routes import Route
+from mlx_backend.server.handlers import ReplyHandler, Route
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, with_config
 
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.events import FinishReason
+from mlx_backend.registry.base import ModelState
 
 # -- errors ---------------------------------------------------------------------------------------------------
 
@@ -330,7 +331,7 @@ class ModelObject(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
-    state: Literal["unloaded", "loading", "ready", "restarting", "unloading", "failed", "stopped"]
+    state: ModelState
     type: Literal["llm", "embedding", "rerank"]
     root: NotRequired[str]
     context_length: NotRequired[int]
