@@ -82,8 +82,8 @@ mac-report: setup ## try the server on this machine, and write one file to send 
 models: setup ## write the files of the predefined models from their table
 	@$(RUN) -m dify_mlx_provider.packaging.predefined
 
-docs: setup ## write the references of settings and model families into docs/
-	@$(RUN) -m mlx_backend.commands.reference docs/settings.md docs/families.md
+docs: setup ## write the references of settings, model families and API keys into docs/
+	@$(RUN) -m mlx_backend.commands.reference docs/settings.md docs/families.md docs/shared-server.md
 
 lock: setup ## update requirements.lock
 	$(RUN) .ci/lock.py

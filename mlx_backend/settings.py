@@ -6,8 +6,10 @@ server's. None always means "not set": the next of these decides, and last the m
 Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 from mlx_backend.conversation.effort import Effort, parse_effort
@@ -15,9 +17,11 @@ from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.declaration import (
     Kind,
     Setting,
+    SettingError,
     declared,
     number,
     one_of,
+    path,
     seconds,
     size,
     switch,
@@ -83,6 +87,40 @@ _EFFORT_BUDGETS = Kind(
     parse=_effort_budgets,
     convert=_effort_budgets,
     show=lambda budgets: ",".join(f"{effort}={tokens}" for effort, tokens in budgets),
+)
+
+
+type NamedKeys = tuple[tuple[str, str], ...]
+
+
+def key_name(value: object) -> str:
+    """Return the name of an API key, which is written to logs and metrics. Raises SettingError."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value):
+        raise SettingError("must be 1 to 64 letters, digits, dots, hyphens or underscores")
+    return value
+
+
+def _named_keys(value: str) -> NamedKeys:
+    """Return the keys in alice=KEY,bob=KEY. The errors repeat none of them."""
+    pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
+    for position, (name, equals, key) in enumerate(pairs, 1):
+        if not equals or not key:
+            raise SettingError(f"key {position} is not written NAME=KEY")
+        try:
+            key_name(name)
+        except SettingError as error:
+            raise SettingError(f"the name of key {position} {error}") from None
+    if not pairs:
+        raise SettingError("is empty (an unset variable?)")
+    return tuple((name, key) for name, _, key in pairs)
+
+
+_NAMED_KEYS = Kind(
+    words="names with a key each, such as alice=KEY,bob=KEY",
+    metavar="NAME=KEY,…",
+    type=tuple[tuple[str, str], ...],
+    parse=_named_keys,
+    show=lambda _: "…",
 )
 _SHARE = number(0, 1)
 _PENALTY = number(-2, 2)
@@ -243,6 +281,34 @@ class Settings(ReplySettings):
             default="none",
         ),
     ] = field(default=None, repr=False)
+    api_keys: Annotated[
+        NamedKeys | None,
+        Setting(
+            kind=_NAMED_KEYS,
+            help="a key of its own for each person or program, by names that the log and the metrics show",
+            group="network",
+            default="none",
+        ),
+    ] = field(default=None, repr=False)
+    api_key_file: Annotated[
+        Path | None,
+        Setting(
+            kind=path("FILE", "a file"),
+            help="keys with their limits, models and priorities, in TOML; read again on SIGHUP",
+            group="network",
+            default="none",
+        ),
+    ] = None
+    auth: Annotated[
+        bool,
+        Setting(
+            kind=switch(),
+            help="demand a key before listening where other machines can connect",
+            group="network",
+            option="--no-auth",
+            default="on",
+        ),
+    ] = True
     cors_origins: Annotated[
         tuple[str, ...],
         Setting(
@@ -258,7 +324,7 @@ class Settings(ReplySettings):
         Setting(
             kind=text("NAME"),
             help="name under which the server may be called, beside addresses and local names; '*': any. "
-            "Not needed with --api-key",
+            "Not needed with an API key",
             group="network",
             option="--allowed-host",
             repeatable=True,

@@ -233,7 +233,7 @@ class Client:
         return Unreachable(
             f"no server at {self._credentials.base_url}: start it with `mlx-backend`, or, if it runs, let Dify reach "
             "it. From Dify in Docker the address is http://host.docker.internal:8080/v1; with Docker on Linux, from "
-            "another machine, or if the container still cannot connect, start the server with --host 0.0.0.0."
+            "another machine, or if the container still cannot connect, start the server with --host 0.0.0.0 and a key."
         )
 
     def _tls_failed(self) -> Unreachable:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.usage import Usage
     from mlx_backend.conversation.events import StreamEnd
     from mlx_backend.engine.base import Progress
-    from mlx_backend.registry.base import Lease, ModelRegistry
+    from mlx_backend.registry.base import Lease, ModelRegistry, ModelService
 
 # A context in which the callable is called if the client disconnects.
 type OnDisconnect = Callable[[Callable[[], None]], AbstractContextManager[None]]
@@ -133,7 +133,7 @@ class ReplyWriter(Protocol):
         ...
 
 
-class JsonProtocol[S](Errors, Described, Protocol):
+class JsonProtocol[S: ModelService](Errors, Described, Protocol):
     """An address at which a model answers with one JSON object; S is the kind of service that does."""
 
     def parse(self, body: bytes) -> JsonCall[S]:
@@ -141,7 +141,7 @@ class JsonProtocol[S](Errors, Described, Protocol):
         ...
 
 
-class JsonCall[S](Call, Protocol):
+class JsonCall[S: ModelService](Call, Protocol):
     """A parsed request for one JSON object."""
 
     def acquire(self, models: ModelRegistry, wait: float) -> Lease[S]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.history import HistoryError
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+type LimitKind = Literal["requests", "tokens"]
+
+
 class ApiError(Exception):
     """A response that is an error."""
 
@@ -64,15 +67,20 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
+        kind: LimitKind | None = None,
         headers: tuple[tuple[str, str], ...] = (),
         numbers: Mapping[str, int] | None = None,
     ) -> None:
-        """`param` is the field to blame; `numbers` are those of the message, for programs."""
+        """`param` is the field to blame, `kind` the limit that was reached.
+
+        `numbers` are those of the message, for programs.
+        """
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.kind = kind
         self.headers = headers
         self.numbers = dict(numbers or {})
 

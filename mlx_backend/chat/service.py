@@ -8,11 +8,12 @@ Knows no HTTP and no MLX: it takes frozen requests, raises errors that name a fi
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.chat.background import recognised
 from mlx_backend.chat.capabilities import describe, effort_scale
@@ -28,7 +29,7 @@ from mlx_backend.chat.tool_names import RestoredNames
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.recognition import recognise
-from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.base import GenerationRequest, QueueClient, Sampling
 from mlx_backend.errors import RequestError
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.models.spec import ModelDefaults
@@ -79,6 +80,7 @@ class Service:
         )
         self._prewarm = prewarm
         self._one_process = one_process
+        self._client = QueueClient()
         self._reasoning_store = ReasoningStore()
         self._superseded = SupersededReplies(engine.model_id)
         self._limits = ReplyLimits(
@@ -106,6 +108,12 @@ class Service:
             limits=self._limits,
             reasoning_store=self._reasoning_store,
         )
+
+    def for_client(self, client: QueueClient) -> Self:
+        """Return the same service for the requests of one client."""
+        bound = copy.copy(self)
+        bound._client = client
+        return bound
 
     def prepare(self) -> None:
         """Build in the background what the first constrained reply would have to wait for; log what efforts mean."""
@@ -253,7 +261,8 @@ class Service:
                 constraint=constraint,
                 adapter=request.adapter,
                 queue_timeout=self._queue_seconds,
-                priority=request.priority or 0,
+                priority=self._client.priority_of(request.priority or 0),
+                client=self._client.name,
             )
         )
 

@@ -1,6 +1,6 @@
 """References in Markdown, made from the declarations: what pages of docs/ show between their markers.
 
-    python -m mlx_backend.commands.reference docs/settings.md docs/families.md      # writes them there (make docs)
+    python -m mlx_backend.commands.reference docs/*.md      # writes them there (make docs)
 
 No command of `mlx-backend`. Knows how settings and model families are declared; what they mean is theirs to say.
 """
@@ -18,6 +18,7 @@ from mlx_backend.constraints import can_require_calls
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.declaration import declared
 from mlx_backend.registry.file_keys import ENGINE, MODEL_KEYS
+from mlx_backend.server.api_key_file import KEYS
 from mlx_backend.settings import ReplySettings
 
 if TYPE_CHECKING:
@@ -61,9 +62,16 @@ def families_reference() -> str:
     return _table(head, map(_family_row, DIALECTS.values())) + "\n"
 
 
+def keys_reference() -> str:
+    """Return a table of what the file of API keys may say of a key."""
+    rows = [(f"`{name}`", *_cells(setting, None)) for name, setting in KEYS.items()]
+    return _table(("key", "value", "default", "what it does"), rows) + "\n"
+
+
 REFERENCES: Mapping[str, Callable[[], str]] = {
     "settings": settings_reference,
     "families": families_reference,
+    "keys": keys_reference,
 }
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.registry.registry import MultiModelRegistry
+    from mlx_backend.server.app import App
     from mlx_backend.server.in_flight import InFlightRequests
     from mlx_backend.settings import Settings
 
@@ -98,11 +99,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
+    from mlx_backend.server.api_keys import check_exposure
     from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
     from mlx_backend.server.receive_limits import ReceiveLimits
     from mlx_backend.server.wsgi_server import Server
 
+    check_exposure(settings)
     models = _models(settings, arguments)
     app = App(models, settings)
     requests = settings.max_concurrent + settings.max_queue
@@ -116,7 +119,8 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
         return _failed(_bind_failure(settings, error))
     serving = threading.Thread(target=server.serve, name="http")
     status = 1
-    with StopSignals() as signals:
+    reload = partial(_reload, app) if settings.api_key_file is not None else None
+    with StopSignals(on_hangup=reload) as signals:
         try:
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
@@ -139,6 +143,17 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
             server.stop()
             serving.join()
     return status
+
+
+def _reload(app: App) -> None:
+    """Read again what SIGHUP says has changed. What is broken keeps its old state."""
+    try:
+        app.api_keys.reload()
+    except ConfigurationError as error:
+        for line in str(error).splitlines():
+            log.error("The API keys stay as they were: %s", line)
+    else:
+        log.info("The API keys have been read again: %d of them.", len(app.api_keys.names))
 
 
 def _drain(in_flight: InFlightRequests, seconds: float, signals: StopSignals) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 RECOMMENDED_MODEL = "mlx-community/gpt-oss-20b-MXFP4-Q8"
 # On a Mac, Docker's virtual machine connects from the Mac itself, so loopback can be reached. On Linux it cannot.
-HINT_ON_A_MAC = " (if the container cannot reach it, start with --host 0.0.0.0)"
-HINT_ELSEWHERE = " (start with --host 0.0.0.0 so that containers can reach it)"
+HINT_ON_A_MAC = " (if the container cannot reach it, start with --host 0.0.0.0 --api-key KEY)"
+HINT_ELSEWHERE = " (start with --host 0.0.0.0 --api-key KEY so that containers can reach it)"
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _QUESTION = "What is the capital of France?"
@@ -43,13 +43,14 @@ def start_lines(
             f"  Start a real one with: mlx-backend --model {RECOMMENDED_MODEL}",
         ]
     hint = ""
+    has_key = settings.api_key or settings.api_keys or settings.api_key_file
     if settings.host in _LOOPBACK:
         hint = HINT_ON_A_MAC if is_mac else HINT_ELSEWHERE
-    elif settings.api_key is None:
+    elif not has_key:
         lines.append(
             f"  Everyone who can reach {settings.host} can use it: set --api-key or ${variable_of('--api-key')}."
         )
-    key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
+    key = ' -H "Authorization: Bearer $KEY"' if has_key else ""
     return [
         *lines,
         f"  Dify in Docker: http://host.docker.internal:{port}/v1{hint}",

@@ -1,5 +1,7 @@
 """SIGINT and SIGTERM for a server: the first asks for an orderly stop, the next ends the process.
 
+SIGHUP asks a server that has files to read again to do so, and any other, or one whose terminal was closed, to stop.
+
 Knows nothing of what is stopped.
 """
 
@@ -11,10 +13,11 @@ import signal
 import socket
 import threading
 from contextlib import contextmanager, suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,13 +46,20 @@ class StopSignals:
     thread, which alone runs handlers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_hangup: Callable[[], None] | None = None) -> None:
+        """`on_hangup` is called by `wait` for each SIGHUP while the terminal is there; without it SIGHUP is a stop."""
+        self._on_hangup = on_hangup
+        self._has_hung_up = False
+        self._had_terminal = _has_terminal()
         self._events, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         self._is_ending = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        # nohup has SIGHUP ignored: that it does not stop the server is what was wanted.
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and self._on_hangup is None
+        handled = _SIGNALS if is_ignored else (*_SIGNALS, signal.SIGHUP)
+        self._before = {number: signal.signal(number, lambda *_: None) for number in handled}
         self._descriptor = signal.set_wakeup_fd(self._sender.fileno())
         return self
 
@@ -74,11 +84,23 @@ class StopSignals:
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Return the next signal's number or event; None if none came in so many seconds."""
-        self._events.settimeout(seconds)
-        try:
-            return self._events.recv(1)[0]
-        except TimeoutError:
-            return None
+        deadline = None if seconds is None else monotonic() + seconds
+        while True:
+            self._events.settimeout(None if deadline is None else max(0.001, deadline - monotonic()))
+            try:
+                event = self._events.recv(1)[0]
+            except TimeoutError:
+                return None
+            if event != signal.SIGHUP or self._is_hangup():
+                return event
+
+    def _is_hangup(self) -> bool:
+        """Act on a SIGHUP. True: it is the first that asks to stop; one terminal may send several."""
+        if self._on_hangup is not None and not (self._had_terminal and not _has_terminal()):
+            self._on_hangup()
+            return False
+        first, self._has_hung_up = not self._has_hung_up, True
+        return first
 
     def end_process(self, *, after: float, status: int) -> None:
         """End the process at the next signal, and at the latest after so many seconds, with `status`. Returns at once.
@@ -87,6 +109,8 @@ class StopSignals:
         would wait for them.
         """
         self._is_ending = True
+        self._on_hangup = None
+        self._has_hung_up = True
         threading.Thread(target=self._end, args=(after, status), name="end", daemon=True).start()
 
     def _end(self, seconds: float, status: int) -> None:
@@ -95,3 +119,12 @@ class StopSignals:
             event = self.wait(seconds)
         logging.shutdown()
         os._exit(status if event is None else 128 + event)
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a controlling terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -8,11 +8,13 @@ Knows no HTTP and no MLX. Thread-safe.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mlx_backend.embedding.base import EncodedText
+from mlx_backend.engine.base import QueueClient
 from mlx_backend.errors import EngineRefused, RequestError
 from mlx_backend.models.description import ModelDescription
 
@@ -78,6 +80,13 @@ class Embedder:
 
     def __init__(self, engine: Worker) -> None:
         self.engine = engine
+        self._client = QueueClient()
+
+    def for_client(self, client: QueueClient) -> Self:
+        """Return the same service for the requests of one client."""
+        bound = copy.copy(self)
+        bound._client = client
+        return bound
 
     def description(self) -> ModelDescription:
         """Return what it can do."""

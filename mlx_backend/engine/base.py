@@ -60,6 +60,21 @@ class Constraint(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class QueueClient:
+    """Whose a request is: the queue is fair between clients of different names.
+
+    With a `priority` of its own, a client's requests can only ask for a later turn than that; None leaves it to them.
+    """
+
+    name: str = ""
+    priority: int | None = None
+
+    def priority_of(self, wanted: int) -> int:
+        """Return the priority of a request that wants this one."""
+        return wanted if self.priority is None else self.priority + max(0, wanted)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt to continue.
@@ -71,7 +86,7 @@ class GenerationRequest:
     `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit;
     memory is reserved for that many. `logprobs` asks for the chosen token's log probability and those of that many
     most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds the
-    request may be queued; a lower `priority` number is served sooner.
+    request may be queued; a lower `priority` number is served sooner. `client` is whose request it is.
     """
 
     prompt: Sequence[int]
@@ -84,6 +99,7 @@ class GenerationRequest:
     adapter: str | None = None
     queue_timeout: float | None = None
     priority: int = 0
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

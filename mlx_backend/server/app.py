@@ -16,10 +16,12 @@ from werkzeug.routing import Map, Rule
 from mlx_backend.api.errors import ApiError
 from mlx_backend.server import auth
 from mlx_backend.server.allowed_hosts import AllowedHosts
+from mlx_backend.server.api_keys import ApiKeys
 from mlx_backend.server.cors import CorsPolicy
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import Backend, json_response
 from mlx_backend.server.in_flight import InFlightRequests
+from mlx_backend.server.rate_limits import RateLimits
 from mlx_backend.server.receive_limits import Admission
 from mlx_backend.server.routes import all_routes
 
@@ -40,17 +42,21 @@ log = logging.getLogger("mlx_backend.requests")
 
 
 class App:
-    """The models of a server behind its addresses: `routes`, or all there are."""
+    """The models of a server behind its addresses: `routes`, or all there are.
+
+    Raises ConfigurationError for API keys that are not as they should be.
+    """
 
     def __init__(
         self, models: ModelRegistry, settings: Settings, routes: Sequence[Route] | None = None
     ) -> None:
         self.in_flight = InFlightRequests()
-        self._backend = Backend(models, settings, self.in_flight)
-        self._api_key = settings.api_key
+        self.api_keys = ApiKeys(settings)
+        self._rate_limits = RateLimits()
+        self._backend = Backend(models, settings, self.in_flight, self._rate_limits)
         self._cors = CorsPolicy(settings.cors_origins)
         # A key makes this needless: a web page does not know it.
-        self._hosts = AllowedHosts(settings.allowed_hosts if settings.api_key is None else ["*"])
+        self._hosts = AllowedHosts(["*"] if self.api_keys.are_required else settings.allowed_hosts)
         table = all_routes(settings) if routes is None else routes
         self._urls = Map(
             [Rule(route.path, endpoint=route, methods=[route.method]) for route in table],
@@ -62,6 +68,7 @@ class App:
         """Answer one request."""
         request = Request(environ)
         errors = DEFAULT_ERRORS
+        client = auth.identify(request, self.api_keys, request.remote_addr or "")
         try:
             self._hosts.check(request)
             urls = self._urls.bind_to_environ(environ)
@@ -70,10 +77,14 @@ class App:
             else:
                 route, arguments = self._match(request, urls)
                 errors = route.handler
-                self._check_access(request, route)
-                response = route.handler.handle(request, self._backend, arguments)
+                self._check_access(request, route, client)
+                if client.key is not None and request.method == "POST":
+                    self._rate_limits.admit(client.key)
+                response = route.handler.handle(request, self._backend.for_client(client), arguments)
         except Exception as error:
             response = self._error_response(errors, self._backend.explain(error))
+        if client.key is not None:
+            response.headers.extend(self._rate_limits.headers(client.key))
         self._cors.add_headers(request, response)
         return response(environ, start_response)
 
@@ -85,7 +96,7 @@ class App:
             if request.method in ("GET", "HEAD", "OPTIONS"):
                 return Admission.LIGHT
             route, _ = self._urls.bind_to_environ(request.environ).match()
-            self._check_access(request, route)
+            self._check_access(request, route, auth.identify(request, self.api_keys, ""))
         except (ApiError, HTTPException):
             return Admission.REFUSED
         except Exception:
@@ -108,9 +119,9 @@ class App:
                 404, f"There is no {path} here; try POST /v1/chat/completions or GET /v1/models."
             ) from None
 
-    def _check_access(self, request: Request, route: Route) -> None:
+    def _check_access(self, request: Request, route: Route, client: auth.Client) -> None:
         if route.needs_key:
-            auth.check(request, self._api_key)
+            auth.check(request, client)
         if request.method == "POST":
             self._cors.refuse_foreign_page(request)
 

@@ -13,13 +13,16 @@ from werkzeug import Response
 from werkzeug.datastructures import HeaderSet
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.server.rate_limits import RATE_LIMIT_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from werkzeug import Request
 
-_EXPOSED_HEADERS = HeaderSet(["x-request-id", "x-mlx-backend-effort", "x-mlx-backend-ignored"])
+_EXPOSED_HEADERS = HeaderSet(
+    ["x-request-id", "x-mlx-backend-effort", "x-mlx-backend-ignored", "retry-after", *RATE_LIMIT_HEADERS]
+)
 _USUAL_HEADERS = HeaderSet(["authorization", "content-type"])
 _PREFLIGHT_SECONDS = 600
 

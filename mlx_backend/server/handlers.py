@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from werkzeug import Response
 
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Described, Errors
+from mlx_backend.registry.allowed_models import AllowedModels
+from mlx_backend.server.auth import Client
 from mlx_backend.server.errors import as_api_error
 from mlx_backend.server.reply_response import (
     CLIENT_CLOSED_REQUEST,
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
     )
     from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
-    from mlx_backend.registry.base import ModelRegistry
+    from mlx_backend.registry.base import ModelRegistry, ModelService
     from mlx_backend.server.in_flight import InFlightRequests
+    from mlx_backend.server.rate_limits import RateLimits
     from mlx_backend.settings import Settings
 
 log = logging.getLogger("mlx_backend.requests")
@@ -50,6 +53,19 @@ class Backend:
     models: ModelRegistry
     settings: Settings
     in_flight: InFlightRequests
+    rate_limits: RateLimits
+    client: Client = field(default_factory=Client)
+
+    def for_client(self, client: Client) -> Backend:
+        """Return what handlers work with for one client: it has the models that its key allows, and no others."""
+        allowed = client.key.models if client.key is not None else ()
+        models = AllowedModels(self.models, allowed) if allowed else self.models
+        return replace(self, models=models, client=client)
+
+    def charge(self, tokens: int) -> None:
+        """Count tokens that the client's request has used."""
+        if self.client.key is not None:
+            self.rate_limits.charge(self.client.key, tokens)
 
     def explain(self, error: Exception) -> ApiError:
         """Say what an error means to a client."""
@@ -90,7 +106,9 @@ class ReplyHandler:
             lease = stack.enter_context(
                 backend.in_flight.admit(lambda: backend.models.acquire(call.model, settings.load_seconds))
             )
-            reply, writer = call.start(lease.service)
+            reply, writer = call.start(lease.service.for_client(backend.client.in_queue))
+            backend.charge(reply.usage.prompt_tokens)
+            stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
             responder = ReplyResponder(
                 reply,
                 writer,
@@ -117,7 +135,7 @@ def _effort_header(decided: Resolution, budget: int | None) -> str:
     return "; ".join(parts)
 
 
-class JsonHandler[S]:
+class JsonHandler[S: ModelService]:
     """A model computes one JSON object."""
 
     def __init__(self, protocol: JsonProtocol[S]) -> None:
@@ -131,8 +149,9 @@ class JsonHandler[S]:
         call = self._protocol.parse(read_body(request, settings.max_body_bytes))
         with backend.in_flight.admit(lambda: call.acquire(backend.models, settings.load_seconds)) as lease:
             started = time.perf_counter()
-            answer = call.answer(lease.service, _on_disconnect(request))
+            answer = call.answer(lease.service.for_client(backend.client.in_queue), _on_disconnect(request))
         if answer.cost is not None:
+            backend.charge(answer.cost.tokens)
             _log_cost(request.path, answer.cost, time.perf_counter() - started, left=answer.body is None)
         if answer.body is None:
             return Response(status=CLIENT_CLOSED_REQUEST)

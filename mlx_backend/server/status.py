@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
-from mlx_backend.server import auth
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import json_response
 from mlx_backend.server.objects import Health, HealthOfModel, Home
@@ -37,9 +36,9 @@ class HomeHandler:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
 
-    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return name, version, models and addresses."""
-        if not auth.is_allowed(request, backend.settings.api_key):
+        if not backend.client.is_allowed:
             return json_response(json_text.body({"name": NAME}))
         home = {
             "name": NAME,
@@ -60,7 +59,7 @@ class HealthHandler:
     error_type = DEFAULT_ERRORS.error_type
     operation = Operation(summary="Say whether requests are served", answer=Health, also_answers=[503])
 
-    def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Return the server's status, and that of every model in memory."""
         states = backend.models.statuses()
         status: ModelState | Literal["ok", "draining"] = "ok"
@@ -69,7 +68,7 @@ class HealthHandler:
         elif states and states[0].pinned and states[0].state not in ("ready", "unloaded"):
             status = states[0].state
         health: Health = {"status": status, "server": NAME}
-        if auth.is_allowed(request, backend.settings.api_key):
+        if backend.client.is_allowed:
             health["version"] = __version__
             health["models"] = [_entry(state) for state in states if state.state != "unloaded"]
         return json_response(json_text.body(health), 200 if status == "ok" else 503)

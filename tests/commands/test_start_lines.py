@@ -32,12 +32,15 @@ def test_on_a_mac_the_network_is_opened_only_if_it_must_be() -> None:
     line, _ = dify_line(is_mac=True)
     assert line == (
         "  Dify in Docker: http://host.docker.internal:8080/v1 "
-        "(if the container cannot reach it, start with --host 0.0.0.0)"
+        "(if the container cannot reach it, start with --host 0.0.0.0 --api-key KEY)"
     )
 
 
 def test_docker_on_linux_cannot_reach_loopback() -> None:
-    assert "(start with --host 0.0.0.0 so that containers can reach it)" in dify_line(is_mac=False)[0]
+    assert (
+        "(start with --host 0.0.0.0 --api-key KEY so that containers can reach it)"
+        in dify_line(is_mac=False)[0]
+    )
 
 
 @pytest.mark.parametrize("is_mac", [True, False])

@@ -26,6 +26,7 @@ from mlx_backend.commands.start_lines import HINT_ELSEWHERE, HINT_ON_A_MAC
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device.machine import this_machine
 from mlx_backend.registry import config_file
+from mlx_backend.server import api_key_file
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_command_is_known_to_these_tests() -> None:
-    known = r"(make |mlx-backend\b|curl |printf |echo |export MLX_BACKEND_API_KEY=)"
+    known = r"(make |mlx-backend\b|curl |printf |echo |export MLX_BACKEND_API_KEYS?=)"
     assert [c.line for page in RUN for c in commands(page) if not re.match(known, c.line)] == []
 
 
@@ -161,11 +162,16 @@ def test_each_program_prints_what_its_comments_say(program: str, address: str) -
 
 
 @pytest.mark.parametrize("text", on_pages("toml"))
-def test_each_models_file_is_one(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_of_models_or_keys_is_one(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for folder in re.findall(r'"~/([^"]+)"', text):
         (tmp_path / folder).mkdir(parents=True)
-    assert config_file.parse(text, folder=tmp_path).models
+    if "[keys" in text:
+        assert api_key_file.parse(text)
+    else:
+        assert config_file.parse(text, folder=tmp_path).models
 
 
 @pytest.mark.parametrize("command", commands_that("printf |echo "))

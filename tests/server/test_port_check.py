@@ -69,7 +69,8 @@ def test_another_mlx_backend_is_named_with_its_model(host: str) -> None:
 
 def test_the_command_refuses_to_listen_beside_it() -> None:
     with running(ScriptedEngine(lambda _prompt: "yes", model_id="the-demo")) as server:
-        command = [sys.executable, "-m", "mlx_backend", "--host", "0.0.0.0", "--port", str(server.address[1])]
+        where = ("--host", "0.0.0.0", "--no-auth", "--port", str(server.address[1]))
+        command = [sys.executable, "-m", "mlx_backend", *where]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "an mlx-backend with the-demo answers at" in done.stderr

@@ -19,7 +19,7 @@ def error_object(error: ApiError) -> ErrorObject:
     """Build `{"error": {message, type, param, code}}`, with the numbers of the message beside them."""
     fields: ErrorFields = {
         "message": error.message,
-        "type": "server_error" if error.status >= 500 else "invalid_request_error",
+        "type": error.kind or ("server_error" if error.status >= 500 else "invalid_request_error"),
         "param": error.param,
         "code": error.code,
     }

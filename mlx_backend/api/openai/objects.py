@@ -19,7 +19,7 @@ class ErrorFields(TypedDict):
     """What went wrong. `param` is the field to blame; the numbers of the message follow under names of their own."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: Literal["invalid_request_error", "server_error", "requests", "tokens"]
     param: str | None
     code: str | None
 

@@ -1,0 +1,106 @@
+"""The models that one client may use: to it, there are no others.
+
+Knows names; not who the client is.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from mlx_backend.registry.errors import ModelError, UnknownModel, WrongType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlx_backend.chat.service import Service
+    from mlx_backend.embedding.service import Embedder
+    from mlx_backend.models.description import ModelDescription
+    from mlx_backend.models.model_type import ModelType
+    from mlx_backend.registry.base import Lease, ModelRegistry, ModelStatus
+
+_MAX_NAMED = 20
+_DEFAULT = (None, "", "default")
+_DOES = {"llm": "generates text", "embedding": "computes embeddings", "rerank": "ranks documents"}
+
+
+class AllowedModels:
+    """Implements `ModelRegistry` for those models of another that match a pattern by their name or an alias.
+
+    A model that is not allowed is an unknown one, in the same words, so that nobody learns whether it is there. The
+    default is the registry's own if it is allowed, and otherwise the first that is.
+    """
+
+    def __init__(self, models: ModelRegistry, patterns: Sequence[str]) -> None:
+        self._models = models
+        self._patterns = patterns
+
+    def acquire(self, name: str | None, wait: float) -> Lease[Service]:
+        """Lease a language model."""
+        return self._models.acquire(self._resolved(name, "llm"), wait)
+
+    def acquire_embedder(self, name: str | None, wait: float, model_type: ModelType) -> Lease[Embedder]:
+        """Lease an embedding or rerank model."""
+        return self._models.acquire_embedder(self._resolved(name, model_type), wait, model_type)
+
+    def acquire_any(self, name: str | None, wait: float) -> Lease[Service | Embedder]:
+        """Lease a model of any type."""
+        return self._models.acquire_any(self._resolved(name, None), wait)
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """Return those that are allowed, the default first."""
+        return [status for status in self._models.statuses() if self._is_allowed(status)]
+
+    def status(self, name: str) -> ModelStatus:
+        """Return one model. Raises UnknownModel."""
+        return self._find(name)
+
+    def describe(self, name: str) -> ModelDescription:
+        """Return what a model can do. Raises UnknownModel."""
+        return self._models.describe(self._find(name).name)
+
+    def unload(self, name: str) -> str:
+        """Unload a model once nothing uses it. Raises UnknownModel or ModelPinned."""
+        return self._models.unload(self._find(name).name)
+
+    def _is_allowed(self, status: ModelStatus) -> bool:
+        names = (status.name, *status.aliases)
+        return any(fnmatchcase(name, pattern) for pattern in self._patterns for name in names)
+
+    def _find(self, name: str) -> ModelStatus:
+        try:
+            status = self._models.status(name)
+        except ModelError:  # the registry's own words name other models
+            status = None
+        if status is None or not self._is_allowed(status):
+            raise UnknownModel(
+                f"The model {name[:200]!r} does not exist, or your API key may not use it. {self._listed()}"
+            )
+        return status
+
+    def _resolved(self, name: str | None, wanted: ModelType | None) -> str:
+        """Return the name of the model that is meant. Raises UnknownModel, or WrongType."""
+        if name in _DEFAULT and (name is None or not self._has(name)):
+            for status in self.statuses():
+                if wanted is None or self._models.describe(status.name).kind == wanted:
+                    return status.name
+            raise UnknownModel(f"Your API key may use no model that {_DOES[wanted or 'llm']}.")
+        assert name is not None
+        found = self._find(name).name
+        kind = self._models.describe(found).kind
+        if wanted is not None and kind != wanted:
+            raise WrongType(
+                f"The model {found!r} {_DOES[kind]}; this address is for one that {_DOES[wanted]}."
+            )
+        return found
+
+    def _has(self, name: str) -> bool:
+        """Whether a model is really called so."""
+        return any(name in (status.name, *status.aliases) for status in self.statuses())
+
+    def _listed(self) -> str:
+        names = [status.name for status in self.statuses()]
+        if not names:
+            return "It may use none of those that are served."
+        more = ", …" if len(names) > _MAX_NAMED else ""
+        return f"It may use {', '.join(map(repr, names[:_MAX_NAMED]))}{more}."

@@ -1,0 +1,134 @@
+"""How much of its limits each API key has left: requests and tokens in a minute. Told in the headers of OpenAI's API.
+
+Each limit is a bucket that holds a minute's worth and fills steadily, so a burst may use all of it at once. Tokens are
+counted when they are known: those of the prompt when a reply begins, the others when it ends. A bucket may owe them
+then, and nothing more is admitted until it is filled again: over time no key gets more than its limit.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from mlx_backend.api.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mlx_backend.api.errors import LimitKind
+    from mlx_backend.server.api_key_file import ApiKey
+
+_SECONDS = 60.0
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{part}-{kind}"
+    for part in ("limit", "remaining", "reset")
+    for kind in ("requests", "tokens")
+)
+
+
+class _Bucket:
+    """What is left of a limit for each minute; below zero it is owed."""
+
+    def __init__(self, limit: int, now: float) -> None:
+        self.limit = limit
+        self._left = float(limit)
+        self._at = now
+
+    def left(self, now: float) -> float:
+        self._left = min(self.limit, self._left + (now - self._at) * self.limit / _SECONDS)
+        self._at = now
+        return self._left
+
+    def take(self, count: int, now: float) -> None:
+        self._left = self.left(now) - count
+
+    def with_limit(self, limit: int, now: float) -> _Bucket:
+        """Return the bucket for another limit: what was used stays used."""
+        bucket = _Bucket(limit, now)
+        bucket.take(math.ceil(self.limit - self.left(now)), now)
+        return bucket
+
+    def seconds_until(self, count: float, now: float) -> float:
+        return max(0.0, (count - self.left(now)) * _SECONDS / self.limit)
+
+
+class RateLimits:
+    """The limits of all keys. Safe to use from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+
+    def admit(self, key: ApiKey) -> None:
+        """Count one request. Raises a 429 if the key has used up its requests or tokens; that one is not counted."""
+        with self._lock:
+            now = self._clock()
+            buckets = self._of(key, now)
+            for kind, bucket in buckets.items():
+                if (wait := bucket.seconds_until(1, now)) > 0:
+                    raise _limit_reached(kind, bucket.limit, wait)
+            if "requests" in buckets:
+                buckets["requests"].take(1, now)
+
+    def charge(self, key: ApiKey, tokens: int) -> None:
+        """Count tokens that a request of the key has used."""
+        with self._lock:
+            now = self._clock()
+            if (bucket := self._of(key, now).get("tokens")) is not None:
+                bucket.take(tokens, now)
+
+    def headers(self, key: ApiKey) -> list[tuple[str, str]]:
+        """Return the headers that tell what is left of the key's limits, and in what time all of it is there again."""
+        with self._lock:
+            now = self._clock()
+            return [
+                header
+                for kind, bucket in self._of(key, now).items()
+                for header in (
+                    (f"x-ratelimit-limit-{kind}", str(bucket.limit)),
+                    (f"x-ratelimit-remaining-{kind}", str(max(0, int(bucket.left(now))))),
+                    (f"x-ratelimit-reset-{kind}", _duration(bucket.seconds_until(bucket.limit, now))),
+                )
+            ]
+
+    def _of(self, key: ApiKey, now: float) -> dict[LimitKind, _Bucket]:
+        """Return the buckets of the limits that the key has now: a file that is read again may change them."""
+        found = {}
+        limits: dict[LimitKind, int | None] = {
+            "requests": key.requests_per_minute,
+            "tokens": key.tokens_per_minute,
+        }
+        for kind, limit in limits.items():
+            if limit is None:
+                self._buckets.pop((key.name, kind), None)
+                continue
+            bucket = self._buckets.get((key.name, kind))
+            if bucket is None:
+                bucket = _Bucket(limit, now)
+            elif bucket.limit != limit:
+                bucket = bucket.with_limit(limit, now)
+            self._buckets[key.name, kind] = found[kind] = bucket
+        return found
+
+
+def _limit_reached(kind: LimitKind, limit: int, wait: float) -> ApiError:
+    retry_after = math.ceil(wait)
+    return ApiError(
+        429,
+        f"This API key has reached its limit of {limit:,} {kind} per minute; try again in {retry_after} s.",
+        kind=kind,
+        code="rate_limit_exceeded",
+        headers=(("Retry-After", str(retry_after)),),
+        numbers={"retry_after": retry_after},
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Write a time as OpenAI's headers do: 250ms, 12s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,0 +1,119 @@
+"""SIGHUP: a server with files to read again reads them, and any other stops as it does for SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+from server_process import COMMAND, ENVIRONMENT, ended, server_process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def status_of(url: str, key: str) -> int:
+    request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_keys_are_read_again_and_a_broken_file_keeps_the_old_ones(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[keys]\nalice = "sk-alice"\nbob = "sk-bob"')
+    arguments = ("--api-key-file", str(file))
+    with server_process(*arguments, MLX_BACKEND_API_KEYS="env=sk-env") as server:
+        assert [status_of(server.url, key) for key in ("sk-alice", "sk-bob", "sk-env", "x")] == [
+            200,
+            200,
+            200,
+            401,
+        ]
+
+        file.write_text('[keys]\nalice = "sk-alice"\ncarol = 1')
+        server.send(signal.SIGHUP)
+        line = server.logged("The API keys stay as they were")
+        assert "keys.carol: must be a key in quotes" in line
+        assert [status_of(server.url, key) for key in ("sk-alice", "sk-bob")] == [200, 200]
+
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": True}
+        request = urllib.request.Request(
+            f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"x-api-key": "sk-bob"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as stream:
+            stream.readline()
+            file.write_text('[keys]\nalice = "sk-alice"\ncarol = "sk-carol"')
+            server.send(signal.SIGHUP)
+            server.logged("The API keys have been read again: 3 of them")
+            assert stream.read().endswith(b"data: [DONE]\n\n")  # bob's reply goes on
+        assert [status_of(server.url, key) for key in ("sk-alice", "sk-bob", "sk-carol")] == [200, 401, 200]
+
+        server.send(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+        assert "sk-" not in server.printed + server.log_to_end()
+
+
+def test_a_server_with_nothing_to_read_again_stops_in_order() -> None:
+    with server_process() as server:
+        server.send(signal.SIGHUP)
+        assert server.process.wait(60) == 0
+        assert "Traceback" not in server.log_to_end()
+
+
+def test_nohup_keeps_a_server_with_nothing_to_read_again() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with server_process() as server:
+            server.send(signal.SIGHUP)
+            assert status_of(server.url, "") == 200
+            server.send(signal.SIGTERM)
+            assert server.process.wait(60) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_server_with_keys_stops_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[keys]\nalice = "sk-alice"')
+    # A session of its own whose terminal is the new one, as a window has.
+    start = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, *COMMAND, "--api-key-file", str(file), "--port", "0"],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    try:
+        assert process.stdout is not None
+        assert any(line.startswith("  Try: ") for line in process.stdout)
+        os.close(main)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_server_that_others_can_reach_starts_with_a_key_or_with_no_auth() -> None:
+    refused = ended("--host", "0.0.0.0", "--port", "0")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "mlx-backend: On 0.0.0.0 other machines can connect: set a key with --api-key or --api-key-file, or say "
+        "--no-auth to let everybody in without one.\n"
+    )
