@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-dify check format plugin debug bench mac-report models docs lock clean
+.PHONY: help setup demo test test-dify check format plugin debug bench matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -75,6 +75,9 @@ debug: setup ## run the plugin from this clone in a Dify elsewhere (URL=HOST:500
 bench: setup ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
 	@$(RUN) tests/benchmarks/bench_peers.py --write
+
+matrix: setup ## every architecture of mlx-lm, tiny, beside mlx-lm's own generation (an hour at most; goes on where it stopped)
+	@$(RUN) tests/benchmarks/architecture_matrix.py --write $(ARGS)
 
 mac-report: setup ## try the server on this machine, and write one file to send back (MODEL=…: with that model)
 	@$(RUN) tests/e2e/mac_report.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
