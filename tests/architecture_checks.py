@@ -105,9 +105,9 @@ class Model:
 
     def _last_logits(self, parts: Sequence[Sequence[int]]) -> mx.array:
         layers = make_prompt_cache(self.network)
-        for part in parts:
-            logits = self.network(mx.array([part]), cache=layers)[0, -1].astype(mx.float32)
-            mx.eval(logits)
+        *before, last = (self.network(mx.array([part]), cache=layers) for part in parts)
+        mx.eval(before)
+        logits: mx.array = last[0, -1].astype(mx.float32)
         return logits
 
 

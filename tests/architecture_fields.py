@@ -1,4 +1,4 @@
-"""The fields from which tiny models of mlx-lm's architectures are made: values by name, and what one architecture needs.
+"""The fields that tiny models of mlx-lm's architectures are made from: values by name, and what one architecture needs.
 
 `SIZES` has a small value for each name that occurs in several architectures, so that one a new mlx-lm brings is often
 tried without a line here. `OWN` has what an architecture needs beside those or in place of them. `VARIANTS` are

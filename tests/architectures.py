@@ -82,8 +82,8 @@ def write(folder: Path, name: str, *, seed: int = 3, dtype: str = "float32", bit
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)
     network = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))
-    weights = [(path, _larger(path, value)) for path, value in tree_flatten(network.parameters())]
-    network.update(tree_unflatten(weights))
+    larger = [(path, _larger(path, value)) for path, value in tree_flatten(network.parameters())]
+    network.update(tree_unflatten(larger))
     network.set_dtype(getattr(mx, dtype))
     if bits is not None:
         nn.quantize(network, 32, bits, class_predicate=_can_quantise)

@@ -26,14 +26,16 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-TESTS: Final = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
-
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from architecture_fields import OWN, SIZES, VARIANTS
 from architectures import architectures, write
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TESTS: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = TESTS.parent / ".bench" / "matrix"
 CODE: Final = (
     *("mlx_backend/engine", "mlx_backend/device", "mlx_backend/models"),
@@ -70,7 +72,7 @@ def main() -> int:
     from benchmarks.architecture_table import summary, write_table
 
     print(f"\n{summary(results)}")
-    if options.write:
+    if options.write and not options.names:
         write_table(results, options.weights)
     return int(any(is_wrong(each) for each in results))
 
@@ -157,14 +159,14 @@ def _check(name: str, weights: str, file: Path) -> None:
                 write(Path(scratch) / str(seed), name, seed=seed, **WEIGHTS[weights]) for seed in (3, 4)
             ]
         except (ImportError, SystemExit) as error:
-            return save(unavailable=f"mlx-lm cannot import it: {_line(error)}")
+            save(unavailable=f"mlx-lm cannot import it: {_line(error)}")
         except Exception as error:
-            return save(missing=_line(error))
-        _check_model(folders, save)
-        return None
+            save(missing=_line(error))
+        else:
+            _check_model(folders, save)
 
 
-def _check_model(folders: list[Path], save: Any) -> None:
+def _check_model(folders: list[Path], save: Callable[..., None]) -> None:
     from architecture_checks import CHECKS, Model, requests
 
     checks: dict[str, Any] = {}
@@ -174,18 +176,19 @@ def _check_model(folders: list[Path], save: Any) -> None:
         model.expected(requests())
     except Exception as error:
         needs_gpu = "No Metal back-end" in str(error)
-        return save(**{"unavailable" if needs_gpu else "missing": _line(error)})
+        save(**{"unavailable" if needs_gpu else "missing": _line(error)})
+        return
     with model:
         save(stage=LOAD)
         try:
             save(batching=model.batching())
         except Exception as error:
-            return save(crash=f"it cannot be loaded: {_line(error)}")
+            save(crash=f"it cannot be loaded: {_line(error)}")
+            return
         for name, check in CHECKS.items():
             save(stage=name)
             checks[name] = _cell(model, check)
             save(checks=checks)
-    return None
 
 
 def _cell(model: Any, check: Any) -> dict[str, Any]:

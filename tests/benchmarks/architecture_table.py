@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from architecture_checks import CHECKS
-
 from benchmarks.peers.report import README, machine
 
 if TYPE_CHECKING:
@@ -34,9 +33,10 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
     )
     total = sum(counts.values())
     lines = [
-        f"{len(results)} architectures and variants: {counts['equal']:,} of {total:,} replies are equal, {counts['ties']} "
-        f"differ where two tokens are equally likely, {counts['differ']} differ otherwise. Several at once run packed in "
-        f"{together['packed']}, batched in {together['batched']}, one by one in {together['one by one']}."
+        f"{len(results)} architectures and variants: {counts['equal']:,} of {total:,} replies are equal, "
+        f"{counts['ties']} differ where two tokens are equally likely, {counts['differ']} differ otherwise. Several at "
+        f"once run packed in {together['packed']}, batched in {together['batched']}, one by one in "
+        f"{together['one by one']}."
     ]
     for what, words in (
         ("crash", "ended by a crash"),
@@ -52,12 +52,13 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
 
 def write_table(results: Sequence[dict[str, Any]], weights: str) -> None:
     """Write the table for one kind of weights into the README, in the place of an earlier one."""
-    about = f"{datetime.date.today()}, {machine()}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}, {weights} weights."
+    versions = f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
+    about = f"{datetime.date.today()}, {machine()}, {versions}, {weights} weights."
     table = "\n".join([about, "", summary(results), "", *_rows(results), "", *_notes(results)])
     begin, end = (mark.format(weights) for mark in MARKS)
     text = README.read_text()
     if begin not in text:
-        raise LookupError(f"{README} has no place for the table: {begin.strip()}")
+        text = f"{text.rstrip()}\n\n{begin}{end}\n"
     before, _, rest = text.partition(begin)
     README.write_text(before + begin + "\n" + table.rstrip() + "\n" + end + rest.partition(end)[2])
 
