@@ -99,7 +99,9 @@ class Embedder:
         """Start to embed texts. Raises RequestError for what is not possible, EngineBusy or EngineStopped."""
         dimensions = self._dimensions(request.dimensions)
         texts = [self._encode(index, text, request) for index, text in enumerate(request.texts)]
-        return PendingResult(self.engine.submit(texts, dimensions), _count_tokens(texts))
+        return PendingResult(
+            self.engine.submit(texts, dimensions, client=self._client.name), _count_tokens(texts)
+        )
 
     def rerank(self, request: RerankRequest) -> PendingResult:
         """Start to score documents. Raises RequestError for what is not possible, EngineBusy or EngineStopped."""
@@ -119,7 +121,9 @@ class Embedder:
                 raise RequestError(str(error), "query", "context_length_exceeded") from None
             pairs.append(pair)
             truncated += was_truncated
-        return PendingResult(self.engine.submit(pairs), _count_tokens(pairs), truncated)
+        return PendingResult(
+            self.engine.submit(pairs, client=self._client.name), _count_tokens(pairs), truncated
+        )
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's tokens."""

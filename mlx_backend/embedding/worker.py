@@ -2,13 +2,14 @@
 
 Knows encoded texts, jobs and time; no strings, no MLX. It drives a `Network`, which is only ever used on this thread.
 
-    submit() ── a job ──▶ queue ──▶ one batch of the first job, then of the next, then … ──▶ EmbeddingJob.wait()
+    submit() ── a job ──▶ queue ──▶ one batch of a job, then of another, then … ──▶ EmbeddingJob.wait()
 
 A job's texts are sorted by length and cut into batches, so that little is padding. Jobs alternate batch by batch: a
-query does not wait for a whole library that is being indexed. Within a batch the device is locked for one stage at a
-time, so a chat model beside it waits for one stage at most. The size of a stage adapts to the machine's speed and to
-whether anything else uses the device: beside a chat model, whose every token waits for a stage, stages are short.
-A job that is closed is dropped at its next stage.
+query does not wait for a whole library that is being indexed. The next is a job of the client that has been given least
+(engine/fair_shares.py), and when the queue is full the last job of the client that has most gives way. Within a batch
+the device is locked for one stage at a time, so a chat model beside it waits for one stage at most. The size of a stage
+adapts to the machine's speed and to whether anything else uses the device: beside a chat model, whose every token waits
+for a stage, stages are short. A job that is closed is dropped at its next stage.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import EngineStatus
+from mlx_backend.engine.fair_shares import ClientShare, ClientShares, WaitingShares
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -45,8 +47,11 @@ _SPEED_SMOOTHING = 0.3  # weight of the latest batch in the average speed
 class EmbeddingJob:
     """Texts to be run. `wait` for their vectors; `close` may be called from any thread, more than once."""
 
-    def __init__(self, texts: Sequence[EncodedText], dimensions: int | None) -> None:
+    def __init__(
+        self, texts: Sequence[EncodedText], dimensions: int | None, share: ClientShare | None = None
+    ) -> None:
         self.texts = texts
+        self.share = share or ClientShare("")
         self.dimensions = dimensions
         self.closed = False
         self.vectors: list[array[float] | None] = [None] * len(texts)
@@ -111,6 +116,8 @@ class Worker:
         self._on_progress = on_progress or (lambda _fraction: None)
         self._changed = threading.Condition()
         self._queue: deque[EmbeddingJob] = deque()
+        self._shares = ClientShares()  # these two under the lock
+        self._waiting = WaitingShares()
         self._current: EmbeddingJob | None = None
         self._stopping = False
         self._info: NetworkInfo | None = None
@@ -141,19 +148,23 @@ class Worker:
         """The maximum length of a text, in tokens."""
         return self.info.context_length
 
-    def submit(self, texts: Sequence[EncodedText], dimensions: int | None = None) -> EmbeddingJob:
-        """Queue texts and return at once. Raises EngineBusy or EngineStopped."""
-        job = EmbeddingJob(texts, dimensions)
+    def submit(
+        self, texts: Sequence[EncodedText], dimensions: int | None = None, *, client: str = ""
+    ) -> EmbeddingJob:
+        """Queue a client's texts and return at once. Raises EngineBusy or EngineStopped."""
         if not texts:
+            job = EmbeddingJob(texts, dimensions)
             job.finish()
             return job
         with self._changed:
             if self._stopping:
                 raise EngineStopped("The model is being unloaded.")
+            share = self._shares.of(client)
             if len(self._queue) >= self._max_waiting:
-                raise EngineBusy(f"The server is busy: {len(self._queue)} embedding requests are waiting.")
-            self._queue.append(job)
-            self._changed.notify_all()
+                self._make_room(share)
+            share.submitted += 1
+            job = EmbeddingJob(texts, dimensions, share)
+            self._enqueue(job)
         return job
 
     def status(self) -> EngineStatus:
@@ -177,13 +188,41 @@ class Worker:
             self._thread.join()
         atexit.unregister(self.stop)
 
+    def _make_room(self, share: ClientShare) -> None:
+        """Take a job out of a full queue: one that was closed, or of a client with more of them. Raises EngineBusy."""
+        busy = EngineBusy(f"The server is busy: {len(self._queue)} embedding requests are waiting.")
+        closed = [job for job in self._queue if job.closed]
+        if not closed:
+            if not self._shares.may_displace(share):
+                raise busy
+            most = max(job.share.unfinished for job in self._queue)
+            closed = [next(job for job in reversed(self._queue) if job.share.unfinished == most)]
+        for job in closed:
+            self._dequeue(job)
+            job.share.finished += 1
+            job.finish(busy)
+
+    def _enqueue(self, job: EmbeddingJob) -> None:
+        self._queue.append(job)
+        self._waiting.begin(job.share)
+        self._changed.notify_all()
+
+    def _dequeue(self, job: EmbeddingJob) -> None:
+        self._queue.remove(job)
+        self._waiting.end(job.share)
+
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             self._load()
             while self._load_error is None and (job := self._next_job()) is not None:
-                self._advance(job)
+                has_more = self._advance(job)
+                with self._changed:
+                    if has_more:
+                        self._enqueue(job)
+                    else:
+                        job.share.finished += 1
         finally:
             self._network.unload()
             self._network.close()
@@ -209,13 +248,14 @@ class Worker:
                     job.finish(EngineStopped("The server is stopping."))
                 self._queue.clear()
                 return None
-            self._current = self._queue.popleft()
+            self._current = min(self._queue, key=lambda job: job.share.served)  # of equals the first
+            self._dequeue(self._current)
             return self._current
 
-    def _advance(self, job: EmbeddingJob) -> None:
-        """Run one batch of a job; queue the job again if it has more."""
+    def _advance(self, job: EmbeddingJob) -> bool:
+        """Run one batch of a job; return whether it has more."""
         if job.closed:
-            return
+            return False
         seconds = CONTENDED_STAGE_SECONDS if self._contended else STAGE_SECONDS
         stage_tokens = int(min(MAX_STAGE_TOKENS, max(MIN_STAGE_TOKENS, self._speed * seconds)))
         batch = job.next_batch(max(stage_tokens, MIN_BATCH_TOKENS))
@@ -224,16 +264,15 @@ class Worker:
         except Exception as error:
             log.exception("A batch of %d texts could not be run.", len(batch))
             job.finish(error if isinstance(error, EngineError) else EngineError(_message(error)))
-            return
+            return False
         if not completed:
             if self._stopping:
                 job.finish(EngineStopped("The server is stopping."))
-            return
+            return False
+        job.share.served += sum(len(job.texts[index].tokens) for index in batch)
         if job.is_exhausted:
             job.finish()
-            return
-        with self._changed:
-            self._queue.append(job)
+        return not job.is_exhausted
 
     def _run_batch(self, job: EmbeddingJob, batch: list[int], stage_tokens: int) -> bool:
         """Compute a batch's vectors; False if it was dropped because the job was closed or the worker is stopping."""

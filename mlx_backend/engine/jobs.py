@@ -12,6 +12,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from mlx_backend.engine.base import Finished, GenerationTimes
+from mlx_backend.engine.fair_shares import ClientShare
 from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -47,12 +48,14 @@ class Job:
         "key",
         "outbox",
         "request",
+        "share",
         "submitted_at",
     )
 
-    def __init__(self, key: int, request: GenerationRequest) -> None:
+    def __init__(self, key: int, request: GenerationRequest, share: ClientShare | None = None) -> None:
         self.key = key
         self.request = request
+        self.share = share or ClientShare(request.client)
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
         self.is_cancelled = False  # by the caller, who no longer gets from the outbox
         self.is_finished = False  # nothing more is put into the outbox
@@ -66,7 +69,7 @@ class Job:
 
     @property
     def queue_key(self) -> tuple[float, int]:
-        """What the queue is sorted by."""
+        """What the requests of one client are sorted by."""
         return self.submitted_at + SECONDS_PER_PRIORITY * self.request.priority, self.key
 
     def finished(self, reason: Literal["stop", "length"]) -> Finished:

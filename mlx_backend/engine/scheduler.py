@@ -11,11 +11,9 @@ Between two steps the thread empties its inbox, so a new request waits for one s
 cancellation. With nothing to step it sleeps on the inbox. A job is put into the inbox when it is submitted and once
 more if its generation is closed; it finishes exactly once.
 
-Queue: first come, first served among requests of one priority. A request of a lower priority number goes before those
-of a higher one that came up to 30 seconds earlier for each step between them, and behind those that have waited for
-longer. The batch decides whether the first in the queue has room now. Warm-ups, prompts that are likely to come,
-rank below every request: they are prefilled while nothing else is to be done, and preempted within a step when a
-request comes.
+Queue: by priority, and fair between clients (fair_queue.py). The batch decides whether the next has room now. Warm-ups,
+prompts that are likely to come, rank below every request: they are prefilled while nothing else is to be done, and
+preempted within a step when a request comes.
 
 Failures: what a step raises cannot be blamed on one request. Those that were running fail, the batch is unloaded and
 loaded again, and those in the queue go on waiting. If it fails again before any request was answered, those fail as
@@ -36,16 +34,16 @@ import itertools
 import logging
 import math
 import threading
-from bisect import insort
-from collections import deque
-from operator import attrgetter
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.fair_queue import FairQueue
+from mlx_backend.engine.fair_shares import OUTPUT_WEIGHT, PROMPT_WEIGHT, ClientShares
 from mlx_backend.engine.jobs import Job, Message, ScheduledGeneration, Signal, Warmup
+from mlx_backend.engine.warmups import Warmups
 from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineStopped
 
 if TYPE_CHECKING:
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_WARMUPS = 16
 FIRST_RESTART_DELAY = 1.0  # seconds before the second restart in a row; doubled for each one after it
 MAX_RESTART_DELAY = 60.0
 
@@ -81,12 +78,12 @@ class Scheduler:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._submitting = threading.Lock()
         self._keys = itertools.count()
+        self._shares = ClientShares()  # used under the lock
         self._submitted = 0  # written under the lock
         self._finished = 0  # written by the engine thread
-        self._queue: list[Job] = []  # sorted
+        self._queue = FairQueue()
         self._running: dict[int, Job] = {}
-        self._warmups: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
-        self._running_warmup: Warmup | None = None
+        self._warmups = Warmups(batch)
         self._mean_seconds = 1.0  # that a request runs
         self._info: ModelInfo | None = None
         self._failures = 0  # in a row, with nothing answered in between
@@ -116,13 +113,13 @@ class Scheduler:
         if self._restart_reason:
             raise EngineFailed(self._restart_reason, self._retry_after())
         with self._submitting:
+            share = self._shares.of(request.client)
             unfinished = self._submitted - self._finished
-            if unfinished >= self._max_running + self._max_waiting:
-                retry_after = self._retry_after()
-                text = f"The server is busy: {unfinished} requests are running or waiting already"
-                raise EngineBusy(f"{text}; try again in {retry_after} s.", retry_after)
+            if unfinished >= self._max_running + self._max_waiting and not self._shares.may_displace(share):
+                raise self._busy(f"The server is busy: {unfinished} requests are running or waiting already")
             self._submitted += 1
-            job = Job(next(self._keys), request)
+            share.submitted += 1
+            job = Job(next(self._keys), request, share)
             self._inbox.put(job)
         # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.
         if self._final_error is not None:
@@ -173,6 +170,10 @@ class Scheduler:
         joinable = self._thread.ident is not None and not self._is_abandoned
         if joinable and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _busy(self, text: str) -> EngineBusy:
+        retry_after = self._retry_after()
+        return EngineBusy(f"{text}; try again in {retry_after} s.", retry_after)
 
     def _retry_after(self) -> int:
         # There is room as soon as one of the running requests ends, or the engine has been restarted.
@@ -226,7 +227,6 @@ class Scheduler:
             self._finish(job, failure)
         self._running.clear()
         self._warmups.clear()
-        self._running_warmup = None
         if again:
             self._queue.clear()
         try:
@@ -250,9 +250,9 @@ class Scheduler:
                     return False
             next_timeout = self._expire_queued()
             self._admit()
-            if self._warmups:
-                self._admit_warmup()
-            if (self._running or self._running_warmup) and self._batch.ready():
+            if not (self._running or self._queue):
+                self._warmups.start_next()
+            if (self._running or self._warmups.running) and self._batch.ready():
                 return True
             try:
                 message = self._inbox.get(timeout=next_timeout)
@@ -271,89 +271,68 @@ class Scheduler:
             case EngineStopped():
                 raise message
             case Warmup():
-                self._warmups.append(message)
+                self._warmups.add(message)
             case job if job.is_finished:  # before its cancellation arrived here
                 pass
             case job if job.is_cancelled:
                 self._cancel(job)
             case job:
-                insort(self._queue, job, key=attrgetter("queue_key"))
-                self._preempt_warmup()
+                self._queue.add(job)
+                if len(self._running) + len(self._queue) > self._max_running + self._max_waiting:
+                    self._displace()
+                self._warmups.preempt()
         return True
 
     def _cancel(self, job: Job) -> None:
         is_running = self._running.pop(job.key, None) is not None
-        if job in self._queue:
-            self._queue.remove(job)
+        self._queue.remove(job)
         self._finish(job, None)
         if is_running:
             self._batch.remove(job.key)
 
-    def _preempt_warmup(self) -> None:
-        warmup, self._running_warmup = self._running_warmup, None
-        if warmup is not None:
-            self._batch.remove(warmup.key)
-            if len(self._warmups) < MAX_WARMUPS:
-                self._warmups.appendleft(warmup)
-
     def _expire_queued(self) -> float | None:
         """Refuse requests that have been queued for too long; return the seconds until the next one has."""
-        next_timeout: float | None = None
-        for job in [job for job in self._queue if job.deadline is not None]:
-            assert job.deadline is not None
-            remaining = job.deadline - monotonic()
-            if remaining > 0:
-                next_timeout = remaining if next_timeout is None else min(next_timeout, remaining)
-                continue
-            self._queue.remove(job)
-            retry_after = self._retry_after()
-            text = (
-                f"The request was queued for {job.request.queue_timeout:g} seconds and could not be started"
-            )
-            self._finish(job, EngineBusy(f"{text}; try again in {retry_after} s.", retry_after))
+        expired, next_timeout = self._queue.take_expired()
+        for job in expired:
+            seconds = f"{job.request.queue_timeout:g} seconds"
+            self._finish(job, self._busy(f"The request was queued for {seconds} and could not be started"))
         return next_timeout
+
+    def _displace(self) -> None:
+        """Refuse the request that gives way in a full queue."""
+        job = self._queue.displaced()
+        self._queue.remove(job)
+        text = f"The server is busy, and {job.share.unfinished} of the requests that wait or run are yours"
+        self._finish(job, self._busy(text))
 
     def _admit(self) -> None:
         while self._queue and len(self._running) < self._max_running:
-            job = self._queue[0]
+            job = self._queue.next()
             try:
                 if not self._batch.admits(job.request):
                     break
                 job.admitted_at = perf_counter()
                 self._batch.insert(job.key, job.request)
-            except EngineError as error:
-                self._finish(self._queue.pop(0), error)
             except Exception as error:
-                log.exception("A request could not be started.")
-                failure = EngineError(f"The request could not be started: {error}")
-                self._finish(self._queue.pop(0), failure)
+                self._queue.remove(job)
+                self._finish(job, _start_failure(error))
             else:
-                self._running[job.key] = self._queue.pop(0)
-
-    def _admit_warmup(self) -> None:
-        while self._warmups and not (self._running or self._queue or self._running_warmup):
-            warmup = self._warmups.popleft()
-            try:
-                request = warmup.make_request()
-                if self._batch.admits(request):
-                    self._batch.insert(warmup.key, request)
-                    self._running_warmup = warmup
-            except Exception as error:  # no caller waits for it
-                log.debug("A warm-up was given up: %s", error)
+                self._queue.start(job)
+                self._running[job.key] = job
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        if self._running_warmup is not None and key == self._running_warmup.key:
-            if isinstance(outcome, Ended | EngineError):
-                self._running_warmup = None
+        if self._warmups.running is not None and self._warmups.is_outcome(key, outcome):
             return
         job = self._running[key]
         match outcome:
             case TokenDelta():
                 job.generated_tokens += 1
+                job.share.served += OUTPUT_WEIGHT
                 if job.generated_tokens == 1:
                     job.first_token_at = perf_counter()
                 job.outbox.put(outcome)
             case Progress():
+                job.share.served -= PROMPT_WEIGHT * (outcome.cached - job.cached_tokens)
                 job.cached_tokens = outcome.cached
                 job.outbox.put(outcome)
             case Ended(reason):
@@ -370,6 +349,7 @@ class Scheduler:
         job.is_finished = True
         job.ended_at = perf_counter()
         self._finished += 1
+        job.share.finished += 1
         job.outbox.put(last)
 
     def _shut_down(self, error: EngineError) -> None:
@@ -394,6 +374,13 @@ class Scheduler:
         self._running.clear()
         self._queue.clear()
         self._warmups.clear()
+
+
+def _start_failure(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    log.error("A request could not be started.", exc_info=error)
+    return EngineError(f"The request could not be started: {error}")
 
 
 def _described(error: BaseException) -> str:

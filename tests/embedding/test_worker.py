@@ -197,6 +197,37 @@ def test_a_full_queue_refuses_at_once() -> None:
             worker.submit(texts(5))
 
 
+def test_the_next_job_is_of_the_client_that_has_been_given_least() -> None:
+    network = ScriptedNetwork(gated=True)
+    with running(network) as worker:
+        jobs = [worker.submit(texts(5), client="many") for _ in range(20)]
+        assert network.stage_started.acquire(timeout=SOON)
+        jobs.append(worker.submit(texts(5, token=2), client="one"))
+        assert network.gate is not None
+        network.gate.release(10_000)
+        for job in jobs:
+            assert lengths(job) == [5]
+    assert [2 in stage for stage in network.stages].index(True) <= 2
+
+
+def test_in_a_full_queue_the_last_job_of_whoever_has_most_gives_way() -> None:
+    network = ScriptedNetwork(gated=True)
+    with running(network, max_waiting=3) as worker:
+        jobs = [worker.submit(texts(5), client="many")]
+        assert network.stage_started.acquire(timeout=SOON)
+        jobs += [worker.submit(texts(5), client="many") for _ in range(3)]
+        with pytest.raises(EngineBusy):
+            worker.submit(texts(5), client="many")
+        other = worker.submit(texts(5), client="one")
+        with pytest.raises(EngineBusy):
+            jobs[-1].wait()
+        jobs[1].close()
+        worker.submit(texts(5), client="many")  # what nobody waits for makes room
+        assert network.gate is not None
+        network.gate.release(10_000)
+        assert lengths(other) == [5]
+
+
 def test_a_failed_load_raises_in_the_constructor() -> None:
     network = ScriptedNetwork(fails="load")
     with pytest.raises(EngineError, match=r"There is no such model\."):
