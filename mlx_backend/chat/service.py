@@ -125,8 +125,8 @@ class Service:
                 ", ".join(f"{effort} {tokens:,}" for effort, tokens in budgets.items()),
             )
         if "structured_output" in description.capabilities:
-            # Not a daemon: the interpreter must wait for it, and not end in the middle of foreign code.
-            threading.Thread(target=self._prepare, name="grammars").start()
+            # Not a daemon, as a thread of the loader's would be: the interpreter has to wait for foreign code.
+            threading.Thread(target=self._prepare, name="grammars", daemon=False).start()
 
     @property
     def is_prepared(self) -> bool:

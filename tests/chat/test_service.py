@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mlx_backend.chat.request import ChatRequest, CompletionRequest
 from mlx_backend.chat.service import Service
+from mlx_backend.constraints.vocabulary import Vocabulary
 from mlx_backend.conversation.events import (
     ContentDelta,
     Event,
@@ -16,7 +19,9 @@ from mlx_backend.conversation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Progress
+from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import RequestError
 
@@ -234,3 +239,16 @@ def test_a_model_without_a_template_can_only_complete() -> None:
             Service(engine).chat(ChatRequest(messages=[USER]))
         reply = Service(engine).complete(CompletionRequest(prompt="go "))
         assert text_of(events_of(reply), ContentDelta) == "on"
+
+
+def test_the_interpreter_waits_for_grammars_that_a_daemon_thread_has_begun_to_prepare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # At the interpreter's end a daemon thread is ended in the middle of llguidance, which crashes the process.
+    builders: SimpleQueue[threading.Thread] = SimpleQueue()
+    monkeypatch.setattr(Vocabulary, "build", lambda _: builders.put(threading.current_thread()))
+    with load_engine(str(MODEL_PATH)) as engine:
+        loader = threading.Thread(target=Service(engine).prepare, daemon=True)
+        loader.start()
+        assert not builders.get(timeout=60).daemon
+        loader.join()
