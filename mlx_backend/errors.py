@@ -75,3 +75,9 @@ class EngineFailed(EngineError):
 
 class ReplySuperseded(Exception):
     """A reply was ended because a newer request goes on from what it had said: nobody waits for it."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without its full stop; its class's name if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" .:?") if lines else type(error).__name__

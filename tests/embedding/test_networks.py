@@ -328,7 +328,7 @@ def test_a_file_that_holds_no_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"pytorch_model\.bin is not a file of tensors"):
         LoadedNetwork(folder)
     causal = convert_to_pickled(write_qwen_embedding(tmp_path / "causal"))
-    with pytest.raises(EngineError, match="no weights in safetensors"):
+    with pytest.raises(EngineError, match="has weights in PyTorch's format only"):
         LoadedNetwork(causal)
 
 

@@ -19,8 +19,9 @@ from mlx_backend.embedding.mlx.causal import Bidirectional, Causal, load_causal
 from mlx_backend.embedding.mlx.modernbert import ModernBert
 from mlx_backend.embedding.mlx.pickled import load_tensors
 from mlx_backend.errors import EngineError
+from mlx_backend.models.contents import check_weights, read_config
 from mlx_backend.models.files import read_json_or_empty
-from mlx_backend.models.loading import explain_load_errors, find_folder, read_config
+from mlx_backend.models.loading import explain_load_errors, find_folder
 from mlx_backend.models.model_type import ENCODERS
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _NETWORKS: Mapping[str, type[Bert | ModernBert]] = {
     "camembert": Bert,
     "modernbert": ModernBert,
 }
-_EXTRA_FILES = ("[0-9]_*/*.safetensors", "sentencepiece.bpe.model")  # beside those that every model has
-_PICKLED_FILES = ("pytorch_model*.bin", "[0-9]_*/pytorch_model.bin")  # for encoders without safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +69,11 @@ def load_embedding_model(
     `check_size` gets the model's name and the bytes of its weights before they are read, and raises if they are too
     large.
     """
-    folder, name = find_folder(source, allow_download=options.allow_download, extra_files=_EXTRA_FILES)
+    folder, name = find_folder(source, allow_download=options.allow_download)
     config = read_config(folder, name)
     is_encoder = config["model_type"] in _NETWORKS
-    if is_encoder and not any(folder.glob("model*.safetensors")):
-        extra_files = (*_EXTRA_FILES, *_PICKLED_FILES)
-        folder, name = find_folder(source, allow_download=options.allow_download, extra_files=extra_files)
-    _check_supported(folder, name, config, rerank=rerank)
+    _check_supported(name, config, rerank=rerank)
+    check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
     is_causal = config["model_type"] not in ENCODERS and not _is_bidirectional(config)
     embedding = embedding_config(folder, name, options, causal=is_causal)
     network: Any
@@ -109,7 +106,7 @@ def load_embedding_model(
     )
 
 
-def _check_supported(folder: Path, name: str, config: Mapping[str, Any], *, rerank: bool) -> None:
+def _check_supported(name: str, config: Mapping[str, Any], *, rerank: bool) -> None:
     """Raise EngineError for what cannot be run correctly here."""
     architecture = config["model_type"]
     is_encoder = architecture in _NETWORKS
@@ -117,12 +114,6 @@ def _check_supported(folder: Path, name: str, config: Mapping[str, Any], *, rera
         raise EngineError(
             f"The model {name!r} is a {architecture!r}, which is not supported. Supported are "
             f"{', '.join(_NETWORKS)}, and causal models such as Qwen3-Embedding."
-        )
-    is_pickled = is_encoder and any(folder.glob("pytorch_model*.bin"))
-    if not is_pickled and not any(folder.glob("model*.safetensors")):
-        raise EngineError(
-            f"The model {name!r} has no weights in safetensors (model*.safetensors) in {folder}. Choose a "
-            "repository that has, such as one of mlx-community's."
         )
     if rerank:
         _check_reranker(name, config, is_encoder=is_encoder)

@@ -17,10 +17,11 @@ from mlx_backend.engine.mlx.kv_cache import can_rewind
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
-from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.errors import EngineError, EngineRefused, first_line
 from mlx_backend.models import files as model_files
+from mlx_backend.models.contents import check_weights, read_config
 from mlx_backend.models.engine_options import EngineOptions
-from mlx_backend.models.loading import explain_load_errors, find_folder, first_line, read_config
+from mlx_backend.models.loading import explain_load_errors, find_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,6 +72,7 @@ def load_model(
     """
     folder, name = find_folder(str(model), allow_download=options.allow_download)
     config = read_config(folder, name)
+    check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise EngineError(f"{name!r} has no tokenizer: there is no tokenizer.json in {folder}.")
     settings: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}

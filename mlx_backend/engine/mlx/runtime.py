@@ -24,8 +24,7 @@ from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
-from mlx_backend.errors import EngineError
-from mlx_backend.models.loading import first_line
+from mlx_backend.errors import EngineError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

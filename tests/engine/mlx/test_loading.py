@@ -70,7 +70,9 @@ def test_without_a_network_an_unknown_repository_says_what_to_do(tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)
     message = done.stderr.splitlines()[-1]
     assert message.startswith("mlx_backend.errors.EngineError: There is no folder 'nobody/no-such-model'")
-    assert message.endswith("Check the network, or name a folder that holds the model.")
+    assert message.endswith(
+        "HF_HUB_OFFLINE forbids to download it. Unset that, or name a folder that holds the model."
+    )
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
@@ -102,7 +104,7 @@ def test_an_unsupported_architecture_is_named(folder: Path) -> None:
 def test_missing_weights_are_reported(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     text = error_of(folder)
-    assert "No safetensors found" in text
+    assert "'small-oss' has no weights: there is no model*.safetensors in" in text
     assert "mlx_lm.convert" in text
 
 
