@@ -28,6 +28,8 @@ class Usage:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those that were drafted
 
 
 class UsageMeter:
@@ -69,6 +71,8 @@ class UsageMeter:
         usage.queue_seconds = finished.queue_seconds
         usage.prefill_seconds = finished.prefill_seconds
         usage.decode_seconds = finished.decode_seconds
+        usage.drafted_tokens = finished.drafted_tokens
+        usage.accepted_tokens = finished.accepted_tokens
         usage.reasoning_tokens += self._incomplete if was_reasoning else 0
 
     def take_times(self, times: GenerationTimes) -> None:

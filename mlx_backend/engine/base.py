@@ -137,7 +137,10 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The generation is over; always the last item. Times are in seconds, measured by the engine thread."""
+    """The generation is over; always the last item. Times are in seconds, measured by the engine thread.
+
+    `drafted_tokens` were proposed by speculative decoding, of which `accepted_tokens` became part of the reply.
+    """
 
     reason: Literal["stop", "length"]
     prompt_tokens: int
@@ -146,6 +149,8 @@ class Finished:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 type EngineItem = Progress | TokenDelta | Finished

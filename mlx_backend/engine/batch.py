@@ -28,9 +28,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request has produced its last token."""
+    """A request has produced its last token. With speculative decoding, how many tokens were drafted and accepted."""
 
     reason: Literal["stop", "length"]
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 type Outcome = Progress | TokenDelta | Ended | EngineError

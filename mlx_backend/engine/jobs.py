@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import Finished, GenerationTimes
 from mlx_backend.engine.fair_shares import ClientShare
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mlx_backend.engine.base import EngineItem, GenerationRequest
+    from mlx_backend.engine.batch import Ended
 
 
 # A request is queued as if it had come so much later for each step of its priority number: no request is overtaken
@@ -72,17 +73,19 @@ class Job:
         """What the requests of one client are sorted by."""
         return self.submitted_at + SECONDS_PER_PRIORITY * self.request.priority, self.key
 
-    def finished(self, reason: Literal["stop", "length"]) -> Finished:
+    def finished(self, ended: Ended) -> Finished:
         """Return the last item, with what the request has cost."""
         times = self.times()
         return Finished(
-            reason=reason,
+            reason=ended.reason,
             prompt_tokens=len(self.request.prompt),
             completion_tokens=self.generated_tokens,
             cached_tokens=self.cached_tokens,
             queue_seconds=times.queue,
             prefill_seconds=times.prefill,
             decode_seconds=times.decode,
+            drafted_tokens=ended.drafted_tokens,
+            accepted_tokens=ended.accepted_tokens,
         )
 
     def times(self) -> GenerationTimes:

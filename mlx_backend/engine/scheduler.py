@@ -335,11 +335,11 @@ class Scheduler:
                 job.share.served -= PROMPT_WEIGHT * (outcome.cached - job.cached_tokens)
                 job.cached_tokens = outcome.cached
                 job.outbox.put(outcome)
-            case Ended(reason):
+            case Ended():
                 del self._running[key]
                 self._failures = 0
                 self._mean_seconds += 0.1 * (perf_counter() - job.admitted_at - self._mean_seconds)
-                self._finish(job, job.finished(reason))
+                self._finish(job, job.finished(outcome))
             case EngineError():
                 del self._running[key]
                 self._finish(job, outcome)

@@ -196,5 +196,5 @@ class EngineOptions:
     ] = False
     draft_tokens: Annotated[
         int,
-        Setting(kind=whole(1, 64), help="tokens in a draft", group="model", option="--num-draft-tokens"),
+        Setting(kind=whole(1, 64), help="most tokens drafted at once", group="model", option="--num-draft-tokens"),
     ] = 4

@@ -164,7 +164,7 @@ class ReplyLog:
         speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
         log.info(
             "%s model=%s effort=%s prompt=%d cached=%d completion=%d reasoning=%d %.1f tok/s "
-            "queue=%.3fs first=%.3fs finish=%s%s%s",
+            "queue=%.3fs first=%.3fs finish=%s%s%s%s",
             self._id,
             self._model,
             f"{effort.effort} ({effort.source})" if effort else "-",
@@ -176,6 +176,7 @@ class ReplyLog:
             usage.queue_seconds,
             (self._first or time.perf_counter()) - self._started,
             self.outcome,
+            f" drafts={usage.accepted_tokens}/{usage.drafted_tokens}" if usage.drafted_tokens else "",
             f" priority={reply.priority}" if reply.priority else "",
             f" ignored={header_safe(self._ignored)}" if self._ignored else "",
         )

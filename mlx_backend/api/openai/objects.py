@@ -67,6 +67,8 @@ class TimingsObject(TypedDict):
     predicted_per_second: float
     queue_ms: float
     first_token_ms: float
+    draft_n: NotRequired[int]
+    draft_n_accepted: NotRequired[int]
 
 
 class ReasoningObject(TypedDict):

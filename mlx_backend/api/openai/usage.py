@@ -24,10 +24,10 @@ def usage_object(usage: Usage) -> UsageObject:
 def timings_object(usage: Usage) -> TimingsObject:
     """Build `timings` under llama.cpp's names, from which chat pages show tokens per second.
 
-    Two are ours.
+    Two are ours. Drafts are counted if there were any.
     """
     prefilled = usage.prompt_tokens - usage.cached_tokens
-    return {
+    timings: TimingsObject = {
         "cache_n": usage.cached_tokens,
         "prompt_n": prefilled,
         "prompt_ms": round(usage.prefill_seconds * 1000, 3),
@@ -38,6 +38,10 @@ def timings_object(usage: Usage) -> TimingsObject:
         "queue_ms": round(usage.queue_seconds * 1000, 3),
         "first_token_ms": round((usage.queue_seconds + usage.prefill_seconds) * 1000, 3),
     }
+    if usage.drafted_tokens:
+        timings["draft_n"] = usage.drafted_tokens
+        timings["draft_n_accepted"] = usage.accepted_tokens
+    return timings
 
 
 def reasoning_object(reply: Reply) -> ReasoningObject | None:

@@ -1,16 +1,16 @@
 """Decoding: one step gives every sequence of one network its next token, or several tokens with speculation.
 
 A sequence alone is decoded on the model's own caches, which is fastest; several are decoded on caches merged from
-theirs. Caches are merged when a second sequence joins and extracted when one is left, so no caller has to choose
-between the two. Sequences whose caches turn out not to fit those of others get decoders of their own. A step is a
-pipeline: while one token is handled here, the device computes the next.
+theirs (batch_caches.py). Sequences whose caches turn out not to fit those of others get decoders of their own. A step
+is a pipeline: while one token is handled here, the device computes the next.
 
 Prefilled sequences bring the last chunk of their prompts. It runs together with the next tokens of the others, or
 by itself where the network cannot be run packed (packed_forward.py), and samples their first tokens.
 
-With a drafter, a sequence alone is decoded several tokens at a time: its drafts are run through the model in one
-step and compared with what the model samples after each of them, and the caches are rewound to where the two part.
-A sampled token depends on nothing but text, seed and position, so drafts never change a reply.
+With drafters (drafting.py), a few sequences are decoded several tokens at a time, on caches of their own: the drafts of
+all are run through the model in one packed run and compared with what the model samples after each of them, and each
+sequence's caches are rewound to where the two part. A sampled token depends on nothing but text, seed and position, so
+drafts never change a reply. A network that cannot be run packed gets them for a sequence alone.
 
 A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
 the token before is known, and gets no drafts, unless its constraint has promised not to mask the next tokens.
@@ -27,20 +27,23 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
-from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
+from mlx_backend.engine.mlx.batch_caches import BatchCaches
+from mlx_backend.engine.mlx.drafting import DraftedRows
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 from mlx_backend.engine.mlx.sampling import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from mlx_backend.engine.mlx.drafting import Drafting
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
 
 
 log = logging.getLogger(__name__)
+
+STEPS_BEFORE_MERGE = 64  # without drafts, after which the caches of several sequences are merged again
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ class BatchError(Exception):
 class Decoder:
     """The sequences of one network.
 
-    `can_pack` says whether the network can be run packed, `max_drafts` how many tokens a drafter may propose at
-    once. `agree` replaces the sampled tokens by those that all processes that share the model use.
+    `can_pack` says whether the network can be run packed. `agree` replaces the sampled tokens by those that all
+    processes that share the model use.
     """
 
     def __init__(
@@ -81,18 +84,19 @@ class Decoder:
         network: Any,
         *,
         can_pack: bool = False,
-        max_drafts: int = 0,
+        drafting: Drafting | None = None,
         agree: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
-        self.sequences: list[DecodingSequence] = []  # whose caches are merged
+        self.sequences: list[DecodingSequence] = []  # in the order of the rows of `_caches`
         self._network = network
         self._can_pack = can_pack
-        self._max_drafts = max_drafts
+        self._drafting = drafting
         self._agree = agree
-        self._layers: LayerCaches = []
+        self._caches = BatchCaches()
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._admitted: _Admitted | None = None  # in the last step
         self._is_untried = False  # whether there was no step since sequences joined others
+        self._undrafted_steps = 0  # in a row
 
     @property
     def all_sequences(self) -> list[DecodingSequence]:
@@ -134,41 +138,42 @@ class Decoder:
         return generated
 
     def merge_admitted(self) -> list[Decoder]:
-        """Merge the caches of the sequences admitted last with the others'.
+        """Have the sequences admitted last join the others.
 
-        If they do not fit each other, the others are as they were, and decoders of those admitted last are returned.
+        If their caches do not fit the others', those are as they were, and decoders of the new ones are returned.
         """
         admitted, self._admitted = self._admitted, None
         if admitted is None:
             return []
-        before = [alias(layer) for layer in self._layers]
+        caches = [each.layers for each in admitted.prefilled]
+        merge = not (self._can_pack and self._is_drafting([*self.sequences, *admitted.sequences]))
+        before = self._caches.copy()
         try:
-            self._layers = self._merged([each.layers for each in admitted.prefilled])
+            self._caches.join(caches, merge=merge)
         except Exception as error:
             log.warning(
                 "The caches of replies could not be merged; they are decoded by themselves: %r", error
             )
-            self._layers = before
+            self._caches = before
             return [
-                self._split_off(each.sequence, each.layers, admitted.first_tokens[row : row + 1])
-                for row, each in enumerate(admitted.prefilled)
+                self._split_off(sequence, layers, admitted.first_tokens[row : row + 1])
+                for row, (sequence, layers) in enumerate(zip(admitted.sequences, caches, strict=True))
             ]
         first = admitted.first_tokens
         self._next = first if self._next is None else mx.concatenate([self._next, first])
         self.sequences = [*self.sequences, *admitted.sequences]
         self._is_untried = len(self.sequences) > 1
+        self._undrafted_steps = 0
         return []
 
     def split(self) -> list[Decoder]:
         """Return a decoder for each of several sequences; this one is left without any."""
         assert self._next is not None
         decoders = [
-            self._split_off(
-                sequence, [layer.extract(row) for layer in self._layers], self._next[row : row + 1]
-            )
+            self._split_off(sequence, self._caches.extract(row), self._next[row : row + 1])
             for row, sequence in enumerate(self.sequences)
         ]
-        self.sequences, self._layers, self._next = [], [], None
+        self.sequences, self._caches, self._next = [], BatchCaches(), None
         return decoders
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
@@ -179,22 +184,13 @@ class Decoder:
         """
         assert self._admitted is None
         if prefilled:
+            if self._drafting is not None:
+                self._drafting.forget_last_step()
             return self._advance(prefilled)
         if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
             return self._emit_last_tokens()
-        if len(self.sequences) == 1 and self._max_drafts:
-            [sequence] = self.sequences
-            # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
-            unconstrained = self._unconstrained_tokens(sequence) - 2
-            if sequence.drafter is not None and unconstrained > 0:
-                assert self._next is not None
-                [token] = _as_list(self._next)
-                known = [*sequence.tokens, token] if sequence.has_pending_token else sequence.tokens
-                left = sequence.request.max_tokens - (len(known) - len(sequence.request.prompt))
-                max_drafts = min(self._max_drafts, left, unconstrained)
-                drafts = sequence.drafter.propose(known, max_drafts) if max_drafts > 0 else []
-                if drafts:
-                    return self._verify(sequence, token, drafts)
+        if self._drafting is not None and (len(self.sequences) == 1 or self._can_pack):
+            return self._advance_with_drafts(self._drafting)
         return self._advance()
 
     def remove(
@@ -214,18 +210,12 @@ class Decoder:
         staying = [sequence for sequence in self.sequences if sequence not in leaving]
         for sequence in self.sequences:
             if sequence in leaving and sequence in keep_caches:
-                row = index[sequence.key]
-                is_alone = len(self.sequences) == 1
-                caches[sequence.key] = (
-                    self._layers if is_alone else [layer.extract(row) for layer in self._layers]
-                )
-        if not staying:
-            self._layers, self._next = [], None
-        elif len(staying) < len(self.sequences):
+                caches[sequence.key] = self._caches.extract(index[sequence.key])
+        if len(staying) < len(self.sequences):
             rows = [index[sequence.key] for sequence in staying]
             assert self._next is not None
-            self._next = self._next[mx.array(rows)]
-            self._layers = select_rows(rows, self._layers)
+            self._next = self._next[mx.array(rows)] if rows else None
+            self._caches.keep(rows)
         self.sequences = staying
         return caches
 
@@ -278,45 +268,36 @@ class Decoder:
         segments: list[Segment] = []
         if sequences:
             assert self._next is not None
-            segments.append(Segment(self._next[:, None], self._layers))
+            segments = self._caches.segments(self._next)
         if not prefilled:
-            return self._forward_replies(segments[0])
+            return self._forward_replies(segments)
         segments += [Segment(mx.array([list(each.last_chunk)]), each.layers) for each in prefilled]
         every = run_packed(self._network, segments)
         ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
         return every[mx.array([*range(len(sequences)), *ends])]
 
-    def _forward_replies(self, replies: Segment) -> mx.array:
-        before = [alias(layer) for layer in self._layers] if self._is_untried else []
+    def _forward_replies(self, segments: Sequence[Segment]) -> mx.array:
+        before = self._caches.copy() if self._is_untried else None
         try:
-            if self._can_pack:
-                logits = run_packed(self._network, [replies])
+            if self._can_pack or not self._caches.is_merged:
+                logits = run_packed(self._network, segments)
             else:
+                [replies] = segments
                 logits = self._network(replies.tokens, cache=replies.layers)[:, -1]
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
-            if not before or self._agree is not None:  # other processes would not split theirs
+            if before is None or self._agree is not None:  # other processes would not split theirs
                 raise cause from None
-            self._layers = before
+            self._caches = before
             raise BatchError from cause
         self._is_untried = False
         return logits
 
-    def _merged(self, caches: Sequence[LayerCaches]) -> LayerCaches:
-        """Return the caches of all sequences with those of others."""
-        if len(self.sequences) > 1:
-            for ours, theirs in zip(self._layers, merged(caches), strict=True):
-                ours.extend(theirs)
-            return self._layers
-        every = [self._layers, *caches] if self.sequences else list(caches)
-        return merged(every) if len(every) > 1 else every[0]
-
     def _split_off(self, sequence: DecodingSequence, layers: LayerCaches, sampled: mx.array) -> Decoder:
         """Return a decoder of a sequence alone, for which a token is sampled already."""
-        decoder = Decoder(
-            self._network, can_pack=self._can_pack, max_drafts=self._max_drafts, agree=self._agree
-        )
-        decoder.sequences, decoder._layers, decoder._next = [sequence], layers, sampled
+        drafting = self._drafting.copy() if self._drafting is not None else None
+        decoder = Decoder(self._network, can_pack=self._can_pack, drafting=drafting, agree=self._agree)
+        decoder.sequences, decoder._caches, decoder._next = [sequence], BatchCaches([layers]), sampled
         return decoder
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
@@ -324,39 +305,6 @@ class Decoder:
         if self._agree is not None and sequence.sampler.constraint is not None:
             return 0  # the other processes have no constraint to ask, and must take the same steps
         return sequence.sampler.unconstrained_tokens()
-
-    def _verify(self, sequence: DecodingSequence, token: int, drafts: Sequence[int]) -> list[GeneratedToken]:
-        """Feed the token sampled last and the drafts after it; emit the drafts that the model samples too."""
-        fed = [token, *drafts]
-        tokens = mx.array(fed)
-        self._layers = [RewindableRotatingKVCache.of(layer) for layer in self._layers]
-        logits = self._network(tokens[None], cache=self._layers)[0]
-        num_sampled, is_pending = sequence.num_sampled, sequence.has_pending_token
-        logprobs = sequence.logprobs
-        positions = [sequence.position_after(tokens, index) for index in range(len(fed))]
-        sampled = self._sample(logits, [sequence] * len(fed), positions)
-        self._start_computing([sequence], sampled)
-        choices = _as_list(sampled)
-        agreed = 0
-        while agreed < len(drafts) and choices[agreed] == drafts[agreed]:
-            agreed += 1
-        step = sequence.logprobs[0] if sequence.logprobs is not None else None
-        generated = [sequence.emit(token, logprobs)] if is_pending else []
-        accepted = 1  # of the tokens that were fed
-        while accepted <= agreed and not (generated and generated[-1].finish_reason):
-            row = (step, accepted - 1) if step is not None else None
-            generated.append(sequence.emit(drafts[accepted - 1], row))
-            accepted += 1
-        for fed_token in fed[:accepted]:
-            sequence.advance_constraint(fed_token)
-        if rejected := len(fed) - accepted:
-            for layer in self._layers:
-                layer.trim(rejected)
-        sequence.num_sampled = num_sampled + accepted
-        sequence.penalties = positions[accepted - 1].penalties
-        sequence.logprobs = (step, accepted - 1) if step is not None else None
-        self._next = sampled[accepted - 1 : accepted]
-        return generated
 
     def _advance_constraints(self, fed: mx.array | None) -> list[int]:
         """Wait for the tokens that are fed, advance the sequences' constraints by them, and return them."""
@@ -389,6 +337,73 @@ class Decoder:
             if sequence.penalties is not None
         ]
         mx.async_eval(sampled, [step.arrays for step in steps.values()], penalties)  # type: ignore[no-untyped-call]
+
+    # -- drafts ----------------------------------------------------------------------------------------------
+
+    def _is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
+        return self._drafting is not None and self._drafting.is_drafting(sequences)
+
+    def _advance_with_drafts(self, drafting: Drafting) -> list[GeneratedToken]:
+        """Take a step in which as much is drafted as pays; that may be nothing."""
+        sequences = self.sequences
+        limits = drafting.plan(sequences, [self._unconstrained_tokens(sequence) for sequence in sequences])
+        if not any(limits):
+            self._undrafted_steps += 1
+            if self._undrafted_steps == STEPS_BEFORE_MERGE:
+                self._merge_own_caches()
+            generated = self._advance()
+            drafting.on_step(len(sequences), None)
+            return generated
+        self._undrafted_steps = 0
+        assert self._next is not None
+        tokens = _as_list(self._next)
+        generated = [
+            sequence.emit(token, sequence.logprobs)
+            for sequence, token in zip(sequences, tokens, strict=True)
+            if sequence.has_pending_token
+        ]
+        ended = {each.sequence.key for each in generated if each.finish_reason is not None}
+        if len(ended) == len(sequences):
+            return generated
+        limits = [
+            0 if sequence.key in ended else limit for sequence, limit in zip(sequences, limits, strict=True)
+        ]
+        drafts = drafting.propose(sequences, limits)
+        if any(drafts):
+            try:
+                generated += self._verify(tokens, drafts, ended)
+            except ForwardError as error:
+                if len(sequences) == 1:
+                    raise (error.__cause__ or error) from None
+                drafting.give_up(error.__cause__)
+                generated += self._advance()
+        else:
+            generated += self._advance()
+        drafting.on_step(len(sequences), sum(map(len, drafts)))
+        return generated
+
+    def _verify(
+        self, tokens: Sequence[int], drafts: Sequence[Sequence[int]], ended: Collection[int]
+    ) -> list[GeneratedToken]:
+        """Feed the tokens sampled last and the drafts after them; emit the drafts that the model samples too.
+
+        After a ForwardError all sequences are as they were, if there are several.
+        """
+        self._caches.separate()
+        rows = DraftedRows(self.sequences, tokens, drafts, ended)
+        logits = run_packed(self._network, rows.segments(self._caches))
+        self._is_untried = False
+        sampled = self._sample(logits, rows.owners, rows.next_positions())
+        self._start_computing(self.sequences, sampled)
+        generated, last = rows.accept(_as_list(sampled), self._caches)
+        self._next = sampled[mx.array(last)]
+        return generated
+
+    def _merge_own_caches(self) -> None:
+        try:
+            self._caches.merge()
+        except Exception as error:
+            log.warning("The caches of replies could not be merged: %r", error)
 
 
 def _as_list(tokens: mx.array) -> list[int]:

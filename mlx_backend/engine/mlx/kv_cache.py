@@ -36,7 +36,7 @@ def alias(layer: Any) -> Any:
             return [alias(item) for item in layer]
         case tuple():
             return tuple(alias(item) for item in layer)
-        case _ if hasattr(layer, "state"):
+        case _ if hasattr(type(layer), "state"):  # the instance's would be computed: slices of all it holds
             twin = layer.__class__.__new__(layer.__class__)
             twin.__dict__.update({name: alias(value) for name, value in layer.__dict__.items()})
             return twin

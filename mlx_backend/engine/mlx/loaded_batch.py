@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -17,6 +18,8 @@ import mlx.core as mx
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.decode import BatchError, Decoder
+from mlx_backend.engine.mlx.draft_pacer import DraftPacer
+from mlx_backend.engine.mlx.drafting import Drafting
 from mlx_backend.engine.mlx.packed_forward import ForwardError
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.prefix_store import PrefixStore
@@ -58,6 +61,8 @@ class LoadedBatch:
         disk_adapter = self._options.adapter or ""  # most requests use it
         self.prefix_store = PrefixStore(runtime.prefixes, runtime.disk, self._cache_budget, disk_adapter)
         self.prefill_queue = PrefillQueue(runtime, self.prefix_store, self._forget, shared=ranks is not None)
+        # Processes that share a model have to draft alike, whatever their times are.
+        self.draft_pacer = DraftPacer(self._options.draft_tokens, perf_counter if ranks is None else None)
         self._decoders: dict[str, list[Decoder]] = {}  # by adapter
         self._preempted: deque[DecodingSequence] = deque()  # in mid-reply, for want of memory
 
@@ -227,7 +232,7 @@ class LoadedBatch:
         return Decoder(
             self.runtime.networks[sequence.adapter],
             can_pack=self.runtime.can_pack,
-            max_drafts=self._options.draft_tokens if sequence.drafter is not None else 0,
+            drafting=Drafting(self.draft_pacer) if sequence.drafter is not None else None,
             agree=self._ranks.broadcast if self._ranks is not None else None,
         )
 
@@ -258,7 +263,8 @@ class LoadedBatch:
             yield sequence.key, TokenDelta(each.token, text, each.logprobs)
             if each.finish_reason is not None:
                 ended.append(sequence)
-                yield sequence.key, Ended(each.finish_reason)
+                drafts = sequence.drafts
+                yield sequence.key, Ended(each.finish_reason, drafts.proposed, drafts.accepted)
         failed = [sequence for sequence in decoder.sequences if sequence.sampler.error is not None]
         for sequence in failed:
             yield (

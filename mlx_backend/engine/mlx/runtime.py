@@ -82,6 +82,7 @@ class Runtime:
             try:
                 cost = self._warm_up(layers)
                 self.can_pack, self.unbatched = self._try_together(layers, ranks)
+                self._can_pack_drafts = self.can_pack and self._try_packing_drafts()
             except EngineError:
                 raise
             except Exception as error:
@@ -110,8 +111,8 @@ class Runtime:
     def drafter(self) -> Drafter | None:
         """Return what drafts for one reply, if anything does."""
         if self.draft is not None:
-            return ModelDrafter(self.draft.network, self.draft.num_tokens)
-        return TextDrafter() if self.options.draft_from_text else None
+            return ModelDrafter(self.draft.network, self.draft.num_tokens, can_pack=self._can_pack_drafts)
+        return TextDrafter() if self.options.draft_from_text and self.can_rewind else None
 
     def fresh_layers(self, adapter: str) -> LayerCaches:
         """Return empty caches for a prompt of which nothing is cached."""
@@ -183,6 +184,18 @@ class Runtime:
         except BatchTrialError as error:
             return False, str(error)
         return False, ""
+
+    def _try_packing_drafts(self) -> bool:
+        """Try packed runs of the draft model, which then drafts for several replies at once."""
+        if self.draft is None:
+            return False
+        network = self.draft.network
+        try:
+            BatchTrial(network, partial(draft_layers, network)).try_packing()
+        except BatchTrialError as error:
+            log.debug("The draft model cannot be run packed: %s.", error)
+            return False
+        return True
 
     def _reserve_memory(
         self, memory: MemoryBudget, cost: CacheCost, ranks: Ranks | None
@@ -265,21 +278,21 @@ def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeChe
 def _load_draft(
     model: LoadedNetwork, options: EngineOptions, layers: LayerCaches, sizes: _SizeCheck
 ) -> DraftNetwork | None:
-    """Load the draft model if there is one. Raises EngineError if drafts, from wherever, are not possible."""
+    """Load the draft model if there is one. Raises EngineError if it is named and drafts are not possible."""
     if options.draft_model is None and not options.draft_from_text:
         return None
     if options.draft_model is not None and options.draft_from_text:
         raise EngineError("Drafts come from a draft model or from the text itself, not from both: name one.")
     stuck = sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)})
     if stuck:
-        raise EngineError(
-            f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be rewound."
-        )
-    draft = None
-    if options.draft_model is not None:
-        draft = load_draft(options.draft_model, options, model, sizes.add)
-    log.info("Drafts are used while a reply runs alone; replies that run together are batched instead.")
-    return draft
+        reason = f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be rewound"
+        if options.draft_model is not None:
+            raise EngineError(f"{reason}.")
+        log.warning("%s. It runs without.", reason)
+        return None
+    if options.draft_model is None:
+        return None
+    return load_draft(options.draft_model, options, model, sizes.add)
 
 
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 from mlx_backend.engine.mlx.sampling import SamplePosition
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class DecodingSequence:
     end_tokens: Collection[int]
     adapter: str = ""
     drafter: Drafter | None = None
+    drafts: DraftRecord = field(default_factory=DraftRecord)
     num_cached: int = 0  # tokens of the prompt that were in the prefix cache
     num_sampled: int = 0
     num_emitted: int = 0

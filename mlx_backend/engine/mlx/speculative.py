@@ -1,25 +1,40 @@
 """Drafters for speculative decoding: they guess the next tokens from the text itself, or with a smaller model.
 
-A guess costs time and can never change a reply: decode.py verifies it. Knows nothing of batches or requests.
+A guess costs time and can never change a reply: decode.py verifies it. Knows nothing of requests or sampling.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 class Drafter(Protocol):
-    """Drafts for one reply."""
+    """Drafts for one reply, whose text only ever gets longer."""
 
-    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
-        """Guess what follows `tokens`, the prompt and the reply so far; return at most `max_drafts` tokens."""
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
+        """Guess what follows `tokens`, the prompt and the reply so far; return at most `max_drafts` tokens.
+
+        None: it still has to prefill the text.
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTask:
+    """Where tokens are to be drafted: what `Drafter.propose` is given."""
+
+    drafter: Drafter
+    tokens: Sequence[int]
+    max_drafts: int
 
 
 class TextDrafter:
@@ -47,42 +62,82 @@ class TextDrafter:
 
 
 class ModelDrafter:
-    """What a smaller model with the same vocabulary generates greedily. It knows the ids below `num_tokens`."""
+    """What a smaller model with the same vocabulary generates greedily. It knows the ids below `num_tokens`.
+
+    `can_pack` says whether the model drafts for several replies in packed runs.
+    """
 
     CHUNK = 512
 
-    def __init__(self, network: Any, num_tokens: int) -> None:
-        self._network = network
-        self._num_tokens = num_tokens
-        self._layers = draft_layers(network)
+    def __init__(self, network: Any, num_tokens: int, *, can_pack: bool = False) -> None:
+        self.network = network
+        self.num_tokens = num_tokens
+        self.can_pack = can_pack
+        self.layers = draft_layers(network)
         self._cached: list[int] = []  # the tokens in its caches
+        self._num_known = 0  # of them, that are certainly the text's
 
-    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
         """Guess with the model. While it still has to prefill the text, a chunk in each call, it proposes nothing."""
-        same = _common_prefix_length(self._cached, tokens[:-1])
+        [drafts] = propose([DraftTask(self, tokens, max_drafts)])
+        return drafts
+
+    def begin(self, tokens: Sequence[int]) -> list[int] | None:
+        """Rewind the caches to the text; return what follows in it. None: that was too long and is being prefilled.
+
+        Nothing is returned if the text has ids that the model does not know.
+        """
+        end = min(len(self._cached), len(tokens) - 1)
+        same = min(self._num_known, end)
+        while same < end and self._cached[same] == tokens[same]:
+            same += 1
         if excess := len(self._cached) - same:
-            for layer in self._layers:
+            for layer in self.layers:
                 layer.trim(excess)
             del self._cached[same:]
+        self._num_known = same
         fresh = list(tokens[same:])
-        if max(fresh) >= self._num_tokens:
+        if max(fresh) >= self.num_tokens:
             return []
         if len(fresh) > self.CHUNK:
             chunk = fresh[: self.CHUNK]
-            self._network(mx.array([chunk]), cache=self._layers)
-            mx.eval([layer.state for layer in self._layers])
+            self.network(mx.array([chunk]), cache=self.layers)
+            mx.eval([layer.state for layer in self.layers])
             self._cached += chunk
-            return []
-        drafts: list[mx.array] = []
-        inputs = mx.array([fresh])
-        for _ in range(max_drafts):
-            logits = self._network(inputs, cache=self._layers)[:, -1, : self._num_tokens]
-            token = mx.argmax(logits, axis=-1)
-            drafts.append(token)
-            inputs = token[:, None]
-        guessed: list[int] = mx.concatenate(drafts).tolist()  # type: ignore[assignment]
-        self._cached += fresh + guessed[:-1]
-        return guessed
+            self._num_known = len(self._cached)
+            return None
+        return fresh
+
+    def end(self, fresh: Sequence[int], drafts: Sequence[int]) -> None:
+        """Note what its caches hold now: what followed in the text, and all drafts but the last."""
+        self._cached += fresh
+        self._num_known = len(self._cached)
+        self._cached += drafts[:-1]
+
+
+def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
+    """Draft for several replies. Where they are drafted by one model, it runs for all of them at once if it can."""
+    drafts: list[list[int] | None] = [None] * len(tasks)
+    begun: list[tuple[int, ModelDrafter, list[int]]] = []
+    is_prefilling = False
+    for index, task in enumerate(tasks):
+        if not isinstance(task.drafter, ModelDrafter):
+            drafts[index] = task.drafter.propose(task.tokens, task.max_drafts)
+        elif not is_prefilling:  # one chunk at a time: all replies wait for it
+            fresh = task.drafter.begin(task.tokens)
+            is_prefilling = fresh is None
+            if fresh:
+                begun.append((index, task.drafter, fresh))
+            elif fresh is not None:
+                drafts[index] = []
+    if begun:
+        drafters = [drafter for _, drafter, _ in begun]
+        texts = [fresh for _, _, fresh in begun]
+        guessed = _draft_with_model(drafters, texts, [tasks[index].max_drafts for index, _, _ in begun])
+        for (index, drafter, fresh), own in zip(begun, guessed, strict=True):
+            drafter.end(fresh, own)
+            drafts[index] = own
+    return drafts
 
 
 def draft_layers(network: Any) -> list[Any]:
@@ -92,8 +147,30 @@ def draft_layers(network: Any) -> list[Any]:
     ]
 
 
-def _common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+def _draft_with_model(
+    drafters: Sequence[ModelDrafter], texts: Sequence[Sequence[int]], counts: Sequence[int]
+) -> list[list[int]]:
+    """Run each text and draft so many tokens after it, all step by step together; wait only once."""
+    drafts: list[list[mx.array]] = [[] for _ in drafters]
+    inputs = [mx.array([text]) for text in texts]
+    while rows := [row for row, count in enumerate(counts) if len(drafts[row]) < count]:
+        segments = [Segment(inputs[row], drafters[row].layers) for row in rows]
+        for row, logits in zip(rows, _last_logits(drafters[0], segments), strict=True):
+            token = mx.argmax(logits[:, : drafters[row].num_tokens], axis=-1)
+            drafts[row].append(token)
+            inputs[row] = token[None]
+    tokens: list[int] = mx.concatenate([token for own in drafts for token in own]).tolist()  # type: ignore[assignment]
+    remaining = iter(tokens)
+    return [[next(remaining) for _ in own] for own in drafts]
+
+
+def _last_logits(drafter: ModelDrafter, segments: Sequence[Segment]) -> list[mx.array]:
+    """Run segments; return the logits of the last token of each ([1, vocabulary])."""
+    if not drafter.can_pack or len(segments) == 1:
+        return [drafter.network(segment.tokens, cache=segment.layers)[:, -1] for segment in segments]
+    logits = run_packed(drafter.network, segments)
+    ends, end = [], 0
+    for segment in segments:
+        end += segment.tokens.shape[1]
+        ends.append(logits[end - 1 : end])
+    return ends

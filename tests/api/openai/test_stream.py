@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -205,6 +206,14 @@ def test_usage_has_a_chunk_of_its_own_and_timings_come_last() -> None:
     *_, only = streamed(chat_writer(), ANSWER)
     assert only["timings"]["predicted_n"] == 4
     assert "usage" not in only
+
+
+def test_timings_say_how_many_tokens_were_drafted_and_accepted_if_any_were() -> None:
+    whole = json.loads(chat_writer().fold(ANSWER, USAGE))
+    assert "draft_n" not in whole["timings"]
+    drafted = replace(USAGE, drafted_tokens=8, accepted_tokens=3)
+    whole = json.loads(chat_writer().fold(ANSWER, drafted))
+    assert (whole["timings"]["draft_n"], whole["timings"]["draft_n_accepted"]) == (8, 3)
 
 
 def test_a_reply_that_is_not_streamed_always_has_usage_and_timings() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from drafting import drafting_engine, generate, loaded_batch
 from engine_models import write_model
 
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
@@ -81,32 +82,15 @@ def test_drafts_are_used_up_to_the_budget_and_never_beyond(
     def request(tokens: int | None, reserve: int | None) -> GenerationRequest:
         return replace(thinking(engine.tokenizer, "fox", tokens, reserve=reserve), sampling=sampling)
 
-    with load_engine(model, cache_bytes=0, draft_model=str(other), draft_tokens=count) as drafting:
+    with drafting_engine(model, draft_model=str(other), draft_tokens=count) as drafting:
         for limit in limits:
             assert reply_tokens(drafting, request(*limit)) == reply_tokens(engine, request(*limit))
 
 
 def test_drafts_save_steps_under_a_budget_too(model: Path, engine: Engine) -> None:
-    batch = MLXBatch(
-        model, EngineOptions(cache_bytes=0, draft_model=str(model), draft_tokens=4), device=Device(8 << 30)
-    )
-
-    def steps(batch: MLXBatch) -> int:
-        batch.load(lambda _part: None)
-        batch.insert(0, thinking(engine.tokenizer, "fox", 100, room=100))
-        count, ended = 0, False
-        while not ended:
-            outcomes = list(batch.step())
-            ended = any(
-                not isinstance(outcome, TokenDelta) and "Ended" in repr(outcome) for _, outcome in outcomes
-            )
-            count += 1
-        batch.unload()
-        batch.close()
-        return count
-
-    with ThreadPoolExecutor(1) as thread:  # MLX's streams belong to threads
-        assert thread.submit(steps, batch).result() <= 30, "each step says five tokens"
+    with loaded_batch(model, draft_model=str(model), draft_tokens=4) as batch:
+        generate(batch, [thinking(engine.tokenizer, "fox", 100, room=100)])
+        assert batch.loaded.steps <= 30, "each step says five tokens"
 
 
 def test_replies_in_a_batch_are_what_each_is_alone(engine: Engine) -> None:

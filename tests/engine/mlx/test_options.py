@@ -192,12 +192,12 @@ def test_with_a_sliding_context_a_preempted_reply_is_resumed_unchanged(qwen: Pat
     assert found == expected
 
 
-def test_drafts_are_refused_where_a_cache_cannot_be_rewound(tmp_path: Path) -> None:
+def test_a_draft_model_is_refused_where_a_cache_cannot_be_rewound(tmp_path: Path) -> None:
     mamba = write_mamba(tmp_path / "mamba")
     with pytest.raises(
         EngineError, match="Drafts are not possible with this model: its ArraysCache cannot be"
     ):
-        load_engine(mamba, draft_from_text=True)
+        load_engine(mamba, draft_model=str(mamba))
     with load_engine(mamba) as engine:
         requests = [request_for(engine, TEXT * count) for count in (1, 2, 3)]
         alone = [reply_tokens(engine, each) for each in requests]

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from drafting import drafting_engine, generate, loaded_batch
 from engine_models import write_mamba, write_model, write_qwen
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter
-from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -41,7 +42,7 @@ def prompts(engine: Engine) -> list[list[int]]:
     return [engine.tokenizer.encode(text, control_tokens=True) for text in texts]
 
 
-def reply_tokens(engine: Engine, prompt: Sequence[int], sampling: Sampling, count: int = 60) -> list[int]:
+def reply_tokens(engine: Engine, prompt: Sequence[int], sampling: Sampling, count: int = 40) -> list[int]:
     request = GenerationRequest(prompt=prompt, max_tokens=count, sampling=sampling, logprobs=1)
     *items, last = engine.generate(request)
     assert isinstance(last, Finished)
@@ -55,12 +56,8 @@ def test_every_reply_is_the_one_without_drafts(target: Path, other: Path, source
     draft = {"the same model": str(target), "another model": str(other)}.get(source)
     with (
         load_engine(target, cache_bytes=0) as plain,
-        load_engine(
-            target,
-            cache_bytes=0,
-            draft_model=draft,
-            draft_from_text=draft is None,
-            draft_tokens=count,
+        drafting_engine(
+            target, draft_model=draft, draft_from_text=draft is None, draft_tokens=count
         ) as drafting,
     ):
         for prompt in prompts(plain):
@@ -69,18 +66,16 @@ def test_every_reply_is_the_one_without_drafts(target: Path, other: Path, source
 
 
 def test_right_drafts_save_steps(target: Path) -> None:
-    batch = MLXBatch(
-        target, EngineOptions(cache_bytes=0, draft_model=str(target), draft_tokens=4), device=Device(8 << 30)
-    )
-    with ThreadedEngine(batch) as engine:
-        reply_tokens(engine, prompts(engine)[0], Sampling(), count=100)
+    with loaded_batch(target, draft_model=str(target), draft_tokens=4) as batch:
+        [reply] = generate(batch, [GenerationRequest(prompt=[20, 21, 22], max_tokens=100)])
         assert batch.loaded.steps <= 25, "each generates five tokens, and one prefills the prompt"
+    assert reply.ended == Ended("length", drafted_tokens=80, accepted_tokens=80)
 
 
 def test_a_reply_that_others_join_and_leave_is_still_the_same(target: Path, other: Path) -> None:
     with (
         load_engine(target, cache_bytes=0) as plain,
-        load_engine(target, cache_bytes=0, draft_model=str(other)) as drafting,
+        drafting_engine(target, draft_model=str(other)) as drafting,
     ):
         sampling = SAMPLINGS[1]
         long, short, third = prompts(plain)
@@ -102,7 +97,7 @@ def test_a_reply_that_others_join_and_leave_is_still_the_same(target: Path, othe
 def test_drafts_stop_where_the_reply_ends() -> None:
     with (
         load_engine(MODEL_PATH) as plain,
-        load_engine(MODEL_PATH, draft_from_text=True, draft_tokens=8) as fast,
+        drafting_engine(MODEL_PATH, cache_bytes=None, draft_from_text=True, draft_tokens=8) as fast,
     ):
         for question in ("Repeat: apple river stone.", "Count to 15.", "What is the capital of France?"):
             text = plain.tokenizer.render([{"role": "user", "content": question}], None)
@@ -142,7 +137,9 @@ def test_a_draft_model_never_sees_ids_beyond_its_table(target: Path) -> None:
     known = 60
     drafter = ModelDrafter(load_model(target, EngineOptions(), lambda _: None).network, known)
     assert drafter.propose([20, known, 21], 4) == []
-    assert len(drafts := drafter.propose([20, 30, 21], 4)) == 4
+    drafts = drafter.propose([20, 30, 21], 4)
+    assert drafts is not None
+    assert len(drafts) == 4
     assert max(drafts) < known
 
 

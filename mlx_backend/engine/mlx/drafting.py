@@ -1,0 +1,176 @@
+"""Drafts for the sequences of one decoder: which get some, what is drafted, and how many tokens of it are accepted.
+
+Knows nothing of how caches are kept, of running the network, or of sampling from its logits.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from mlx_backend.engine.mlx.speculative import DraftTask, propose
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from mlx_backend.engine.mlx.batch_caches import BatchCaches
+    from mlx_backend.engine.mlx.draft_pacer import DraftPacer
+    from mlx_backend.engine.mlx.packed_forward import Segment
+    from mlx_backend.engine.mlx.sampling import SamplePosition
+    from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken
+
+log = logging.getLogger(__name__)
+
+
+class Drafting:
+    """Drafts for a decoder's sequences. The pacer may be shared with other decoders."""
+
+    def __init__(self, pacer: DraftPacer) -> None:
+        self._pacer = pacer
+        self._is_broken = False
+        self._last_step: tuple[tuple[int, bool], float] | None = None  # its kind, and when it ended
+
+    def is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
+        """Whether any of these sequences may get drafts in their next step together."""
+        return not self._is_broken and self._pacer.is_drafting([sequence.drafts for sequence in sequences])
+
+    def plan(self, sequences: Sequence[DecodingSequence], unconstrained_tokens: Sequence[int]) -> list[int]:
+        """Return how many tokens to draft for each sequence, at most.
+
+        `unconstrained_tokens` says for how many tokens each constraint has promised not to mask any.
+        """
+        if self._is_broken:
+            return [0] * len(sequences)
+        # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
+        limits = [
+            max(0, min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2))
+            if sequence.drafter is not None
+            else 0
+            for sequence, unconstrained in zip(sequences, unconstrained_tokens, strict=True)
+        ]
+        return self._pacer.plan([sequence.drafts for sequence in sequences], limits)
+
+    def copy(self) -> Drafting:
+        """Return what drafts for another decoder in the same way."""
+        return Drafting(self._pacer)
+
+    def propose(self, sequences: Sequence[DecodingSequence], max_drafts: Sequence[int]) -> list[list[int]]:
+        """Draft what follows the sequences, where any may be drafted."""
+        rows = [row for row, count in enumerate(max_drafts) if count]
+        drafts: list[list[int]] = [[] for _ in sequences]
+        tasks = []
+        for row in rows:
+            drafter = sequences[row].drafter
+            assert drafter is not None
+            tasks.append(DraftTask(drafter, sequences[row].tokens, max_drafts[row]))
+        try:
+            proposed = propose(tasks)
+        except Exception as error:
+            self.give_up(error)
+            return drafts
+        for row, own in zip(rows, proposed, strict=True):
+            if own is not None:
+                drafts[row] = own
+                if not own:
+                    sequences[row].drafts.record(0, 0)
+        if any(own is None for own in proposed):  # a draft model prefills texts
+            self.forget_last_step()
+        return drafts
+
+    def give_up(self, error: BaseException | None) -> None:
+        """Draft no more: replies go on without."""
+        self._is_broken = True
+        log.warning("Drafting failed; replies go on without drafts: %r", error)
+
+    def on_step(self, num_sequences: int, num_drafted: int | None) -> None:
+        """Measure a step in which so many tokens were drafted; None: in which nothing was to be drafted."""
+        clock = self._pacer.clock
+        if clock is None:
+            return
+        kind, now = (num_sequences, num_drafted is not None), clock()
+        # A step is as long as the time since the last one of its kind: each waits for what the one before started.
+        if self._last_step is not None and self._last_step[0] == kind:
+            self._pacer.record(num_sequences, num_drafted, now - self._last_step[1])
+        self._last_step = kind, now
+
+    def forget_last_step(self) -> None:
+        """Note that the next step cannot be measured: there was something else to do meanwhile."""
+        self._last_step = None
+
+
+class DraftedRows:
+    """A step in which sequences are fed the token sampled last and the drafts after it; each may have none.
+
+    `ended` are the keys of the sequences whose replies end with the token sampled last.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[DecodingSequence],
+        tokens: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        ended: Collection[int],
+    ) -> None:
+        self._sequences = sequences
+        self._fed = [[token, *own] for token, own in zip(tokens, drafts, strict=True)]
+        self._arrays = [mx.array(row) for row in self._fed]
+        self._ended = ended
+        self._positions: list[list[SamplePosition]] = []
+
+    @property
+    def owners(self) -> list[DecodingSequence]:
+        """The sequence that each of all tokens belongs to."""
+        return [sequence for sequence, row in zip(self._sequences, self._fed, strict=True) for _ in row]
+
+    def segments(self, caches: BatchCaches) -> list[Segment]:
+        """Return what is to be run, on caches that are not merged."""
+        return [caches.rewindable_segment(row, tokens) for row, tokens in enumerate(self._arrays)]
+
+    def next_positions(self) -> list[SamplePosition]:
+        """Return the position to sample at after each of all tokens."""
+        for sequence, row in zip(self._sequences, self._fed, strict=True):
+            if len(row) == 1:  # its constraint may have promised nothing, and has to see the token first
+                sequence.advance_constraint(row[0])
+        self._positions = [
+            [sequence.position_after(tokens, index) for index in range(tokens.size)]
+            for sequence, tokens in zip(self._sequences, self._arrays, strict=True)
+        ]
+        return [position for own in self._positions for position in own]
+
+    def accept(self, sampled: Sequence[int], caches: BatchCaches) -> tuple[list[GeneratedToken], list[int]]:
+        """Emit the drafts that were sampled too, and take back the others.
+
+        `sampled` is what the model samples after each of all tokens. Returns what was emitted, and which of these are
+        the tokens sampled last for each sequence.
+        """
+        generated: list[GeneratedToken] = []
+        last: list[int] = []
+        start = 0
+        for row, (sequence, fed) in enumerate(zip(self._sequences, self._fed, strict=True)):
+            emitted = self._accept_row(row, sampled[start : start + len(fed)], start)
+            caches.rewind(row, len(fed) - 1 - len(emitted))
+            generated += emitted
+            last.append(start + len(emitted))
+            if len(fed) > 1:
+                sequence.drafts.record(len(fed) - 1, len(emitted))
+                for token in fed[: 1 + len(emitted)]:
+                    sequence.advance_constraint(token)
+            start += len(fed)
+        return generated, last
+
+    def _accept_row(self, row: int, sampled: Sequence[int], start: int) -> list[GeneratedToken]:
+        sequence, fed, positions = self._sequences[row], self._fed[row], self._positions[row]
+        step = sequence.logprobs[0] if sequence.logprobs is not None else None
+        emitted: list[GeneratedToken] = []
+        is_ended = sequence.key in self._ended
+        for index, draft in enumerate(fed[1:]):
+            if is_ended or sampled[index] != draft:
+                break
+            emitted.append(sequence.emit(draft, (step, start + index) if step is not None else None))
+            is_ended = emitted[-1].finish_reason is not None
+        sequence.num_sampled = positions[0].index + 1 + len(emitted)
+        sequence.penalties = positions[len(emitted)].penalties
+        sequence.logprobs = (step, start + len(emitted)) if step is not None else None
+        return emitted

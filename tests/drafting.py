@@ -1,0 +1,99 @@
+"""Batches that draft in every step, so that tests do not depend on how fast a step happens to be."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.device import Device
+from mlx_backend.engine.base import Logprobs, TokenDelta
+from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer, DraftRecord
+from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import EngineOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from mlx_backend.engine.base import Engine, GenerationRequest
+
+
+class EveryStep(DraftPacer):
+    """Drafts as much as it may in every step, whether it pays or not."""
+
+    def __init__(self, max_drafts: int) -> None:
+        super().__init__(max_drafts, None)
+
+    def is_drafting(self, replies: Sequence[DraftRecord]) -> bool:
+        return len(replies) <= MAX_REPLIES
+
+    def plan(self, replies: Sequence[DraftRecord], limits: Sequence[int]) -> list[int]:
+        return [min(limit, self.max_drafts) if self.is_drafting(replies) else 0 for limit in limits]
+
+
+@dataclass
+class FoundReply:
+    """What a batch generated for one request. `ended` is None if it was removed."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs | None] = field(default_factory=list)
+    ended: Ended | None = None
+    error: EngineError | None = None
+
+
+@contextmanager
+def drafting_engine(model: Path, **options: Any) -> Iterator[Engine]:
+    """Start an engine that drafts in every step."""
+    batch = MLXBatch(model, EngineOptions(**{"cache_bytes": 0, **options}), device=Device(8 << 30))
+    with ThreadedEngine(batch) as engine:
+        batch.loaded.draft_pacer = EveryStep(batch.loaded.draft_pacer.max_drafts)
+        yield engine
+
+
+@contextmanager
+def loaded_batch(model: Path, **options: Any) -> Iterator[MLXBatch]:
+    """Load a model; if it drafts, then in every step."""
+    batch = MLXBatch(model, EngineOptions(**{"cache_bytes": 0, **options}), device=Device(8 << 30))
+    batch.load(lambda _: None)
+    batch.loaded.draft_pacer = EveryStep(batch.loaded.draft_pacer.max_drafts)
+    try:
+        yield batch
+    finally:
+        batch.unload()
+
+
+def generate(
+    batch: MLXBatch,
+    requests: Sequence[GenerationRequest],
+    *,
+    arrivals: Mapping[int, int] | None = None,
+    cancelled_after: Mapping[int, int] | None = None,
+) -> list[FoundReply]:
+    """Generate replies together. By a request's index: the step it arrives in, and after how many tokens it is left."""
+    found = [FoundReply() for _ in requests]
+    waiting = {index: (arrivals or {}).get(index, 0) for index in range(len(requests))}
+    limits = dict(cancelled_after or {})
+    step = 0
+    while waiting or batch.loaded.sequences:
+        for index in [index for index, arrival in waiting.items() if arrival <= step]:
+            del waiting[index]
+            batch.insert(index, requests[index])
+        step += 1
+        for key, outcome in list(batch.step()) if batch.loaded.sequences else ():
+            match outcome:
+                case TokenDelta(token, _, logprobs):
+                    found[key].tokens.append(token)
+                    found[key].logprobs.append(logprobs)
+                case Ended():
+                    found[key].ended = outcome
+                case EngineError():
+                    found[key].error = outcome
+        for index in [index for index, limit in limits.items() if len(found[index].tokens) >= limit]:
+            del limits[index]
+            if index in batch.loaded.sequences:
+                batch.remove(index)
+    return found
