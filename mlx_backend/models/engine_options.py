@@ -196,5 +196,7 @@ class EngineOptions:
     ] = False
     draft_tokens: Annotated[
         int,
-        Setting(kind=whole(1, 64), help="most tokens drafted at once", group="model", option="--num-draft-tokens"),
+        Setting(
+            kind=whole(1, 64), help="most tokens drafted at once", group="model", option="--num-draft-tokens"
+        ),
     ] = 4

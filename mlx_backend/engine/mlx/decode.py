@@ -21,7 +21,6 @@ Knows nothing of queues, the prefix cache, or how prompts are prefilled up to th
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from mlx_backend.engine.mlx.batch_caches import BatchCaches
 from mlx_backend.engine.mlx.drafting import DraftedRows
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 from mlx_backend.engine.mlx.sampling import sample
+from mlx_backend.engine.mlx.sequences import AdmittedSequences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -44,28 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEPS_BEFORE_MERGE = 64  # without drafts, after which the caches of several sequences are merged again
-
-
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """Sequences whose caches are not merged yet, and the first token sampled for each."""
-
-    prefilled: Sequence[PrefilledSequence]
-    first_tokens: mx.array
-
-    @property
-    def sequences(self) -> list[DecodingSequence]:
-        return [each.sequence for each in self.prefilled]
-
-    def keep(self, rows: list[int]) -> _Admitted | None:
-        """Return it with some of its sequences."""
-        if len(rows) == len(self.prefilled):
-            return self
-        return (
-            _Admitted([self.prefilled[row] for row in rows], self.first_tokens[mx.array(rows)])
-            if rows
-            else None
-        )
 
 
 class BatchError(Exception):
@@ -94,7 +72,7 @@ class Decoder:
         self._agree = agree
         self._caches = BatchCaches()
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
-        self._admitted: _Admitted | None = None  # in the last step
+        self._admitted: AdmittedSequences | None = None  # in the last step
         self._is_untried = False  # whether there was no step since sequences joined others
         self._undrafted_steps = 0  # in a row
 
@@ -112,7 +90,7 @@ class Decoder:
         sequences = [each.sequence for each in prefilled]
         logits = self._forward((), prefilled)
         first_tokens = self._sample(logits, sequences, [sequence.next_position() for sequence in sequences])
-        self._admitted = _Admitted(prefilled, first_tokens)
+        self._admitted = AdmittedSequences(prefilled, first_tokens)
         self._start_computing(sequences, first_tokens)
 
     def emit_first_tokens(self) -> list[GeneratedToken]:
@@ -236,7 +214,7 @@ class Decoder:
         sampled = self._sample(logits, all_sequences, positions)
         self._start_computing(all_sequences, sampled)
         if prefilled:
-            self._admitted = _Admitted(prefilled, sampled[len(sequences) :])
+            self._admitted = AdmittedSequences(prefilled, sampled[len(sequences) :])
             sampled = sampled[: len(sequences)]
         self._next = sampled if sequences else None
         if tokens is None:

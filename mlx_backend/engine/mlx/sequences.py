@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import mlx.core as mx
+
 from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 from mlx_backend.engine.mlx.sampling import SamplePosition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    import mlx.core as mx
 
     from mlx_backend.engine.base import GenerationRequest, Logprobs
     from mlx_backend.engine.mlx.detokenizer import Detokenizer
@@ -93,6 +93,27 @@ class PrefilledSequence:
     sequence: DecodingSequence
     last_chunk: Sequence[int]
     layers: LayerCaches
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedSequences:
+    """Sequences whose caches have not joined those of others yet, and the first token sampled for each."""
+
+    prefilled: Sequence[PrefilledSequence]
+    first_tokens: mx.array
+
+    @property
+    def sequences(self) -> list[DecodingSequence]:
+        """The sequences, in the order of their tokens."""
+        return [each.sequence for each in self.prefilled]
+
+    def keep(self, rows: list[int]) -> AdmittedSequences | None:
+        """Return it with some of its sequences."""
+        if len(rows) == len(self.prefilled):
+            return self
+        if not rows:
+            return None
+        return AdmittedSequences([self.prefilled[row] for row in rows], self.first_tokens[mx.array(rows)])
 
 
 @dataclass(frozen=True, slots=True)
