@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-dify check format plugin debug bench matrix mac-report models docs lock clean
+.PHONY: help setup demo test test-dify fuzz check format plugin debug bench matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -50,6 +50,9 @@ $(VENV_DIFY)/.ready: tests/graphon/requirements.txt
 	@$(VENV_DIFY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< || { \
 		echo "Dify's workflow engine could not be installed; pip says why above. Nothing was tested on it."; exit 1; }
 	@touch $@
+
+fuzz: setup ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something falls
+	@$(RUN) tests/fuzz/budget.py --minutes $(or $(MINUTES),10) $(ARGS)
 
 check: setup ## ruff, types, lock, versions
 	$(RUN) -m ruff check .

@@ -69,9 +69,9 @@ class RequestFraming:
         """Take the next bytes. Raises FramingError; nothing may be fed after that."""
         if not self.has_begun:
             piece = piece.lstrip(b"\r\n")  # RFC 9112 2.2: old clients send an empty line behind a body
-            if not piece:
-                return
-            self.has_begun = True
+        if not piece:  # to h11 it would be the end of the connection
+            return
+        self.has_begun = True
         if self.head is None or self.head.content_length is None:
             self._parse(piece)
         else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
 import pytest
+from openapi_checks import SCHEMAS, check, validate
 from scripted_server import ANSWER, CALL, USER, WEATHER, client_of
 from served_models import app_of_every_type
 from werkzeug.test import Client
@@ -17,10 +17,6 @@ from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from werkzeug.test import TestResponse
-
-SCHEMAS = "#/components/schemas/"
 
 
 @pytest.fixture(scope="module")
@@ -33,50 +29,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def document(client: Client) -> dict[str, Any]:
     found: dict[str, Any] = client.get("/openapi.json").get_json()
     return found
-
-
-def closed(schema: Any) -> Any:
-    """The schema with no keys allowed beyond those it names."""
-    match schema:
-        case {"type": "object", "properties": _} if "additionalProperties" not in schema:
-            return {
-                **{key: closed(value) for key, value in schema.items()},
-                "additionalProperties": False,
-            }
-        case dict():
-            return {key: closed(value) for key, value in schema.items()}
-        case list():
-            return [closed(each) for each in schema]
-        case _:
-            return schema
-
-
-def validate(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Raise a ValidationError for a value that does not match, or has a key that is not described."""
-    components = json.loads(
-        json.dumps(closed(document["components"]["schemas"])).replace(SCHEMAS, "#/$defs/")
-    )
-    wanted = json.loads(json.dumps(schema).replace(SCHEMAS, "#/$defs/"))
-    jsonschema_rs.validate({**wanted, "$defs": components}, value)
-
-
-def schema_of(document: dict[str, Any], path: str, response: TestResponse) -> dict[str, Any]:
-    operation = document["paths"][path][response.request.method.lower()]
-    status = str(response.status_code)
-    described = operation["responses"].get(status) or operation["responses"][f"{status[0]}XX"]
-    schema: dict[str, Any] = described["content"][response.mimetype]["schema"]
-    return schema
-
-
-def check(document: dict[str, Any], path: str, response: TestResponse) -> None:
-    schema = schema_of(document, path, response)
-    if response.mimetype == "text/event-stream":
-        events = response.get_data(as_text=True).split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        for event in [each for each in events[:-2] if not each.startswith(":")]:
-            validate(document, schema, json.loads(event.removeprefix("data: ")))
-    else:
-        validate(document, schema, response.get_json())
 
 
 def test_every_route_is_in_it(document: dict[str, Any]) -> None:

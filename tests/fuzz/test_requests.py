@@ -1,0 +1,236 @@
+"""Requests drawn from /openapi.json, and damaged ones: each is answered as the document says, and none is a 500."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import schemathesis
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from openapi_checks import check
+from schemathesis import GenerationMode
+from served_models import app_of_every_type
+from werkzeug.test import Client
+
+from mlx_backend.server.openapi import document
+from mlx_backend.server.routes import all_routes
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from werkzeug.test import TestResponse
+
+DOCUMENT = document(all_routes(Settings()))
+OPERATIONS = {
+    operation.ok().path: operation.ok()
+    for operation in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
+    if operation.ok().body
+}
+MODELS = ("chat", "other", "embedder", "ranker", "nobody", "", None, 7)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with app_of_every_type(tmp_path_factory.mktemp("models"), max_tokens=50) as app:
+        yield Client(app)
+
+
+def answered(client: Client, path: str, body: Any) -> TestResponse:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = client.post(path, data=data)
+    assert response.status_code < 500, response.get_data(as_text=True)
+    check(DOCUMENT, path, response)
+    return response
+
+
+@pytest.mark.parametrize(
+    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["like it", "unlike it"]
+)
+@pytest.mark.parametrize("path", OPERATIONS)
+@examples(0.15)
+@given(data=st.data())
+def test_a_request_like_the_document_or_unlike_it_is_answered_or_refused_as_it_says(
+    client: Client, path: str, mode: GenerationMode, data: st.DataObject
+) -> None:
+    body = data.draw(OPERATIONS[path].as_strategy(generation_mode=mode)).body
+    if mode is GenerationMode.POSITIVE:
+        body = {**body, "model": data.draw(st.sampled_from(MODELS))}
+    answered(client, path, body)
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
+            "required": ["city"],
+        },
+    },
+}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+CHAT: dict[str, Any] = {
+    "model": "chat",
+    "messages": [
+        {"role": "system", "content": "Be brief.\nReasoning: high"},
+        {"role": "user", "content": [{"type": "text", "text": "What is the weather?"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "Look it up.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Rain"},
+        {"role": "assistant", "content": "<think>\nSo rain.\n</think>\n\nIt rains."},
+        {"role": "user", "content": "Thanks"},
+    ],
+    "tools": [TOOL],
+    "tool_choice": "auto",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_tokens": 20,
+    "temperature": 0.5,
+    "stop": ["\n\n\n"],
+    "logit_bias": {"5": -1},
+    "logprobs": True,
+    "top_logprobs": 2,
+    "seed": 7,
+    "reasoning": {"effort": "low", "max_tokens": 10},
+    "chat_template_kwargs": {"custom": 1},
+    "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+    ("/v1/completions", {"prompt": "Once", "stream": True, "logprobs": 2, "max_tokens": 5, "stop": "x"}),
+    (
+        "/v1/embeddings",
+        {"model": "embedder", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8},
+    ),
+    ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": True}),
+    ("/v1/tokenize", {"messages": CHAT["messages"], "tools": [TOOL], "return_token_strs": True}),
+    ("/v1/tokenize", {"prompt": ["a", "b"], "add_special_tokens": False}),
+    ("/v1/detokenize", {"tokens": [1, 2, 3]}),
+]
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(
+        ["", "auto", "none", "required", "<think>", "<|channel|>", "\ud800", "\0", "system", "\ufeff"]
+    ),
+    st.text(max_size=20),
+    st.integers(),
+    st.sampled_from([-1, 0, 2**31, 2**63, 10**400, 1e308, -0.0, 0.5]),
+    st.sampled_from([[], {}, [[]], [None], {"type": 5}, {"text": None}, [{}], {"self": 1}, ["a", 1]]),
+)
+KEYS = st.sampled_from(
+    [
+        *(
+            "content",
+            "role",
+            "type",
+            "text",
+            "name",
+            "function",
+            "arguments",
+            "tool_calls",
+            "tool_call_id",
+            "id",
+        ),
+        *(
+            "reasoning",
+            "reasoning_content",
+            "reasoning_details",
+            "thinking",
+            "refusal",
+            "function_call",
+            "audio",
+        ),
+        *(
+            "effort",
+            "schema",
+            "json_schema",
+            "strict",
+            "properties",
+            "$ref",
+            "allOf",
+            "enum",
+            "pattern",
+            "items",
+        ),
+        *(
+            "reasoning_effort",
+            "think",
+            "enable_thinking",
+            "guided_regex",
+            "guided_json",
+            "guided_choice",
+            "n",
+        ),
+        *("continue_final_message", "add_generation_prompt", "extra_body", "thinking_budget", "role_mapping"),
+        *(
+            "adapters",
+            "priority",
+            "structured_outputs",
+            "output_config",
+            "reasoning_format",
+            "answer_reserve",
+        ),
+    ]
+)
+
+
+BYTES = st.one_of(st.binary(max_size=6), st.sampled_from([b"\\ud800", b"{", b"]", b"1e999", b"null"]))
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every object and list in a body, with each of its keys."""
+    found: list[tuple[Any, Any]] = []
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        found += [(value, key), *places(each)]
+    return found
+
+
+@pytest.mark.parametrize("at", range(len(BODIES)), ids=[path for path, _ in BODIES])
+@examples(2)
+@given(data=st.data())
+def test_a_usual_request_with_something_odd_in_it_is_answered_or_refused(
+    client: Client, at: int, data: st.DataObject
+) -> None:
+    path, usual = BODIES[at]
+    body = copy.deepcopy(usual)
+    for _ in range(data.draw(st.integers(1, 4))):
+        if not (found := places(body)):
+            break
+        holder, key = found[data.draw(st.integers(0, len(found) - 1))]
+        change = data.draw(st.sampled_from(["replace", "add", "remove", "twice"]))
+        if change == "remove":
+            del holder[key]
+        elif change == "replace" or not isinstance(holder, dict | list):
+            holder[key] = copy.deepcopy(data.draw(ODD))
+        elif isinstance(holder, list):
+            holder.insert(
+                key, copy.deepcopy(holder[key]) if change == "twice" else copy.deepcopy(data.draw(ODD))
+            )
+        else:
+            holder[data.draw(KEYS)] = (
+                copy.deepcopy(holder[key]) if change == "twice" else copy.deepcopy(data.draw(ODD))
+            )
+    answered(client, path, body)
+
+
+@pytest.mark.parametrize("path", OPERATIONS)
+@examples(1)
+@given(data=st.data())
+def test_bytes_that_are_hardly_json_are_answered_or_refused(
+    client: Client, path: str, data: st.DataObject
+) -> None:
+    body = bytearray(json.dumps(next(usual for each, usual in BODIES if each == path)).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(body)))
+        end = data.draw(st.integers(start, min(len(body), start + 8)))
+        body[start:end] = data.draw(BYTES)
+    answered(client, path, bytes(body))
