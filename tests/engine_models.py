@@ -156,10 +156,11 @@ def write_random(folder: Path, config: dict[str, Any], *, seed: int, dtype: str 
     (folder / "config.json").write_text(json.dumps(config))
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
-    keys = iter(mx.random.split(mx.random.key(seed), 100))
+    shapes = tree_flatten(model.parameters())
+    keys = mx.random.split(mx.random.key(seed), max(100, len(shapes)))
     weights = {
-        name: (mx.random.normal(shape.shape, key=next(keys)) * 0.2).astype(getattr(mx, dtype))
-        for name, shape in tree_flatten(model.parameters())
+        name: (mx.random.normal(shape.shape, key=key) * 0.2).astype(getattr(mx, dtype))
+        for (name, shape), key in zip(shapes, keys, strict=False)
     }
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     return folder

@@ -24,6 +24,16 @@ _CHUNK_BYTES = 1 << 30  # of weights that are read between two reports
 _ADAPTER_PARTS = ("lora_a", "lora_b", "m")
 
 
+def is_gpu() -> bool:
+    """Whether MLX computes on a GPU."""
+    return mx.default_device() != mx.Device(mx.cpu)
+
+
+def prepares_for_lengths() -> bool:
+    """Whether the device needs time for every length of a matrix that it has not seen, as MLX's CUDA backend does."""
+    return is_gpu() and not mx.metal.is_available()
+
+
 def working_set_limit() -> int | None:
     """Return how many bytes macOS recommends for the GPU, which is also all it wires; None on other systems.
 
@@ -60,7 +70,7 @@ def weight_bytes(network: Any, *, adapter_only: bool = False) -> int:
 
 def set_precision(network: Any, name: str) -> None:
     """Use float32 on a CPU: half precision is slower there, and a mixture's experts cannot run in it at all."""
-    if mx.default_device() != mx.Device(mx.cpu):
+    if is_gpu():
         return
     dtypes = {value.dtype for _, value in tree_flatten(network.parameters())}
     if dtypes & {mx.bfloat16, mx.float16}:

@@ -12,6 +12,7 @@ from mlx_backend.declaration import (
     one_of_numbers,
     one_of_words,
     path,
+    seconds,
     size,
     switch,
     text,
@@ -85,6 +86,15 @@ class EngineOptions:
         ),
     ] = None
 
+    warm_up_seconds: Annotated[
+        float,
+        Setting(
+            kind=seconds(),
+            help="how long a model that is loaded onto a GPU may run prompts of common lengths, which the first "
+            "requests then find prepared; 0: not at all",
+            group="memory and speed",
+        ),
+    ] = 8.0
     packing: Annotated[
         bool,
         Setting(

@@ -70,11 +70,19 @@ def can_rewind(layer: Any) -> bool:
     return type(layer) in (KVCache, QuantizedKVCache)
 
 
+def rewind(layers: LayerCaches, count: int) -> None:
+    """Take back the last `count` tokens, which must be fewer than the last step had."""
+    for layer in layers if count else ():
+        if isinstance(layer, RotatingKVCache):
+            RewindableRotatingKVCache.trim(layer, count)
+        else:
+            layer.trim(count)
+
+
 def rewind_copies(layers: LayerCaches, count: int) -> LayerCaches:
     """Return copies without the last `count` tokens, which must be fewer than the last step had."""
-    copies = [RewindableRotatingKVCache.of(alias(layer)) for layer in layers]
-    for layer in copies:
-        layer.trim(count)
+    copies = [alias(layer) for layer in layers]
+    rewind(copies, count)
     return copies
 
 

@@ -1,11 +1,18 @@
 """Planning prefill: where the chunks of a prompt end, and how many tokens are prefilled between two decode steps.
 
+Chunks have sizes of a short list and end at multiples of `CHUNK_GRID` tokens, counted from the start of the text: what
+a device prepares for the shapes of one prompt then serves the next one too. MLX's CUDA backend needs up to a second
+to prepare for a length that it has not seen.
+
 Knows no MLX.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median_high
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,11 +21,15 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-LAST_CHUNK_TOKENS = 2  # of a prompt that takes two chunks: its last token, and one that can be taken back
-MIN_CHUNK, MAX_CHUNK = 64, 2048  # tokens
-FIRST_CHUNK = 256  # tokens, before anything was measured
-MAX_STALL_SECONDS = 0.25  # that a running reply should wait for a chunk
+CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048)  # tokens
+CHUNK_GRID = CHUNK_SIZES[0]
+MIN_CHUNK = CHUNK_GRID // 2
+FIRST_CHUNK = 256  # where nothing was measured
+PADDED_SIZES = (8, 16, 32, *CHUNK_SIZES)  # where a chunk is filled up, to have one of few lengths
+RUN_OVERHEAD = 64  # tokens that take as long as what a run of the network takes beside its tokens
+MAX_STALL_SECONDS = 0.3  # that a running reply should wait for a chunk
 MAX_CHUNK_SECONDS = 1.0  # where no reply is running, but a request may arrive
+MEASURED_CHUNKS = 3  # the last ones, by which the machine's speed is judged
 
 
 @dataclass(slots=True, eq=False)
@@ -41,56 +52,102 @@ class PrefillJob:
         return self.sequence.request.max_tokens > 0
 
     def chunk_ends(
-        self, until: int, *, can_rewind: bool, max_spare_logits: int, window: int | None = None
+        self,
+        until: int,
+        *,
+        can_rewind: bool,
+        max_spare_logits: int,
+        window: int | None = None,
+        pad: bool = False,
     ) -> list[int]:
         """Return where the chunks end that prefill up to `until`, which is the last of these positions.
 
         Every chunk costs a run of the whole network. Where caches can be rewound, no chunk has to end at a boundary: a
         checkpoint is then what the chunk leaves, with some tokens taken back. So the rest of a prompt is one chunk, as
         long as that computes at most `max_spare_logits` logits (all but the last are thrown away), which is cheaper
-        than another run. If it is longer it is two, of which the second is as short as possible.
+        than another run. If it is longer it is two, of which the second is the last token, as in mlx-lm: a run of one
+        token is what devices do best.
 
         `window` is how many tokens caches hold that keep the first ones for good. What follows them is a reply that was
         preempted, and is prefilled as it was decoded, token by token: a chunk would not see the tokens that are kept.
+
+        With `pad` every chunk but the last token's can be filled up to one of `PADDED_SIZES`.
         """
         if not can_rewind:
             ends = {end for end in self.boundaries if self.num_prefilled < end < until} | {until}
             if window is not None:
                 ends |= set(range(max(window, self.num_prefilled + 1), until))
             return sorted(ends)
-        end = self.boundaries[-1]
-        tail = end - LAST_CHUNK_TOKENS
-        if (
-            until < end
-            or self.remaining <= max_spare_logits
-            or self.num_prefilled >= tail
-            or not self.has_reply
-        ):
+        is_last = until == self.boundaries[-1] and self.has_reply
+        if is_last and self.remaining <= (1 if pad else max(1, max_spare_logits)):
             return [until]
-        return [tail, until]
+        ahead = until - 1 if is_last else until
+        sizes = padded_sizes(ahead - self.num_prefilled) if pad else []
+        return [*accumulate(sizes[:-1], initial=self.num_prefilled), ahead, until][
+            1 : None if is_last else -1
+        ]
 
 
 class PrefillPacer:
-    """Decides how large a chunk may be: as large as fits into the longest stall, as measured on this machine."""
+    """Decides how large a chunk may be: as large as fits into the longest stall, as measured on this machine.
 
-    def __init__(self, fixed: int | None) -> None:
+    `rate` is how many tokens a second are prefilled, if that is known already; with `fixed` it does not matter.
+    """
+
+    def __init__(self, fixed: int | None, rate: float | None = None) -> None:
         self._fixed = fixed
-        self.rate: float | None = None  # tokens a second
+        self._rates: deque[float] = deque(() if rate is None else (rate,), maxlen=MEASURED_CHUNKS)
 
-    def chunk_size(self, *, others_wait: bool) -> int:
-        """Return how many tokens to prefill in this step; `others_wait` is whether anything else could run."""
+    @property
+    def rate(self) -> float | None:
+        """How many tokens a second are prefilled; None before anything was measured.
+
+        The middle one of what was measured last: a chunk that took many times what its neighbours took, because
+        something was prepared for it or another process was busy, does not count.
+        """
+        return median_high(self._rates) if self._rates else None
+
+    @rate.setter
+    def rate(self, rate: float | None) -> None:
+        self._rates.clear()
+        if rate is not None:
+            self._rates.append(rate)
+
+    def chunk_size(self, start: int, *, others_wait: bool, share: float = 1.0) -> int:
+        """Return how long a chunk from position `start` may be, or a share of one.
+
+        `others_wait` is whether anything else could run.
+        """
         if self._fixed is not None:
-            return self._fixed
-        if self.rate is None:
-            return FIRST_CHUNK
-        seconds = MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS
-        return max(MIN_CHUNK, min(MAX_CHUNK, int(self.rate * seconds)))
+            return max(1, int(self._fixed * share))
+        size = FIRST_CHUNK
+        if self.rate is not None:
+            seconds = MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS
+            size = _round_down((self.rate * seconds - RUN_OVERHEAD) * share)
+        beyond = (start + size) % CHUNK_GRID
+        return size - beyond if size - beyond >= MIN_CHUNK else size - beyond + CHUNK_GRID
 
     def record(self, tokens: int, seconds: float) -> None:
         """Learn from a chunk's time. Short chunks say little and are ignored."""
-        if tokens >= MIN_CHUNK and seconds > 0:
-            rate = tokens / seconds
-            self.rate = rate if self.rate is None else 0.7 * self.rate + 0.3 * rate
+        if tokens >= CHUNK_GRID and seconds > 0:
+            self._rates.append((tokens + RUN_OVERHEAD) / seconds)
+
+
+def padded_sizes(tokens: int) -> list[int]:
+    """Return the sizes of the chunks that hold so many tokens, where each has to have one of `PADDED_SIZES`.
+
+    The last one may be longer than what is left for it, by less than another run would cost.
+    """
+    sizes: list[int] = []
+    while tokens > 0:
+        allowed = [size for size in PADDED_SIZES if size <= tokens + RUN_OVERHEAD]
+        sizes.append(next((size for size in allowed if size >= tokens), allowed[-1]))
+        tokens -= sizes[-1]
+    return sizes
+
+
+def _round_down(tokens: float) -> int:
+    return next((size for size in reversed(CHUNK_SIZES) if size <= tokens), CHUNK_SIZES[0])
 
 
 def will_extend_prefix(group: Sequence[PrefillJob], other: PrefillJob, covered: int) -> bool:
@@ -106,23 +163,26 @@ def will_extend_prefix(group: Sequence[PrefillJob], other: PrefillJob, covered: 
 
 def share_chunk(
     jobs: Sequence[PrefillJob],
-    budget: int,
+    chunk_size: Callable[[int, float], int],
     *,
     count_remaining: Callable[[PrefillJob], int],
     estimate_remaining: Callable[[PrefillJob], int],
     should_wait: Callable[[Sequence[PrefillJob], PrefillJob], bool],
 ) -> list[tuple[PrefillJob, int]]:
-    """Share a chunk of `budget` tokens out; return the jobs that get some, and how many.
+    """Share a chunk out; return the jobs that get some of it, and how many tokens.
 
-    The first job gets all that it needs, or half the budget if others can be completed with the other half.
-    `count_remaining` looks the prompt up in the prefix cache; `estimate_remaining` is an upper bound without that.
-    A job that `should_wait` for a prefix which the jobs before it will leave in the cache gets nothing yet.
+    `chunk_size` gives the tokens for a position and a share. The first job gets all that it needs, or half of the chunk
+    if others can be completed with the other half. `count_remaining` looks the prompt up in the prefix cache;
+    `estimate_remaining` is an upper bound without that. A job that `should_wait` for a prefix which the jobs before it
+    will leave in the cache gets nothing yet.
     """
     first, *others = jobs
     share = count_remaining(first)
+    budget = chunk_size(first.num_prefilled, 1.0)
     if share > budget:
-        others = [other for other in others if estimate_remaining(other) <= budget // 2]
-        share = budget // 2 if others else budget
+        half = chunk_size(first.num_prefilled, 0.5)
+        others = [other for other in others if estimate_remaining(other) <= budget - half]
+        share = half if others else budget
     shares = [(first, share)]
     budget -= share
     for job in others:

@@ -16,9 +16,15 @@ import mlx.core as mx
 
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx.kv_cache import rewind_copies
+from mlx_backend.engine.mlx.kv_cache import rewind, rewind_copies
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
-from mlx_backend.engine.mlx.prefill_plan import PrefillJob, PrefillPacer, share_chunk, will_extend_prefix
+from mlx_backend.engine.mlx.prefill_plan import (
+    PrefillJob,
+    PrefillPacer,
+    padded_sizes,
+    share_chunk,
+    will_extend_prefix,
+)
 from mlx_backend.engine.mlx.sequences import PrefilledSequence
 from mlx_backend.errors import EngineError
 
@@ -64,7 +70,7 @@ class PrefillQueue:
         shared: bool,
     ) -> None:
         self.jobs: list[PrefillJob] = []
-        self.pacer = PrefillPacer(runtime.options.prefill_chunk)
+        self.pacer = PrefillPacer(runtime.options.prefill_chunk, runtime.chunk_cost.rate)
         self._runtime = runtime
         self._prefix_store = prefix_store
         self._on_gone = on_gone
@@ -98,7 +104,7 @@ class PrefillQueue:
         others_wait = is_decoding or len(self.jobs) > 1 or not is_urgent
         shares = share_chunk(
             list(self.jobs),
-            self.pacer.chunk_size(others_wait=others_wait),
+            lambda start, share: self.pacer.chunk_size(start, others_wait=others_wait, share=share),
             count_remaining=self._count_remaining,
             estimate_remaining=self._estimate_remaining,
             should_wait=self._should_wait,
@@ -114,18 +120,15 @@ class PrefillQueue:
         max_spare_logits = self._runtime.max_spare_logits
         if sum(job.remaining for job in step.finishing) > max_spare_logits:
             max_spare_logits = 0
-        ahead: dict[str, list[tuple[PrefillJob, int]]] = {}
+        runs: dict[tuple[str, int], list[tuple[PrefillJob, int]]] = {}  # by adapter, and number of the chunk
         for job in step.finishing:
             *ends, _ = self._chunk_ends(job, job.boundaries[-1], max_spare_logits)
-            if self._runtime.can_pack:
-                ahead.setdefault(job.sequence.adapter, []).extend((job, end) for end in ends)
-                continue
-            for end in ends:
-                if job in self.jobs:
-                    yield from self._prefill_ahead([(job, end)])
-        for chunks in ahead.values():
-            if chunks:
-                yield from self._prefill_ahead(chunks)
+            for number, end in enumerate(ends):
+                runs.setdefault((job.sequence.adapter, number), []).append((job, end))
+        for run in runs.values():
+            for chunks in [run] if self._runtime.can_pack else [[chunk] for chunk in run]:
+                if alive := [(job, end) for job, end in chunks if job in self.jobs]:
+                    yield from self._prefill_ahead(alive)
 
     def prefilled_sequence(self, job: PrefillJob) -> PrefilledSequence:
         """Return the sequence and its last chunk."""
@@ -194,7 +197,7 @@ class PrefillQueue:
 
     def _run(self, chunks: Sequence[tuple[PrefillJob, int]]) -> list[mx.array]:
         network = self._runtime.networks[chunks[0][0].sequence.adapter]
-        return _run_chunks(network, chunks, self._on_checkpoint)
+        return _run_chunks(network, chunks, self._on_checkpoint, pad=self._runtime.pads_chunks)
 
     def _chunk_ends(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:
         return job.chunk_ends(
@@ -202,6 +205,7 @@ class PrefillQueue:
             can_rewind=self._runtime.can_rewind,
             max_spare_logits=max_spare_logits,
             window=self._runtime.options.max_kv_size,
+            pad=self._runtime.pads_chunks,
         )
 
     def _count_remaining(self, job: PrefillJob) -> int:
@@ -231,15 +235,25 @@ def _queue_order(job: PrefillJob) -> int:
 
 
 def _run_chunks(
-    network: Any, chunks: Sequence[tuple[PrefillJob, int]], on_checkpoint: OnCheckpoint | None
+    network: Any,
+    chunks: Sequence[tuple[PrefillJob, int]],
+    on_checkpoint: OnCheckpoint | None,
+    *,
+    pad: bool,
 ) -> list[mx.array]:
-    """Prefill prompts up to positions in them, in one run; return the arrays to compute: the caches, no logits."""
-    segments = []
+    """Prefill prompts up to positions in them, in one run; return the arrays to compute: the caches, no logits.
+
+    With `pad` chunks are filled up with tokens that are taken back from the caches. Nothing before them sees those.
+    """
+    segments, spare = [], []
     for job, end in chunks:
         assert job.layers is not None
-        segments.append(Segment(mx.array([job.sequence.tokens[job.num_prefilled : end]]), job.layers))
+        tokens = job.sequence.tokens[job.num_prefilled : end]
+        spare.append(padded_sizes(len(tokens))[0] - len(tokens) if pad else 0)
+        segments.append(Segment(mx.array([tokens + [0] * spare[-1]]), job.layers))
     run_packed(network, segments)
-    for job, end in chunks:
+    for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
+        rewind(segment.layers, count)
         _advance(job, end, on_checkpoint)
     return [layer.state for segment in segments for layer in segment.layers]
 

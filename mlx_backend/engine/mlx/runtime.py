@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_backend.device.memory import format_bytes, room_for_weights
-from mlx_backend.device.mlx import weight_bytes
+from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, weight_bytes
 from mlx_backend.device.too_large import too_large
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
@@ -24,6 +24,7 @@ from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
+from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError, first_line
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import DraftNetwork, LoadedNetwork
     from mlx_backend.engine.mlx.speculative import Drafter
+    from mlx_backend.engine.mlx.warm_up import ChunkCost
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
 
 PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
-MAX_SPARE_LOGITS_BYTES = 64 << 20  # of logits computed for nothing, to save one more run of the network
+# Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
+MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
 MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
 
@@ -51,7 +54,8 @@ class Runtime:
 
     `networks` are by adapter; "" is the model without one. `can_rewind` says whether the caches can take back the last
     tokens of a step, and `can_pack` whether prompts and replies can run together without padding (packed_forward.py).
-    `unbatched` says why replies cannot be decoded together (batch_trial.py); it is empty if they can.
+    `unbatched` says why replies cannot be decoded together (batch_trial.py); it is empty if they can. `pads_chunks`
+    says whether chunks are filled up to a few lengths, and `chunk_cost` what one takes.
     """
 
     def __init__(
@@ -73,9 +77,12 @@ class Runtime:
             self.networks = _load_networks(model, options, sizes)
             tokenizer = model.tokenizer
             self.text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
-            self.max_spare_logits = MAX_SPARE_LOGITS_BYTES // (4 * tokenizer.vocabulary_size)
+            self.max_spare_logits = min(
+                MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES // (4 * tokenizer.vocabulary_size)
+            )
             layers = self.fresh_layers("")
             self.can_rewind = all(can_rewind(layer) for layer in layers)
+            self.pads_chunks = self.can_rewind and prepares_for_lengths()
             self.draft = _load_draft(model, options, layers, sizes)
             if ranks is not None:
                 ranks.check_alike(model.folder, options)
@@ -95,6 +102,7 @@ class Runtime:
             self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
             cleanup.callback(self.prefixes.clear)
+            self.chunk_cost = self._measure(ranks)
             self.disk = _open_disk_cache(options, model.folder, cleanup)
             on_progress(1.0)
             self._cleanup = cleanup.pop_all()
@@ -144,6 +152,20 @@ class Runtime:
         mx.eval([layer.state for layer in layers])
         mx.clear_cache()
         return CacheCost(layers, WARM_UP_TOKENS)
+
+    def _measure(self, ranks: Ranks | None) -> ChunkCost:
+        """Run chunks of the lengths that prompts will have, and return what one takes."""
+        warm_up = WarmUp(
+            self.networks[""],
+            partial(self.fresh_layers, ""),
+            max_tokens=self.options.context_length or self.model.context_length,
+            agree=(lambda value: max(ranks.all_gather(value)))
+            if ranks is not None
+            else (lambda value: value),
+        )
+        if is_gpu():  # a CPU prepares nothing for a length
+            warm_up.run_lengths(self.options.warm_up_seconds)
+        return warm_up.measure()
 
     def _run_first(self, tokens: mx.array, layers: LayerCaches) -> None:
         network = self.networks[""]

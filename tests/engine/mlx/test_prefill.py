@@ -15,7 +15,7 @@ from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
-from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
+from mlx_backend.engine.mlx.prefill_plan import PADDED_SIZES, PrefillPacer
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -23,10 +23,16 @@ WINDOW = 32  # of write_model's sliding layers
 
 
 class Watched(MLXBatch):
-    """Notes what its networks run. With `few_logits` a prompt's last chunk has two tokens."""
+    """Notes what its networks run. With `few_logits` a prompt's last chunk is its last token."""
 
     def __init__(
-        self, model: Path, *, few_logits: bool = False, can_pack: bool = True, **options: Any
+        self,
+        model: Path,
+        *,
+        few_logits: bool = False,
+        can_pack: bool = True,
+        pads_chunks: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(model, EngineOptions(prefill_chunk=4096, **options), device=Device(8 << 30))
         self.poison: int | None = None  # a token; a prompt with it fails once its caches have been written to
@@ -34,8 +40,8 @@ class Watched(MLXBatch):
         super().load(lambda _: None)
         assert self.loaded.runtime.can_pack
         self.loaded.runtime.can_pack = can_pack
-        if few_logits:
-            self.loaded.runtime.max_spare_logits = 1
+        self.loaded.runtime.pads_chunks = pads_chunks
+        self.loaded.runtime.max_spare_logits = 1 if few_logits else 1000
         for adapter_name, network in self.loaded.runtime.networks.items():
             self.loaded.runtime.networks[adapter_name] = _Watched(network, self)
 
@@ -125,8 +131,8 @@ def test_prompts_that_arrive_together_are_prefilled_in_one_run_and_answered_as_e
     batch = watched(models[kind], cache_bytes=0, few_logits=few_logits)
     assert batch.answers(requests) == expected
     if few_logits:
-        assert batch.runs[0] == [(1, length - 2) for length in lengths]
-        assert batch.runs[1] == [(1, 2) for _ in lengths]
+        assert batch.runs[0] == [(1, length - 1) for length in lengths]
+        assert batch.runs[1] == [(1, 1) for _ in lengths]
     else:
         assert batch.runs[0] == [(1, length) for length in lengths]
     assert batch.runs[1 + few_logits :] == [[(len(lengths), 1)]] * 11
@@ -151,9 +157,9 @@ def test_new_prompts_are_prefilled_in_the_run_that_decodes_the_next_tokens_of_th
     step = batch.take(1)
     assert [len(step[key]) for key in range(num_decoding)] == [1] * num_decoding
     *ahead, together = batch.runs
-    lasts = [2 if few_logits else 40 + at for at in range(num_decoding, 6)]
+    lasts = [1 if few_logits else 40 + at for at in range(num_decoding, 6)]
     assert together == [(num_decoding, 1), *((1, last) for last in lasts)]
-    assert ahead == ([[(1, 38 + at) for at in range(num_decoding, 6)]] if few_logits else [])
+    assert ahead == ([[(1, 39 + at) for at in range(num_decoding, 6)]] if few_logits else [])
     rest = batch.take(60)
     assert [before.get(key, []) + step.get(key, []) + rest[key] for key in range(6)] == expected
     assert all(len(run) == 1 for run in batch.runs[len(ahead) + 1 :])
@@ -203,13 +209,13 @@ def test_a_first_token_does_not_wait_for_a_chunk_of_a_long_prompt(
     assert max(firsts) < [at for at, each in enumerate(order) if each == (2, Progress)][1]
 
 
-@pytest.mark.parametrize(("priority", "chunk"), [(1, 100), (0, 400), (-1, 400)])
+@pytest.mark.parametrize(("priority", "chunk"), [(1, 64), (0, 256), (-1, 256)])
 def test_a_prompt_that_others_should_precede_is_prefilled_in_small_chunks(
     models: dict[str, Path], watched: Any, priority: int, chunk: int
 ) -> None:
     batch = watched(models["qwen"], cache_bytes=0)
     batch.loaded.prefill_queue.pacer = PrefillPacer(None)
-    batch.loaded.prefill_queue.pacer.rate = 400.0  # tokens a second: a quarter of a second, or one
+    batch.loaded.prefill_queue.pacer.rate = 400.0  # tokens a second
     batch.insert(0, request_for(prompt(0, 900), priority=priority))
     batch.take(1)
     assert batch.tokens_prefilled == chunk
@@ -228,7 +234,23 @@ def test_a_run_of_several_prompts_caches_each_ones_own_prefixes(
     warm.answers([request_for(tokens, checkpoints=(20, len(tokens) - 5)) for tokens in before])
     read = warm.tokens_prefilled
     assert warm.answers([request_for(tokens) for tokens in nexts]) == expected
-    assert warm.tokens_prefilled - read == 4 * 23
+    assert warm.tokens_prefilled - read == 4 * (22 if few_logits else 23)
+
+
+@pytest.mark.parametrize("lengths", [(1, 2, 3, 9), (70, 33, 200), (300,)], ids=str)
+@pytest.mark.parametrize("kind", ["windowed", "qwen"])
+def test_chunks_that_are_filled_up_are_answered_and_cached_as_if_they_were_not(
+    models: dict[str, Path], watched: Any, kind: str, lengths: tuple[int, ...]
+) -> None:
+    requests = [
+        request_for(prompt(at, length), checkpoints=(length // 2,)) for at, length in enumerate(lengths)
+    ]
+    nexts = [request_for([*each.prompt[: len(each.prompt) // 2], 7, *prompt(9, 20)]) for each in requests]
+    plain = watched(models[kind], cache_bytes=0)
+    expected = [plain.answers([each])[0] for each in (*requests, *nexts)]
+    padded = watched(models[kind], pads_chunks=True)
+    assert padded.answers(requests) + padded.answers(nexts) == expected
+    assert {length for run in padded.runs for _, length in run} <= {1, *PADDED_SIZES}
 
 
 def test_a_common_prefix_is_prefilled_once(models: dict[str, Path], watched: Any) -> None:

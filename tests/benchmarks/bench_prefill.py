@@ -1,0 +1,296 @@
+"""Prompts beside mlx-lm's own loop: first tokens, the gap in a running stream, and turns of which most is cached.
+
+    python tests/benchmarks/bench_prefill.py [first | gap | turns] [--model FOLDER] [--lengths 512 2048] [--rounds 5]
+
+Without an engine's name all three run. No HTTP: both systems are called in processes of this script, on token ids.
+
+- *first*: the time to the first token of new random prompts. "The first prompt" is the first of its length in a fresh
+  process; then rounds of both alternate in one process. The bare loop is mlx-lm's `generate_step`.
+- *gap*: a reply is being decoded while a long prompt arrives, twice in a fresh process: the longest time between two
+  tokens of the reply, and the prompt's first token beside the same prompt's time alone.
+- *turns*: prompts of which all but some tokens are cached, as an agent's next turn: the first token and the time
+  between tokens, alone and with four at once. What is cached is filled with random numbers, so that even 100,000 tokens
+  need not be prefilled first. The bare loop gets a copy of the same caches.
+
+Without --model it is a gpt_oss with random weights, of which `--layers` and `--width` say how large.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from engine_models import write_model
+
+from mlx_backend.demo.blas import use_fast_blas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlx_backend.engine.threaded import ThreadedEngine
+
+PARTS: Final = ("first", "gap", "turns")
+DECODED: Final = 24  # tokens after the first, over which the time between tokens is taken
+
+
+def main() -> None:
+    """Run the parts in processes of their own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="which parts; without any, all")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048], help="of new prompts")
+    parser.add_argument("--arriving", type=int, default=2048, help="the prompt that arrives beside a reply")
+    parser.add_argument("--cached", type=int, nargs="+", default=[1_000, 32_000, 100_000])
+    parser.add_argument("--new", type=int, default=100, help="tokens of a turn that are not cached")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--in-process", choices=["ours", "bare", "both", "gap", "turns"], help=argparse.SUPPRESS
+    )
+    options = parser.parse_args()
+    if options.in_process:
+        print(use_fast_blas(), file=sys.stderr)
+        run_part(options.in_process, options)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.model is None:
+            options.model = _write_model(Path(scratch) / "random", options.layers, options.width)
+        for part in options.parts or PARTS:
+            for process in {"first": ["ours", "bare", "both"]}.get(part, [part]):
+                print(f"\n== {part}: {process}", flush=True)
+                command = [sys.executable, __file__, "--in-process", process, "--model", str(options.model)]
+                for name in ("lengths", "cached"):
+                    command += [f"--{name}", *map(str, getattr(options, name))]
+                for name in ("arriving", "new", "rounds"):
+                    command += [f"--{name}", str(getattr(options, name))]
+                subprocess.run(command, check=True)
+
+
+def _write_model(folder: Path, layers: int, width: int) -> Path:
+    return write_model(
+        folder,
+        num_hidden_layers=layers,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
+        hidden_size=width,
+        intermediate_size=width,
+        num_attention_heads=width // 64,
+        num_key_value_heads=max(1, width // 256),
+        head_dim=64,
+        sliding_window=128,
+        num_local_experts=8,
+        vocab_size=8192,
+        max_position_embeddings=131_072,
+        eos_token_id=[],
+    )
+
+
+class Prompts:
+    """Random prompts, never the same twice."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def __call__(self, length: int) -> list[int]:
+        return self._random.choices(range(300, 500), k=length)
+
+
+class Bare:
+    """mlx-lm's own loop."""
+
+    def __init__(self, folder: Path) -> None:
+        import mlx_lm
+
+        self.model, _ = mlx_lm.load(str(folder))
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        """Return the seconds until the first token."""
+        return self.turn(prompt, None, 1)[0]
+
+    def turn(self, prompt: Sequence[int], caches: Any, tokens: int) -> tuple[float, float]:
+        """Return the seconds until the first token, and between tokens."""
+        import mlx.core as mx
+        from mlx_lm.generate import generate_step
+
+        started, times = time.perf_counter(), []
+        for _ in generate_step(mx.array(list(prompt)), self.model, max_tokens=tokens, prompt_cache=caches):
+            times.append(time.perf_counter())
+        mx.clear_cache()
+        return times[0] - started, (times[-1] - times[0]) / max(1, len(times) - 1)
+
+
+class Ours:
+    """This project's engine."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        from mlx_backend.engine.mlx import load_engine
+
+        started = time.perf_counter()
+        self.engine: ThreadedEngine = load_engine(folder, **changes)
+        print(f"  loaded in {time.perf_counter() - started:.1f} s", flush=True)
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        """Return the seconds until the first token."""
+        return self.turn(prompt, 1)[0]
+
+    def turn(self, prompt: Sequence[int], tokens: int, on_token: Any = None) -> tuple[float, float]:
+        """Return the seconds until the first token, and between tokens."""
+        from mlx_backend.engine.base import GenerationRequest, TokenDelta
+
+        started, times = time.perf_counter(), []
+        for item in self.engine.generate(GenerationRequest(prompt=list(prompt), max_tokens=tokens)):
+            if isinstance(item, TokenDelta):
+                times.append(time.perf_counter())
+                if on_token is not None:
+                    on_token(times[-1])
+        return times[0] - started, (times[-1] - times[0]) / max(1, len(times) - 1)
+
+
+def run_part(part: str, options: argparse.Namespace) -> None:
+    """Run one part in this process."""
+    match part:
+        case "ours" | "bare":
+            system: Ours | Bare = (Ours if part == "ours" else Bare)(options.model)
+            prompts = Prompts(1)
+            for length in options.lengths:
+                times = [system.first_token(prompts(length)) for _ in range(2)]
+                print(
+                    f"  {length:>6} tokens: first prompt {times[0]:.3f} s, second {times[1]:.3f} s",
+                    flush=True,
+                )
+        case "both":
+            alternate(Bare(options.model), Ours(options.model), options)
+        case "gap":
+            gap(Ours(options.model), options)
+        case "turns":
+            turns(options)
+
+
+def alternate(bare: Bare, ours: Ours, options: argparse.Namespace) -> None:
+    """Print the first token's times, and their ratio, over rounds in which each goes first in turn."""
+    prompts = Prompts(2)
+    systems: list[Bare | Ours] = [bare, ours]
+    for length in options.lengths:
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for round_number in range(options.rounds + 1):
+            for system in systems if round_number % 2 else systems[::-1]:
+                seconds = system.first_token(prompts(length))
+                if round_number:
+                    times[system is ours].append(seconds)
+        ratios = [own / base for own, base in zip(times[True], times[False], strict=True)]
+        print(
+            f"  {length:>6} tokens: bare {statistics.median(times[False]):.4f} s, ours "
+            f"{statistics.median(times[True]):.4f} s; ratio {statistics.median(ratios):.3f} "
+            f"({min(ratios):.2f}-{max(ratios):.2f}), of the least {min(times[True]) / min(times[False]):.3f}",
+            flush=True,
+        )
+
+
+def gap(ours: Ours, options: argparse.Namespace) -> None:
+    """Print the longest gap of a stream beside which a prompt arrives, and that prompt's first token."""
+    prompts = Prompts(3)
+    for name in ("first time", "second time", "third time"):
+        seen: list[float] = []
+        enough = threading.Event()
+
+        def on_token(at: float, seen: list[float] = seen, enough: threading.Event = enough) -> None:
+            seen.append(at)
+            if len(seen) == 10:
+                enough.set()
+
+        stream = threading.Thread(target=ours.turn, args=(prompts(64), 400, on_token))
+        stream.start()
+        enough.wait()
+        arrived = time.perf_counter()
+        first = ours.first_token(prompts(options.arriving))
+        done = arrived + first
+        while seen[-1] < done and stream.is_alive():
+            time.sleep(0.01)
+        during = [at for at in seen if at >= arrived]
+        gaps = [after - before for before, after in itertools.pairwise(seen) if before < done]
+        stream.join()
+        alone = ours.first_token(prompts(options.arriving))
+        print(
+            f"  {options.arriving} tokens arrive, {name}: longest gap {max(gaps[9:]):.3f} s, first token {first:.2f} s "
+            f"({first / alone:.2f} of {alone:.2f} s alone), tokens of the stream meanwhile "
+            f"{sum(at <= done for at in during)}",
+            flush=True,
+        )
+
+
+def turns(options: argparse.Namespace) -> None:
+    """Print first tokens and the time between tokens of turns that are cached but for their last tokens."""
+    import mlx.core as mx
+
+    bare, ours = Bare(options.model), Ours(options.model, cache_bytes=1 << 36, memory_bytes=1 << 38)
+    prompts = Prompts(4)
+    runtime = ours.engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]
+    for length in options.cached:
+        context = prompts(length)
+        made = filled_caches(bare.model, length)
+        runtime.prefixes.insert(context, made)
+        mx.synchronize()
+        print(f"  {length} tokens are cached: {runtime.prefixes.nbytes >> 20} MB", flush=True)
+        figures: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": [], "four": []}
+        for _ in range(options.rounds):
+            figures["bare"].append(
+                bare.turn(prompts(options.new), [copy.deepcopy(layer) for layer in made], DECODED)
+            )
+            figures["ours"].append(ours.turn([*context, *prompts(options.new)], DECODED))
+            news = [[*context, *prompts(options.new)] for _ in range(4)]
+            figures["four"] += at_once([partial(ours.turn, prompt, DECODED) for prompt in news])
+        for name, times in figures.items():
+            firsts, steps = zip(*times, strict=True)
+            print(
+                f"    {name}: first token {statistics.median(firsts):.4f} s (least {min(firsts):.4f}), a step "
+                f"{statistics.median(steps) * 1e3:.1f} ms (least {min(steps) * 1e3:.1f})",
+                flush=True,
+            )
+        runtime.prefixes.clear()
+
+
+def filled_caches(network: Any, length: int) -> list[Any]:
+    """Return caches that hold so many tokens, of random numbers, as prefill leaves them."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+    caches: list[Any] = make_prompt_cache(network)
+    mx.eval(network(mx.zeros((1, 2), mx.int32), cache=caches))
+    for layer in caches:
+        held = -(-length // 256) * 256 if type(layer) is KVCache else layer.max_size
+        for name in ("keys", "values"):
+            rows, heads, _, size = getattr(layer, name).shape
+            dtype = getattr(layer, name).dtype
+            setattr(layer, name, mx.random.normal((rows, heads, held, size)).astype(dtype))
+        layer.offset = length
+        if type(layer) is not KVCache:
+            layer._idx = held
+    mx.eval([layer.state for layer in caches])
+    return caches
+
+
+def at_once(calls: Sequence[Callable[[], tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Make calls at the same time and return their results."""
+    results: list[tuple[float, float]] = []
+    threads = [threading.Thread(target=lambda call=call: results.append(call())) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+if __name__ == "__main__":
+    main()
