@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-dify fuzz check format plugin debug bench matrix mac-report models docs lock clean
+.PHONY: help setup demo test test-dify fuzz soak check format plugin debug bench matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -53,6 +53,13 @@ $(VENV_DIFY)/.ready: tests/graphon/requirements.txt
 
 fuzz: setup ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something falls
 	@$(RUN) tests/fuzz/budget.py --minutes $(or $(MINUTES),10) $(ARGS)
+
+soak: setup $(VENV)/.soak ## a server under mixed load for MINUTES=60: memory, threads and files, plotted, and whether they stay
+	@$(RUN) tests/soak/soak.py --minutes $(or $(MINUTES),60) $(ARGS)
+
+$(VENV)/.soak: tests/soak/requirements.txt
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
 
 check: setup ## ruff, types, lock, versions
 	$(RUN) -m ruff check .

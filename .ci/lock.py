@@ -1,4 +1,4 @@
-"""Write requirements.lock and tests/graphon/requirements.txt, or say whether one is stale.
+"""Write requirements.lock and those of tests/graphon and tests/soak, or say whether one is stale.
 
 The lock pins everything (all extras and the dev group, for macOS and Linux at once) with hashes and without
 addresses. Its first line carries a digest of the requirements it was made from, so that staleness is seen
@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = ["--universal", "--generate-hashes", "--no-annotate", "--no-header"]
 GRAPHON = ROOT / "tests/graphon"
+SOAK = ROOT / "tests/soak"
 
 
 def stamp() -> str:
@@ -39,6 +40,12 @@ def graphon_stamp() -> str:
     return f"# Made by `make lock` from requirements.in without excluded.txt, sha256 {digest}\n"
 
 
+def soak_stamp() -> str:
+    """Return the first line for what tests/soak states."""
+    digest = hashlib.sha256((SOAK / "requirements.in").read_bytes()).hexdigest()
+    return f"# Made by `make lock` from requirements.in, sha256 {digest}\n"
+
+
 def compiled(*arguments: str) -> str:
     """Return what uv makes of these requirements, in the form of a lock."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", *arguments, *COMPILE]
@@ -55,6 +62,13 @@ def main() -> int:
             graphon_stamp(),
             [
                 *("tests/graphon/requirements.in", "--excludes", "tests/graphon/excluded.txt"),
+                *("--python-version", "3.12"),
+            ],
+        ),
+        SOAK / "requirements.txt": (
+            soak_stamp(),
+            [
+                *("tests/soak/requirements.in", "--constraints", "requirements.lock"),
                 *("--python-version", "3.12"),
             ],
         ),

@@ -1,0 +1,58 @@
+"""`mlx-backend` as usual, and one thread more: every few seconds a line of JSON on what the process holds.
+
+    python tests/soak/sampled_server.py SAMPLES SECONDS serve …        # the server's own arguments follow
+
+Each line: seconds since the start, resident memory, MLX's memory in use and its cache (all in bytes), threads, open
+files. `/dev/fd` and `ps` are the same on Linux and macOS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+TASKS = Path("/proc/self/task")
+
+
+def sample() -> dict[str, float]:
+    """Return what this process holds now."""
+    import mlx.core as mx
+
+    rss = subprocess.run(
+        ["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True
+    )
+    return {
+        "rss": int(rss.stdout) * 1024,
+        "mlx_active": mx.get_active_memory(),
+        "mlx_cache": mx.get_cache_memory(),
+        "threads": len(list(TASKS.iterdir())) if TASKS.exists() else threading.active_count(),
+        "files": len(os.listdir("/dev/fd")) - 1,  # noqa: PTH208  # without the one that lists
+    }
+
+
+def write_samples(path: Path, seconds: float) -> None:
+    """Write samples for as long as the process lives."""
+    started = time.monotonic()
+    with path.open("w") as file:
+        while True:
+            file.write(json.dumps({"seconds": round(time.monotonic() - started, 1), **sample()}) + "\n")
+            file.flush()
+            time.sleep(seconds)
+
+
+def main() -> int:
+    """Serve, sampled."""
+    from mlx_backend.cli import main as serve
+
+    path, seconds, *arguments = sys.argv[1:]
+    threading.Thread(target=write_samples, args=(Path(path), float(seconds)), daemon=True).start()
+    return serve(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
