@@ -365,6 +365,20 @@ class Settings(ReplySettings):
             option="--max-body-mb",
         ),
     ] = 8 << 20
+    max_messages: Annotated[
+        int, Setting(kind=whole(1), help="messages that a request may have", group="limits")
+    ] = 20_000
+    max_tools: Annotated[
+        int, Setting(kind=whole(1), help="tools that a request may have", group="limits")
+    ] = 1_000
+    prepare_seconds: Annotated[
+        float,
+        Setting(
+            kind=number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
+            help="how long a request may be prepared for its model: its conversation rendered, its schemas compiled",
+            group="limits",
+        ),
+    ] = 30.0
     drain_seconds: Annotated[
         float,
         Setting(

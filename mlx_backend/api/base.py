@@ -144,6 +144,11 @@ class JsonProtocol[S: ModelService](Errors, Described, Protocol):
 class JsonCall[S: ModelService](Call, Protocol):
     """A parsed request for one JSON object."""
 
+    @property
+    def waits_for_engine(self) -> bool:
+        """Whether the answer is computed by an engine, which has a queue. Otherwise it is prepared like a request."""
+        ...
+
     def acquire(self, models: ModelRegistry, wait: float) -> Lease[S]:
         """Lease the model it needs, waiting so many seconds for it to load. Raises what `ModelRegistry` raises."""
         ...

@@ -23,12 +23,14 @@ from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.conversation.template import for_template, tools_for_template
 from mlx_backend.conversation.tool_names import ToolNames
 from mlx_backend.errors import RequestError
+from mlx_backend.models.time_limit import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.chat.limits import ReplyLimits
     from mlx_backend.chat.prompt import Prompt
+    from mlx_backend.chat.prompt_size import TextSize
     from mlx_backend.chat.reasoning_store import ReasoningStore
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.conversation.dialects import Dialect
@@ -98,23 +100,31 @@ class ChatPrompts:
 
     def conversation(self, request: ChatRequest) -> Conversation:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""
-        messages = sanitise(request.messages, tools=list(request.tools) or None, policy=self._dialect.history)
-        resolution = resolve(
-            request.fields,
-            messages,
-            scale=self._scale,
-            background=request.background,
-            model_default=self._defaults.reasoning_effort,
-            server_default=self._server_effort,
-        )
+        with interruptible():
+            messages = sanitise(
+                request.messages, tools=list(request.tools) or None, policy=self._dialect.history
+            )
+            resolution = resolve(
+                request.fields,
+                messages,
+                scale=self._scale,
+                background=request.background,
+                model_default=self._defaults.reasoning_effort,
+                server_default=self._server_effort,
+            )
         self._log_unknown_words(resolution)
         messages = self._restore_reasoning(resolution.messages)
         last = messages[-1]
         is_continued = request.continue_last and last["role"] == "assistant" and not last.get("tool_calls")
         return Conversation(messages, resolution, is_continued)
 
-    def prompt(self, request: ChatRequest, conversation: Conversation) -> Prompt:
-        """Build the prompt. Raises RequestError for a model that has no chat template."""
+    def prompt(
+        self, request: ChatRequest, conversation: Conversation, *, size: TextSize | None = None
+    ) -> Prompt:
+        """Build the prompt. Raises RequestError for a model that has no chat template.
+
+        With `size` it also raises for a prompt that is far too long, before it is tokenised.
+        """
         names = self.tool_names(request)
         messages = self._with_answer_format(request, names.messages(conversation.messages))
         if self._template is None:
@@ -125,7 +135,10 @@ class ChatPrompts:
                     "messages",
                 )
             return self._builder.mapped(
-                messages, request.role_mapping, add_generation_prompt=request.add_generation_prompt
+                messages,
+                request.role_mapping,
+                add_generation_prompt=request.add_generation_prompt,
+                size=size,
             )
         if self._traits.never_ends:
             raise RequestError(
@@ -145,6 +158,7 @@ class ChatPrompts:
                 kwargs,
                 add_generation_prompt=request.add_generation_prompt,
                 own_markers=own_markers,
+                size=size,
             )
         # Templates cannot render an empty history: an answer without a question gets an empty one.
         earlier = messages[:-1] or [{"role": "user", "content": ""}]
@@ -155,6 +169,7 @@ class ChatPrompts:
             reasoning=messages[-1].get(REASONING_CONTENT, ""),
             content=conversation.begun_answer,
             own_markers=own_markers,
+            size=size,
         )
 
     def tool_names(self, request: ChatRequest) -> ToolNames:

@@ -16,6 +16,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """How much a request may consist of, whatever the model's context holds."""
+
+    max_messages: int | None = None
+    max_tools: int | None = None
+
+    def check(self, request: ChatRequest) -> None:
+        """Raise the RequestError for a request of more messages or tools."""
+        for field, items, limit in (
+            ("messages", request.messages, self.max_messages),
+            ("tools", request.tools, self.max_tools),
+        ):
+            if limit is not None and len(items) > limit:
+                option = f"--max-{field}"
+                raise RequestError(
+                    f"The request has {len(items)} {field}; this server takes at most {limit} ({option}).",
+                    field,
+                    f"too_many_{field}",
+                    numbers={f"max_{field}": limit},
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyLimits:
     """The limits of one model, in tokens. None: not limited; `thinking_budget` may also be UNLIMITED."""
 
@@ -36,12 +59,25 @@ class ReplyLimits:
         """Whether a reply fits behind a prompt of this length."""
         return prompt_tokens < self.context_length
 
+    def too_many_messages(self, messages: int) -> RequestError:
+        """Make the error for more messages than the context has tokens."""
+        text = f"The request has {messages} messages; the context holds {self.context_length} tokens for all of them."
+        numbers = {"prompt_tokens": messages, "max_model_len": self.context_length}
+        return RequestError(text, "messages", "context_length_exceeded", numbers=numbers)
+
     def too_long(
-        self, field: str, prompt_tokens: int, *, tools: int = 0, tool_tokens: int = 0
+        self,
+        field: str,
+        prompt_tokens: int,
+        *,
+        is_estimate: bool = False,
+        tools: int = 0,
+        tool_tokens: int = 0,
     ) -> RequestError:
         """Make the error for a prompt that leaves no room; `tool_tokens` of it describe so many tools."""
+        about = "about " if is_estimate else ""
         text = (
-            f"The prompt has {prompt_tokens} tokens; the context holds {self.context_length}, "
+            f"The prompt has {about}{prompt_tokens} tokens; the context holds {self.context_length}, "
             "and the reply needs room too."
         )
         numbers = {"prompt_tokens": prompt_tokens, "max_model_len": self.context_length}

@@ -16,22 +16,25 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
+from sys import getsizeof
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.byte_cache import ByteCache
 from mlx_backend.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mlx_backend.chat.prompt_size import TextSize
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.events import Channel
     from mlx_backend.engine.base import Tokenizer
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+_MAX_FRAME_BYTES = 1 << 20
 _TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
 
 
@@ -56,7 +59,7 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._markers = _Markers(tokenizer.special_tokens)
-        self._frame = lru_cache(maxsize=64)(self._measure)
+        self._frames: ByteCache[str, tuple[str, str]] = ByteCache(_MAX_FRAME_BYTES)
 
     def build(
         self,
@@ -66,14 +69,18 @@ class PromptBuilder:
         *,
         add_generation_prompt: bool = True,
         own_markers: Mapping[str, str] = _NONE,
+        size: TextSize | None = None,
     ) -> Prompt:
         """Render and tokenise a conversation, up to where the reply begins.
 
         `own_markers` are stand-ins for markers in texts of our own (`with_stand_ins`): these become control tokens.
+        `size` raises RequestError for a text that is far too long, before it is tokenised.
         """
         text, sentinel = self._render(messages, tools, template_kwargs, add_generation_prompt)
         for stand_in, marker in own_markers.items():
             text = text.replace(stand_in, marker)
+        if size is not None:
+            size.check_text(text)
         tokens = self._tokenise(text, sentinel)
         return Prompt(
             tokens=tuple(tokens),
@@ -90,9 +97,13 @@ class PromptBuilder:
         reasoning: str,
         content: str,
         own_markers: Mapping[str, str] = _NONE,
+        size: TextSize | None = None,
     ) -> Prompt:
         """Build the prompt of a reply that has been begun already: it goes on where that text ends."""
-        prompt = self.build(messages, tools, template_kwargs, own_markers=own_markers)
+        prompt = self.build(messages, tools, template_kwargs, own_markers=own_markers, size=size)
+        if size is not None:
+            for begun in (reasoning, content):
+                size.check_text(begun)
         tokens = list(prompt.tokens)
         continuation = self._dialect.continuation(reasoning, content, opened=prompt.opens_in)
         for marker, pieces in groupby(continuation.pieces, key=lambda piece: piece.marker):
@@ -106,6 +117,7 @@ class PromptBuilder:
         roles: Mapping[str, str],
         *,
         add_generation_prompt: bool = True,
+        size: TextSize | None = None,
     ) -> Prompt:
         """Build the prompt of a model that has no template: before each message goes what `roles` has for its role.
 
@@ -115,6 +127,8 @@ class PromptBuilder:
         tokens = list(self._tokenizer.bos_tokens)
         checkpoints = []
         for message in messages:
+            if size is not None:
+                size.check_text(str(message["content"]))
             tokens += self._tokenizer.encode(roles.get(message["role"], ""), control_tokens=True)
             tokens += self._tokenizer.encode(str(message["content"]), control_tokens=False)
             tokens += self._tokenizer.encode(roles.get("stop", ""), control_tokens=True)
@@ -166,7 +180,7 @@ class PromptBuilder:
         ends = [match.end() for match in self._markers.pattern.finditer(text)]
         if len(positions) != len(ends):  # the tokenizer adds or merges some, so they cannot be matched
             return ()
-        header, generation = self._frame(json.dumps(template_kwargs, sort_keys=True))
+        header, generation = self._frame(template_kwargs)
         found: set[int] = set()
         if header and header in text:
             for at in (text.find(header), text.rfind(header)):
@@ -175,10 +189,15 @@ class PromptBuilder:
             found.add(len(tokens) - len(self._tokenizer.encode(generation, control_tokens=True)))
         return tuple(sorted(at for at in found if 0 < at < len(tokens)))
 
-    def _measure(self, template_kwargs: str) -> tuple[str, str]:
+    def _frame(self, kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        """Return what `_measure` returns, which is the same for all prompts with these arguments."""
+        key = json.dumps(kwargs, sort_keys=True)
+        # A template may write any argument into both of what is kept.
+        return self._frames.get(key, 3 * getsizeof(key), lambda: self._measure(kwargs))
+
+    def _measure(self, kwargs: Mapping[str, Any]) -> tuple[str, str]:
         """Return the header of a user message and the generation prompt, from a conversation of one word."""
         word = "\ue000"
-        kwargs = json.loads(template_kwargs)
         try:
             with_prompt = self._tokenizer.render([{"role": "user", "content": word}], None, **kwargs)
             without = self._tokenizer.render(

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 from mlx_backend.chat.background import recognised
 from mlx_backend.chat.capabilities import describe, effort_scale
 from mlx_backend.chat.chat_prompt import ChatPrompts
-from mlx_backend.chat.limits import ReplyLimits
+from mlx_backend.chat.limits import ReplyLimits, RequestLimits
 from mlx_backend.chat.prompt import Prompt
+from mlx_backend.chat.prompt_size import MAX_TOKENIZED, PromptSize, TokenizedSize
 from mlx_backend.chat.raw_text import RawText
 from mlx_backend.chat.reasoning_store import ReasoningStore
 from mlx_backend.chat.reply import Reply, ReplyPlan
@@ -33,6 +34,7 @@ from mlx_backend.engine.base import GenerationRequest, QueueClient, Sampling
 from mlx_backend.errors import RequestError
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 from mlx_backend.models.spec import ModelDefaults
+from mlx_backend.preparation import Preparation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Constraint, Engine, Generation
 
 log = logging.getLogger(__name__)
+
+PREWARM_SECONDS = 2.0
+"""How long the engine may be busy with the text of a prompt that is only likely to come."""
 
 EXPECTED_TOKENS = 2048
 """Tokens that a reply is expected to have if its client sets no limit."""
@@ -67,6 +72,7 @@ class Service:
         thinking_budget: int | None = None,
         answer_reserve: int | None = None,
         queue_seconds: float | None = None,
+        request_limits: RequestLimits | None = None,
         background_detection: bool = True,
         prewarm: bool = True,
         one_process: bool = True,
@@ -75,6 +81,7 @@ class Service:
         self.defaults = defaults = defaults or ModelDefaults()
         self._effort = effort
         self._queue_seconds = queue_seconds
+        self._request_limits = request_limits or RequestLimits()
         self._detects_background = (
             background_detection if defaults.background_detection is None else defaults.background_detection
         )
@@ -90,6 +97,7 @@ class Service:
             answer_reserve=answer_reserve if defaults.answer_reserve is None else defaults.answer_reserve,
         )
         tokenizer = engine.tokenizer
+        self._size = PromptSize(tokenizer, self._limits)
         self._dialect = recognise(
             tokenizer.chat_template,
             tokenizer.special_tokens.values(),
@@ -161,13 +169,15 @@ class Service:
 
     def chat(self, request: ChatRequest) -> Reply:
         """Start a reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
+        self._request_limits.check(request)
         request = self._recognised(request)
         conversation = self._prompts.conversation(request)
+        self._size.check_messages(conversation.messages)
         # Before rendering: what cannot be met is refused at once.
         names = self._prompts.tool_names(request)
         renamed = _with_names(request, names)
         grammar = self._constraints.grammar(renamed)
-        prompt = self._prompts.prompt(request, conversation)
+        prompt = self._prompts.prompt(request, conversation, size=self._size)
         self._check_length(request, conversation, prompt)
         constraint = self._constraints.start(renamed, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
@@ -189,6 +199,7 @@ class Service:
         """Start a completion of a bare text. Raises RequestError or an EngineError."""
         special_tokens = self.engine.tokenizer.special_tokens
         if isinstance(request.prompt, str):
+            self._size.check_text(request.prompt, "prompt")
             tokens = self.text_tokens(request.prompt)
         else:
             tokens = request.prompt
@@ -204,8 +215,15 @@ class Service:
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
+        self._request_limits.check(request)
         request = self._recognised(request)
-        return self._prompts.prompt(request, self._prompts.conversation(request))
+        size = TokenizedSize(self.engine.tokenizer)
+        return self._prompts.prompt(request, self._prompts.conversation(request), size=size)
+
+    def check_tokenizable(self, texts: Sequence[str]) -> None:
+        """Raise the RequestError for texts that are too long to be tokenised in one request."""
+        if sum(map(len, texts)) > MAX_TOKENIZED:
+            TokenizedSize(self.engine.tokenizer).check_text("".join(texts), "prompt")
 
     def text_tokens(self, text: str, *, bos: bool = True) -> tuple[int, ...]:
         """Tokenise a bare text: markers in it are control tokens, and with `bos` it begins as every prompt does."""
@@ -305,7 +323,12 @@ class Service:
         # A background request (a title) has no next turn, and must not displace the user's own.
         is_background = request.background is not None or (request.priority or 0) > 0
         if self._prewarm and not (request.raw or is_continued or is_background):
-            self.engine.prewarm(lambda: self._prompts.next_turn(request, answer), request.adapter)
+            self.engine.prewarm(lambda: self._next_turn(request, answer), request.adapter)
+
+    def _next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
+        """Return the beginning of the next turn's prompt. Raises if that takes long: no reply goes on meanwhile."""
+        with Preparation(PREWARM_SECONDS).running():
+            return self._prompts.next_turn(request, answer)
 
 
 def _with_names(request: ChatRequest, names: ToolNames) -> ChatRequest:

@@ -28,6 +28,7 @@ from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
 from mlx_backend.device import this_device
+from mlx_backend.device.host_memory import limit_arenas
 from mlx_backend.device.machine import this_machine
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
@@ -106,6 +107,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
     from mlx_backend.server.wsgi_server import Server
 
     check_exposure(settings)
+    limit_arenas()
     models = _models(settings, arguments)
     app = App(models, settings)
     requests = settings.max_concurrent + settings.max_queue
@@ -134,11 +136,13 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
                 demo = _is_demo(arguments)
                 say(*start_lines(server.url, models, settings, demo=demo, is_mac=is_mac))
                 signals.wait()
+            app.preparations.drain()
             _drain(app.in_flight, settings.drain_seconds, signals)
             status = 0
         finally:
             is_loading = any(each.state == "loading" for each in models.statuses())
             signals.end_process(after=LOADING_STOP_SECONDS if is_loading else STOP_SECONDS, status=status)
+            app.preparations.stop()
             models.stop()  # ends replies that are still running, with an error to their clients
             server.stop()
             serving.join()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from functools import lru_cache
-from threading import Lock
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
+from mlx_backend.byte_cache import ByteCache
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.json_schema import (
     Schema,
@@ -23,6 +23,7 @@ from mlx_backend.constraints.json_schema import (
     serialise,
 )
 from mlx_backend.constraints.sandbox import Verdict, limits, validate, validate_isolated
+from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 MAX_CHOICES = 10_000
-MAX_LENGTH = 200_000  # characters of a pattern or of a choice
+MAX_LENGTH = 200_000  # characters of a pattern, or of all choices together
+MAX_VERDICT_BYTES = 16 << 20  # for all models
+MAX_MATCHER_BYTES = 64 << 20  # for one model
+_BYTES_OF_MATCHER = 100_000  # of the smallest; measured, as is the growth with the text of its grammar
+_BYTES_PER_CHARACTER = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ def schema_rule(schema: object, *, strict: bool, what: str = "The schema") -> Ru
     if strict:
         checked = close_objects(checked)
     lark = f"start: %json {serialise(checked, strict=strict)}\n"
+    current().check()
     verdict = _verdict(lark, is_hard=has_intersections(checked))
     if verdict.error:
         error = describe_error(verdict.error)
@@ -74,8 +80,7 @@ def choice_rule(choices: Sequence[str]) -> Rule:
     """Return the rule of a text that is one of these."""
     if not choices or len(choices) > MAX_CHOICES:
         raise GrammarError(f"A choice has 1 to {MAX_CHOICES} texts, not {len(choices)}.")
-    for choice in choices:
-        _check_text("choice", choice)
+    _check_text("choice", "".join(choices))
     texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return _rule(f"start: {texts}\n", "The choice")
 
@@ -92,10 +97,16 @@ def _rule(lark: str, what: str) -> Rule:
     return Rule(lark, verdict.ignored)
 
 
-@lru_cache(maxsize=128)
 def _verdict(lark: str, *, is_hard: bool) -> Verdict:
-    grammar = _grammar(lark)
-    return validate_isolated(grammar) if is_hard else validate(grammar)
+    def find() -> Verdict:
+        grammar = _grammar(lark)
+        return validate_isolated(grammar) if is_hard else validate(grammar)
+
+    return _verdicts.get((lark, is_hard), getsizeof(lark) + _VERDICT_BYTES, find)
+
+
+_VERDICT_BYTES = 1000
+_verdicts: ByteCache[tuple[str, bool], Verdict] = ByteCache(MAX_VERDICT_BYTES)
 
 
 def _error_of(schema: Schema, *, strict: bool) -> str:
@@ -120,17 +131,17 @@ class Matchers:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._lock = Lock()
-        self._compiled = lru_cache(maxsize=256)(self._compile)  # 0.1 MB each
+        self._compiled: ByteCache[Rule, LLMatcher] = ByteCache(MAX_MATCHER_BYTES)
 
     def of(self, rule: Rule) -> LLMatcher:
         """Return a rule's matcher, to be copied for a reply. Raises GrammarError if no token can begin its text."""
-        with self._lock:
-            return self._compiled(rule)
+        nbytes = _BYTES_OF_MATCHER + _BYTES_PER_CHARACTER * len(rule.lark)
+        return self._compiled.get(rule, nbytes, lambda: self._compile(rule))
 
     def _compile(self, rule: Rule) -> LLMatcher:
         from llguidance import LLMatcher
 
+        current().check()
         tokenizer = self._vocabulary.grammar_tokenizer
         matcher = LLMatcher(tokenizer, _grammar(rule.lark), log_level=0, limits=limits())
         matcher.compute_bitmask()

@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
+    from mlx_backend.preparation import Preparation, Turns
+
 MAX_SECONDS = 3
 MAX_MEMORY = 4 << 30  # bytes
 
-_one_at_a_time = Lock()  # however many clients ask, this takes one processor and no more
+MAX_PROCESSES = 2  # however many clients ask
+_guard = Lock()
+_turns: Turns | None = None  # made when first needed: the program below knows nothing of requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +60,46 @@ def validate(grammar: str) -> Verdict:
 
 
 def validate_isolated(grammar: str) -> Verdict:
-    """Validate a grammar in a process of its own, for at most `MAX_SECONDS` and `MAX_MEMORY`."""
+    """Validate a grammar in a process of its own, for at most `MAX_SECONDS` and `MAX_MEMORY`.
+
+    Raises what `Preparation.check` raises once the request that needs it has no time left, or nobody waits for it.
+    """
+    from mlx_backend.preparation import Turns, current
+
+    global _turns
+    with _guard:
+        turns = _turns = _turns or Turns(MAX_PROCESSES)
+    preparation = current()
+    with turns.turn_of(preparation, preparation.seconds_left):
+        preparation.check()
+        return _validate_in_process(grammar, preparation)
+
+
+def _validate_in_process(grammar: str, preparation: Preparation) -> Verdict:
     import subprocess
 
-    with _one_at_a_time:
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return Verdict("it is too complex: there are no resources left to validate it")
+    with process, preparation.cancelled_by(process.kill):
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", __file__],
-                input=grammar.encode(),
-                capture_output=True,
-                timeout=MAX_SECONDS,
-                check=True,
+            output, _ = process.communicate(
+                grammar.encode(), timeout=min(MAX_SECONDS, preparation.seconds_left)
             )
         except subprocess.TimeoutExpired:
+            process.kill()
+            preparation.check()
             return Verdict(f"it is too complex: after {MAX_SECONDS} seconds it was still being validated")
-        except (subprocess.CalledProcessError, OSError):
-            return Verdict("it is too complex: validating it takes too much memory")
-    answer = json.loads(done.stdout)
+    preparation.check()
+    if process.returncode:
+        return Verdict("it is too complex: validating it takes too much memory")
+    answer = json.loads(output)
     return Verdict(answer["error"], tuple(answer["ignored"]))
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from mlx_backend.chat.capabilities import FolderDescriber
+from mlx_backend.chat.limits import RequestLimits
 from mlx_backend.chat.service import Service
 from mlx_backend.device.memory import room_for_weights
 from mlx_backend.device.too_large import too_large
@@ -233,6 +234,7 @@ class MultiModelRegistry:
             thinking_budget=settings.thinking_budget,
             answer_reserve=settings.answer_reserve,
             queue_seconds=settings.queue_seconds,
+            request_limits=RequestLimits(max_messages=settings.max_messages, max_tools=settings.max_tools),
             background_detection=settings.background_detection,
             prewarm=settings.prewarm,
             one_process=distributed_backend() is None,

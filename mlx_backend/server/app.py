@@ -21,6 +21,7 @@ from mlx_backend.server.cors import CorsPolicy
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import Backend, json_response
 from mlx_backend.server.in_flight import InFlightRequests
+from mlx_backend.server.preparations import Preparations
 from mlx_backend.server.rate_limits import RateLimits
 from mlx_backend.server.receive_limits import Admission
 from mlx_backend.server.routes import all_routes
@@ -53,7 +54,8 @@ class App:
         self.in_flight = InFlightRequests()
         self.api_keys = ApiKeys(settings)
         self._rate_limits = RateLimits()
-        self._backend = Backend(models, settings, self.in_flight, self._rate_limits)
+        self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
+        self._backend = Backend(models, settings, self.in_flight, self.preparations, self._rate_limits)
         self._cors = CorsPolicy(settings.cors_origins)
         # A key makes this needless: a web page does not know it.
         self._hosts = AllowedHosts(["*"] if self.api_keys.are_required else settings.allowed_hosts)
@@ -83,6 +85,7 @@ class App:
                 response = route.handler.handle(request, self._backend.for_client(client), arguments)
         except Exception as error:
             response = self._error_response(errors, self._backend.explain(error))
+        self.preparations.give_back_memory()
         if client.key is not None:
             response.headers.extend(self._rate_limits.headers(client.key))
         self._cors.add_headers(request, response)

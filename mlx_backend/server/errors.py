@@ -10,9 +10,13 @@ from mlx_backend.api import errors
 from mlx_backend.api.errors import ApiError
 from mlx_backend.api.openai.base import OpenAIProtocol
 from mlx_backend.errors import EngineStopped
+from mlx_backend.preparation import PreparationCancelled
 
 if TYPE_CHECKING:
     from mlx_backend.api.base import Errors
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that has left. Nobody reads it; it is for the log of a proxy in between."""
 
 DEFAULT_ERRORS: Errors = OpenAIProtocol()
 """How an error is written at an address that belongs to no API: as most clients expect it."""
@@ -27,6 +31,12 @@ def as_api_error(error: Exception, *, is_draining: bool) -> ApiError:
             return ApiError(405, message, headers=(("Allow", allowed),))
         case HTTPException():
             return ApiError(error.code or 500, error.description or error.name)
+        case PreparationCancelled(is_stopping=False):
+            return ApiError(CLIENT_CLOSED_REQUEST, "The client left while its request was being prepared.")
+        case PreparationCancelled():
+            return errors.shutting_down(
+                "The server is shutting down and did not begin this reply. Send the request again later."
+            )
         case EngineStopped() if is_draining:
             return errors.shutting_down(
                 "The server is shutting down and did not finish this reply. Send the request again later."

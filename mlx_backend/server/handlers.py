@@ -14,9 +14,8 @@ from mlx_backend.api import json_text
 from mlx_backend.api.base import Described, Errors
 from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server.auth import Client
-from mlx_backend.server.errors import as_api_error
+from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST, as_api_error
 from mlx_backend.server.reply_response import (
-    CLIENT_CLOSED_REQUEST,
     ReplyLog,
     ReplyResponder,
     header_safe,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.registry.base import ModelRegistry, ModelService
     from mlx_backend.server.in_flight import InFlightRequests
+    from mlx_backend.server.preparations import Preparations
     from mlx_backend.server.rate_limits import RateLimits
     from mlx_backend.settings import Settings
 
@@ -53,6 +53,7 @@ class Backend:
     models: ModelRegistry
     settings: Settings
     in_flight: InFlightRequests
+    preparations: Preparations
     rate_limits: RateLimits
     client: Client = field(default_factory=Client)
 
@@ -100,13 +101,19 @@ class ReplyHandler:
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Start a reply. The model is released when the response is closed."""
-        settings = backend.settings
-        call = self._protocol.parse(read_body(request, settings.max_body_bytes))
+        settings, on_disconnect = backend.settings, _on_disconnect(request)
+        body = read_body(request, settings.max_body_bytes)
+        size = len(body)
+        with backend.preparations.of(size, on_disconnect):
+            call = self._protocol.parse(body)
+        del body
         with ExitStack() as stack:
             lease = stack.enter_context(
                 backend.in_flight.admit(lambda: backend.models.acquire(call.model, settings.load_seconds))
             )
-            reply, writer = call.start(lease.service.for_client(backend.client.in_queue))
+            service = lease.service.for_client(backend.client.in_queue)
+            with backend.preparations.of(size, on_disconnect):
+                reply, writer = call.start(service)
             backend.charge(reply.usage.prompt_tokens)
             stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
             responder = ReplyResponder(
@@ -114,7 +121,7 @@ class ReplyHandler:
                 writer,
                 ReplyLog(writer.id, lease.service.engine.model_id, call.ignored),
                 keepalive_seconds=settings.keepalive_seconds,
-                on_disconnect=_on_disconnect(request),
+                on_disconnect=on_disconnect,
                 explain=backend.explain,
             )
             response = responder.stream() if call.stream else responder.whole()
@@ -145,11 +152,20 @@ class JsonHandler[S: ModelService]:
 
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Wait for the answer, and stop computing if the client disconnects."""
-        settings = backend.settings
-        call = self._protocol.parse(read_body(request, settings.max_body_bytes))
+        settings, on_disconnect = backend.settings, _on_disconnect(request)
+        body = read_body(request, settings.max_body_bytes)
+        size = len(body)
+        with backend.preparations.of(size, on_disconnect):
+            call = self._protocol.parse(body)
+        del body
         with backend.in_flight.admit(lambda: call.acquire(backend.models, settings.load_seconds)) as lease:
             started = time.perf_counter()
-            answer = call.answer(lease.service.for_client(backend.client.in_queue), _on_disconnect(request))
+            service = lease.service.for_client(backend.client.in_queue)
+            if call.waits_for_engine:
+                answer = call.answer(service, on_disconnect)
+            else:
+                with backend.preparations.of(size, on_disconnect):
+                    answer = call.answer(service, on_disconnect)
         if answer.cost is not None:
             backend.charge(answer.cost.tokens)
             _log_cost(request.path, answer.cost, time.perf_counter() - started, left=answer.body is None)

@@ -15,6 +15,7 @@ from werkzeug import Response
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import Progress
 from mlx_backend.errors import EngineStopped, ReplySuperseded
+from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply import Reply, ReplyEvent
 
 log = logging.getLogger("mlx_backend.requests")
-
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that has left. Nobody reads it; it is for the log of a proxy in between."""
 
 _LEFT = "client left"
 

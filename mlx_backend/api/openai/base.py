@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mlx_backend.api import json_text
 from mlx_backend.api.openai.objects import ErrorFields, ErrorObject
@@ -39,6 +39,8 @@ class OpenAIProtocol:
 @dataclass(frozen=True)
 class BodyCall[B: Body]:
     """Implements api/base.py's `Call` for a body that has been parsed."""
+
+    waits_for_engine: ClassVar[bool] = True
 
     body: B
 

@@ -7,7 +7,7 @@ equals `usage.prompt_tokens` of the same request. Nothing here waits for the eng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import Detokenized, Tokenized
+from mlx_backend.chat.prompt_size import MAX_TOKENIZED
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.embedding.service import MAX_TEXTS, Embedder
 from mlx_backend.settings import ReasoningFormat
@@ -64,7 +65,7 @@ class TokenizedChat(ChatBody):
 class DetokenizeBody(Body):
     """Token ids to be turned into text."""
 
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENIZED)]
 
     def text(self, service: Service) -> str:
         """Return the text, control tokens included."""
@@ -98,6 +99,8 @@ class Tokenize(OpenAIProtocol):
 class TokenizeCall(BodyCall[TokenizedText | TokenizedChat]):
     """Implements `JsonCall`. `written` is the body as the client wrote it."""
 
+    waits_for_engine: ClassVar[bool] = False
+
     written: Mapping[str, Any]
 
     def acquire(self, models: ModelRegistry, wait: float) -> Lease[Service | Embedder]:
@@ -121,6 +124,8 @@ class Detokenize(OpenAIProtocol):
 
 class DetokenizeCall(BodyCall[DetokenizeBody]):
     """Implements `JsonCall`."""
+
+    waits_for_engine: ClassVar[bool] = False
 
     def acquire(self, models: ModelRegistry, wait: float) -> Lease[Service]:
         """Lease a language model."""
@@ -171,6 +176,8 @@ def answer(
     """Answer either form. An embedding model takes texts, not conversations."""
     if isinstance(service, Embedder):
         _check_for_embedder(service, body)
+    elif isinstance(body, TokenizedText):
+        service.check_tokenizable(body.texts)
     if isinstance(body, TokenizedText):
         parts = [_tokenized(service, body.tokens(service, text), body) for text in body.texts]
     else:
@@ -201,5 +208,6 @@ def _tokenized(
     found: dict[str, Any] = {"count": len(tokens), "tokens": list(tokens)}
     if body.return_token_strs and not isinstance(service, Embedder):
         bytes_of = service.engine.tokenizer.bytes_of
-        found["token_strs"] = [bytes_of(token).decode("utf-8", "replace") for token in tokens]
+        texts = {token: bytes_of(token).decode("utf-8", "replace") for token in set(tokens)}
+        found["token_strs"] = [texts[token] for token in tokens]
     return found

@@ -77,7 +77,7 @@ def _segments(text: str) -> Iterator[Echo]:
             answer = answer.rstrip("\n")
         return Echo(join_paragraphs([*reasoning, more_reasoning]), answer, (), display)
 
-    for match in _DETAILS.finditer(text):
+    for match in _DETAILS.finditer(text) if "<details" in text else ():
         if is_within(code, match.start()):
             continue
         texts.append(text[position : match.start()])

@@ -26,11 +26,12 @@ from mlx_backend.engine.mlx.detokenizer import (
     decode_byte_level,
     decode_sentencepiece,
 )
-from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.errors import EngineError, EngineRefused, RequestError
 from mlx_backend.models import files as model_files
 from mlx_backend.models.python_templates import stand_in
 from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
-from mlx_backend.models.time_limit import TimeLimitExceeded, time_limit
+from mlx_backend.models.time_limit import TimeLimitExceeded, interruptible
+from mlx_backend.preparation import PreparationCancelled, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -134,10 +135,12 @@ class MLXTokenizer:
         if taken := sorted(_RENDERER_ARGUMENTS & template_kwargs.keys()):
             raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
         try:
-            with time_limit(_RENDERING_SECONDS):
+            with interruptible(_RENDERING_SECONDS):
                 return self._apply(messages, tools, add_generation_prompt, template_kwargs)
         except SecurityError:
             return self._render_with_lists(messages, tools, add_generation_prompt, template_kwargs)
+        except (PreparationCancelled, RequestError):
+            raise
         except TimeLimitExceeded:
             raise EngineRefused(
                 "The model's chat template did not come to an end with this conversation within "
@@ -174,15 +177,18 @@ class MLXTokenizer:
         template_kwargs: Mapping[str, Any],
     ) -> str:
         """Render a template that changes lists of its own (Kimi K2), which transformers forbids, in our own sandbox."""
+        preparation = current()
+        seconds = min(preparation.seconds_left, _RENDERING_SECONDS)
         try:
             return ChatTemplate(self._chat_template or "", date=datetime.now().strftime).render(
                 messages,
                 {**self._wrapper.special_tokens_map, **template_kwargs},
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
-                deadline=time.thread_time() + _RENDERING_SECONDS,
+                deadline=time.thread_time() + seconds,
             )
         except TemplateFault as fault:
+            preparation.check()
             raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault
 
     def encode(self, text: str, *, control_tokens: bool) -> list[int]:

@@ -1,0 +1,163 @@
+"""The preparation of a request, which is all that is done for it before an engine takes it.
+
+Reading a body of megabytes, rendering a conversation and compiling schemas take processor time that a client decides
+on. So a preparation has a deadline, and is cancelled when its client leaves or the server stops. What takes long asks
+for the current one from wherever it is: `current().check()` in a loop, `cancelled_by` around something that another
+thread can stop. Outside of a request there is one that never ends.
+
+Knows no HTTP, no engine, and nothing of what is prepared.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from mlx_backend.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class PreparationCancelled(Exception):
+    """Nobody waits for the request any more. `is_stopping`: the server stops, and the client would like to know."""
+
+    def __init__(self, *, is_stopping: bool = False) -> None:
+        super().__init__("The request was cancelled while it was being prepared.")
+        self.is_stopping = is_stopping
+
+
+class Preparation:
+    """How long the work on one request may take, in seconds, and whether anybody still waits for it.
+
+    `cancel` may be called from any thread; everything else belongs to the thread that prepares.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self._seconds = seconds
+        self._deadline = math.inf
+        self._cancelled: PreparationCancelled | None = None
+        self._guard = threading.Lock()
+        self._callbacks: dict[object, Callable[[], None]] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Make it the current one of this thread; its time begins."""
+        self._deadline = time.monotonic() + self._seconds
+        token = _current.set(self)
+        try:
+            self.check()
+            yield
+        finally:
+            _current.reset(token)
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the deadline, never below 0."""
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._cancelled is not None
+
+    def check_cancelled(self) -> None:
+        """Raise PreparationCancelled if it is."""
+        if self._cancelled is not None:
+            raise self._cancelled
+
+    def check(self) -> None:
+        """Raise PreparationCancelled if it is, and the RequestError of a request that takes too long to prepare."""
+        self.check_cancelled()
+        if not self.seconds_left:
+            raise RequestError(
+                f"Preparing the request took longer than {self._seconds:g} seconds, which is this server's limit: "
+                "send fewer messages, fewer tools or simpler schemas.",
+                code="too_complex",
+            )
+
+    def cancel(self, *, is_stopping: bool = False) -> None:
+        """Stop it, from any thread. Idempotent."""
+        with self._guard:
+            if self._cancelled is not None:
+                return
+            self._cancelled = PreparationCancelled(is_stopping=is_stopping)
+            callbacks = list(self._callbacks.values())
+        for callback in callbacks:
+            callback()
+
+    @contextmanager
+    def cancelled_by(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have `callback` called, once and from another thread, if it is cancelled within the block or was before."""
+        key = object()
+        with self._guard:
+            is_cancelled = self._cancelled is not None
+            self._callbacks[key] = callback
+        if is_cancelled:
+            callback()
+        try:
+            yield
+        finally:
+            with self._guard:
+                del self._callbacks[key]
+
+
+class Turns:
+    """Lets so many preparations at a time into a block, first come, first served. Safe to use from any thread."""
+
+    def __init__(self, at_once: int) -> None:
+        self._changed = threading.Condition()
+        self._free = at_once
+        self._waiting: deque[Preparation] = deque()
+
+    @contextmanager
+    def turn_of(self, preparation: Preparation, wait_seconds: float) -> Iterator[bool]:
+        """Wait for a turn, which lasts for the block; False if none has come within so many seconds.
+
+        Raises PreparationCancelled if the preparation is cancelled meanwhile.
+        """
+        has_turn = self._wait(preparation, wait_seconds)
+        try:
+            yield has_turn
+        finally:
+            if has_turn:
+                with self._changed:
+                    self._free += 1
+                    self._changed.notify_all()
+
+    def _wait(self, preparation: Preparation, seconds: float) -> bool:
+        with preparation.cancelled_by(self._notify), self._changed:
+            self._waiting.append(preparation)
+            try:
+                self._changed.wait_for(
+                    lambda: preparation.is_cancelled or self._is_first(preparation),
+                    None if seconds == math.inf else seconds,
+                )
+                preparation.check_cancelled()
+                has_turn = self._is_first(preparation)
+                self._free -= has_turn
+            finally:
+                self._waiting.remove(preparation)
+                self._changed.notify_all()
+        return has_turn
+
+    def _is_first(self, preparation: Preparation) -> bool:
+        return self._free > 0 and self._waiting[0] is preparation
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+_UNLIMITED = Preparation()
+_current: ContextVar[Preparation] = ContextVar("preparation", default=_UNLIMITED)
+
+
+def current() -> Preparation:
+    """Return the preparation that this thread is at."""
+    return _current.get()

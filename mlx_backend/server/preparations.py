@@ -1,0 +1,97 @@
+"""How many large requests are prepared at the same time. Small ones never wait.
+
+Parsing, rendering and tokenising a request takes memory and time in proportion to its size: some hundred bytes for each
+byte of its body. All of a server's threads may hold a small request; those with a body of megabytes take turns, in the
+order in which they came. Knows bodies as a number of bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mlx_backend.device.host_memory import give_back_free_memory
+from mlx_backend.errors import EngineBusy
+from mlx_backend.preparation import Preparation, PreparationCancelled, Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mlx_backend.api.base import OnDisconnect
+
+LARGE_BODY = 64 << 10
+"""Bytes. An agent's request with 30,000 tokens of history has about 100 KB."""
+MAX_LARGE = 2
+"""At the same time. More would not be faster: Python runs one thread at a time, and the engine needs its share."""
+_RETURNED_FROM = 1 << 20
+"""Bytes of a body from which on the system gets back what its preparation has freed."""
+
+
+class Preparations:
+    """The preparations of one server's requests. Safe to use from any thread."""
+
+    def __init__(self, seconds: float, *, wait_seconds: float, max_large: int = MAX_LARGE) -> None:
+        self._seconds = seconds
+        self._wait_seconds = wait_seconds
+        self._turns = Turns(max_large)
+        self._guard = threading.Lock()
+        self._running: dict[Preparation, bool] = {}  # whether it is large
+        self._stops_large = self._stops_all = False
+        self._has_freed = False
+
+    @contextmanager
+    def of(self, body_bytes: int, on_disconnect: OnDisconnect) -> Iterator[None]:
+        """Prepare a request within the block, which begins when it is its turn.
+
+        Raises PreparationCancelled if the client leaves or the server stops, EngineBusy if its turn does not come.
+        """
+        preparation = Preparation(self._seconds)
+        is_large = body_bytes >= LARGE_BODY
+        with self._guard:
+            self._running[preparation] = is_large
+            is_stopped = self._stops_all or (is_large and self._stops_large)
+        try:
+            if is_stopped:
+                raise PreparationCancelled(is_stopping=True)
+            with on_disconnect(preparation.cancel):
+                if is_large:
+                    yield from self._in_turn(preparation, body_bytes)
+                else:
+                    with preparation.running():
+                        yield
+        finally:
+            with self._guard:
+                del self._running[preparation]
+
+    def _in_turn(self, preparation: Preparation, body_bytes: int) -> Iterator[None]:
+        with self._turns.turn_of(preparation, self._wait_seconds) as has_turn:
+            if not has_turn:
+                raise EngineBusy(
+                    f"Other large requests are being prepared, and this one has waited {self._wait_seconds:g} seconds."
+                )
+            self._has_freed |= body_bytes >= _RETURNED_FROM
+            with preparation.running():
+                yield
+
+    def give_back_memory(self) -> None:
+        """Give back to the system what large requests have freed; call it when nothing of them is referred to."""
+        if self._has_freed:
+            self._has_freed = False
+            give_back_free_memory()
+
+    def drain(self) -> None:
+        """Cancel the large ones, now and from now on: the server is about to stop, and they take long."""
+        self._stops_large = True
+        self._cancel(lambda is_large: is_large)
+
+    def stop(self) -> None:
+        """Cancel all, now and from now on: the server stops."""
+        self._stops_all = True
+        self._cancel(lambda _is_large: True)
+
+    def _cancel(self, is_meant: Callable[[bool], bool]) -> None:
+        with self._guard:
+            meant = [each for each, is_large in self._running.items() if is_meant(is_large)]
+        for preparation in meant:
+            preparation.cancel(is_stopping=True)
