@@ -97,3 +97,76 @@ def test_other_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     file.write_bytes(write_pickled(tmp_path / "whole.bin", {"a": NUMBERS}).read_bytes()[:200])
     with pytest.raises(ValueError, match="not a file of tensors"):
         load_tensors(file)
+
+
+def archived(
+    file: Path, description: bytes, *, compression: int = zipfile.ZIP_STORED, **storages: bytes
+) -> Path:
+    """Write an archive as PyTorch does, with any pickle in it."""
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("m/data.pkl", description)
+        for key, data in storages.items():
+            archive.writestr(f"m/data/{key}", data)
+    return file
+
+
+NESTED = b"\x80\x02)" + b"\x85" * 2_000_000 + b"."  # an empty tuple in a tuple in a tuple …
+LISTS = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
+
+
+@pytest.mark.parametrize(
+    ("description", "words"),
+    [
+        (NESTED, "nests tuples"),
+        (LISTS, "holds a list"),
+        (b"\x80\x02" + b"]0.", "instruction"),
+        (b"\x80\x02" + b"K\x01" * 300_001 + b".", "more than 300000 instructions"),
+        (b"\x80\x02\x8a\xff" + b"\x7f" * 255 + b".", "holds a int"),
+        (b"\x80\x02}.}.", None),
+        (b"\x80\x02.", "broken"),
+        (b"\x80\x02(.", "broken"),
+        (b"\x80\x02(t\x85R.", "broken"),
+        (b"\x80\x02K\x01}s.", "broken"),
+        (b"\x80\x02h\x07.", "not a file of tensors"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", "sets attributes"),
+        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", "makes no tensor"),
+        (
+            b"\x80\x02}X" + (1 << 22).to_bytes(4, "little") + b"a" * (1 << 22) + b".",
+            "at most 4194304 are read",
+        ),
+    ],
+)
+def test_a_pickle_that_would_crash_or_fill_the_memory_is_refused(
+    description: bytes, words: str | None, tmp_path: Path
+) -> None:
+    file = archived(tmp_path / "m.bin", description)
+    if words is None:
+        assert load_tensors(file) == {}
+        return
+    with pytest.raises(ValueError, match=words):
+        load_tensors(file)
+
+
+@pytest.mark.parametrize("shape", [(1 << 31,), (1 << 20, 1 << 20), (1,) * 9, (0, 1 << 40)])
+def test_a_shape_with_more_numbers_than_its_storage_is_refused(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    file = write_pickled(tmp_path / "m.bin", {"a": NUMBERS}, shape=shape, strides=(0,) * len(shape))
+    with pytest.raises(ValueError, match=r"a tensor (has shape|reaches beyond)"):
+        load_tensors(file)
+
+
+def test_an_archive_that_unpacks_to_more_than_it_has_bytes_is_not_unpacked(tmp_path: Path) -> None:
+    whole = write_pickled(tmp_path / "whole.bin", {"a": NUMBERS})
+    with zipfile.ZipFile(whole) as archive:
+        description = archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+    packed = archived(tmp_path / "m.bin", description, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(ValueError, match="is compressed"):
+        load_tensors(packed)
+
+
+def test_the_attributes_of_a_dictionary_are_not_read(tmp_path: Path) -> None:
+    """State dicts are OrderedDicts with an attribute that says which version each layer has."""
+    metadata = b"}X\x09\x00\x00\x00_metadataX\x01\x00\x00\x00vsb"
+    empty = b"\x80\x02ccollections\nOrderedDict\n)R" + metadata + b"."
+    assert load_tensors(archived(tmp_path / "m.bin", empty)) == {}
