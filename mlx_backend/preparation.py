@@ -130,6 +130,10 @@ class Turns:
                     self._free += 1
                     self._changed.notify_all()
 
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._waiting)
+
     def _wait(self, preparation: Preparation, seconds: float) -> bool:
         with preparation.cancelled_by(self._notify), self._changed:
             self._waiting.append(preparation)

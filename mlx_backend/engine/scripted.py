@@ -331,7 +331,8 @@ class _ScriptedBatch:
 class ScriptedEngine(ThreadedEngine):
     """Replays transcripts through the real scheduler.
 
-    `transcripts` is a list, the next one for each request, or a function from the prompt's text to one.
+    `transcripts` is a list, the next one for each request, or a function from the prompt's text to one. A `tokenizer`
+    stands for the one that `markers` and `chat_template` would make.
     With `gated` the engine takes no steps by itself: `advance` allows a number of them, each of one token for every
     running request.
     """
@@ -344,11 +345,12 @@ class ScriptedEngine(ThreadedEngine):
         context_length: int = 131_072,
         markers: Sequence[str] = HARMONY_MARKERS,
         chat_template: str | None = HARMONY_TEMPLATE,
+        tokenizer: ScriptedTokenizer | None = None,
         gated: bool = False,
         max_concurrent: int = 32,
         max_waiting: int = 256,
     ) -> None:
-        tokenizer = ScriptedTokenizer(markers, chat_template)
+        tokenizer = tokenizer or ScriptedTokenizer(markers, chat_template)
         info = ModelInfo(model_id=model_id, context_length=context_length, tokenizer=tokenizer)
         self._batch = _ScriptedBatch(info, tokenizer, _as_function(transcripts))
         if gated:

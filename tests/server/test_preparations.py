@@ -1,0 +1,241 @@
+"""Large requests are prepared in turns: nobody else waits, and what nobody waits for any more is not prepared."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from running_server import HELLO, RunningServer, served
+from scripted_server import ANSWER
+
+from mlx_backend.chat.limits import RequestLimits
+from mlx_backend.chat.service import Service
+from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
+from mlx_backend.errors import EngineBusy, RequestError
+from mlx_backend.preparation import Preparation, PreparationCancelled, Turns, current
+from mlx_backend.registry.base import SingleModelRegistry
+from mlx_backend.server.preparations import LARGE_BODY, MAX_LARGE, Preparations
+from mlx_backend.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+LARGE = [{"role": "user", "content": "a" * LARGE_BODY}]
+
+
+class SlowTokenizer(ScriptedTokenizer):
+    """Renders large conversations when it is let, and counts how many at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.changed = threading.Condition()
+        self.rendering = self.most = self.rendered = 0
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        if messages == LARGE:
+            with self.changed:
+                self.rendering += 1
+                self.most = max(self.most, self.rendering)
+                self.changed.notify_all()
+            with current().cancelled_by(self.may_go_on.set):
+                self.may_go_on.wait(60)
+            with self.changed:
+                self.rendering -= 1
+                self.rendered += 1
+                self.changed.notify_all()
+            current().check()
+        return super().render(messages, tools, add_generation_prompt=add_generation_prompt, **template_kwargs)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 60)
+
+
+@pytest.fixture
+def tokenizer() -> Iterator[SlowTokenizer]:
+    tokenizer = SlowTokenizer()
+    yield tokenizer
+    tokenizer.may_go_on.set()
+
+
+@pytest.fixture
+def server(tokenizer: SlowTokenizer) -> Iterator[RunningServer]:
+    settings = Settings(port=0, max_queue=8, max_concurrent=8)
+    with ScriptedEngine(lambda _: ANSWER, tokenizer=tokenizer, context_length=1 << 20) as engine:
+        service = Service(engine, prewarm=False)
+        with served(SingleModelRegistry(service), settings) as server:
+            yield server
+
+
+def in_threads(count: int, call: Callable[[], Any]) -> tuple[list[threading.Thread], list[Any]]:
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda: results.append(call())) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, results
+
+
+def test_beside_large_requests_small_ones_are_answered_and_the_large_ones_take_turns(
+    server: RunningServer, tokenizer: SlowTokenizer
+) -> None:
+    threads, results = in_threads(6, lambda: server.chat(LARGE)["choices"][0]["finish_reason"])
+    tokenizer.wait_for(lambda: tokenizer.rendering == MAX_LARGE)
+    assert server.chat(HELLO)["choices"][0]["finish_reason"] == "stop"
+    assert server.call("/health")[0] == 200
+    tokenizer.may_go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert (results, tokenizer.most) == (["stop"] * 6, MAX_LARGE)
+
+
+def test_a_request_whose_client_has_left_is_not_prepared(
+    server: RunningServer, tokenizer: SlowTokenizer
+) -> None:
+    before, _ = in_threads(MAX_LARGE, lambda: server.chat(LARGE))
+    tokenizer.wait_for(lambda: tokenizer.rendering == MAX_LARGE)
+    with server.send({"messages": LARGE}), server.send({"messages": LARGE}):
+        pass
+    tokenizer.may_go_on.set()
+    for thread in before:
+        thread.join(60)
+    assert server.chat(LARGE)["choices"][0]["finish_reason"] == "stop"  # behind those that left
+    assert tokenizer.rendered == MAX_LARGE + 1
+
+
+def test_a_client_that_leaves_ends_the_preparation_of_its_request(
+    server: RunningServer, tokenizer: SlowTokenizer
+) -> None:
+    with server.send({"messages": LARGE}):
+        tokenizer.wait_for(lambda: tokenizer.rendering == 1)
+    tokenizer.wait_for(lambda: tokenizer.rendered == 1)  # nobody but the client could end it
+
+
+def test_a_server_that_is_stopped_prepares_no_large_requests(
+    server: RunningServer, tokenizer: SlowTokenizer
+) -> None:
+    threads, results = in_threads(
+        MAX_LARGE + 2, lambda: server.call("/v1/chat/completions", {"messages": LARGE})
+    )
+    tokenizer.wait_for(lambda: tokenizer.rendering == MAX_LARGE)
+    server.app.preparations.drain()
+    for thread in threads:
+        thread.join(60)
+    assert {(status, body["error"]["code"]) for status, body in results} == {(503, "shutting_down")}
+    assert server.chat(HELLO)["choices"][0]["finish_reason"] == "stop"  # what is small takes no time
+    server.app.preparations.stop()
+    assert server.call("/v1/chat/completions", {"messages": HELLO})[0] == 503
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "code"),
+    [
+        (
+            {"messages": HELLO * 4},
+            "The request has 4 messages; this server takes at most 3 (--max-messages).",
+            "too_many_messages",
+        ),
+        (
+            {
+                "messages": HELLO,
+                "tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(3)],
+            },
+            "The request has 3 tools; this server takes at most 2 (--max-tools).",
+            "too_many_tools",
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/tokenize"])
+def test_messages_and_tools_are_limited_in_number(
+    fields: dict[str, Any], words: str, code: str, path: str
+) -> None:
+    with ExitStack() as stack:
+        engine = stack.enter_context(ScriptedEngine(lambda _: ANSWER))
+        service = Service(engine, request_limits=RequestLimits(max_messages=3, max_tools=2))
+        server = stack.enter_context(served(SingleModelRegistry(service), Settings(port=0, max_queue=1)))
+        status, body = server.call(path, fields)
+    assert (status, body["error"]["message"], body["error"]["code"]) == (400, words, code)
+
+
+# -- the parts ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def never(_callback: Callable[[], None]) -> Iterator[None]:
+    """The client never leaves."""
+    yield
+
+
+def test_a_turn_that_does_not_come_in_time_is_refused() -> None:
+    preparations = Preparations(60, wait_seconds=0.01, max_large=1)
+    with (
+        preparations.of(LARGE_BODY, never),
+        preparations.of(LARGE_BODY - 1, never),
+        pytest.raises(EngineBusy, match=r"has waited 0\.01 seconds"),
+        preparations.of(LARGE_BODY, never),
+    ):
+        pass
+    with preparations.of(LARGE_BODY, never):  # and it left nothing behind
+        pass
+
+
+def test_a_preparation_that_fails_gives_its_turn_to_the_next() -> None:
+    preparations = Preparations(60, wait_seconds=0, max_large=1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), preparations.of(LARGE_BODY, never):
+            _ = 1 / 0
+
+
+def test_what_takes_longer_than_it_may_is_refused_with_the_number() -> None:
+    preparation = Preparation(0)
+    with pytest.raises(RequestError, match="took longer than 0 seconds"), preparation.running():
+        pass
+    assert current().seconds_left == float("inf")
+
+
+def test_whoever_is_cancelled_hears_of_it_at_once_or_when_it_asks() -> None:
+    preparation = Preparation()
+    calls: list[str] = []
+    with preparation.cancelled_by(lambda: calls.append("within")):
+        preparation.cancel()
+        preparation.cancel()
+    with preparation.cancelled_by(lambda: calls.append("behind")):
+        pass
+    assert calls == ["within", "behind"]
+    with pytest.raises(PreparationCancelled), preparation.running():
+        pass
+
+
+def test_turns_come_in_order_and_who_is_cancelled_leaves_the_line() -> None:
+    turns, order = Turns(1), list[int]()
+    waiting = [Preparation() for _ in range(4)]
+
+    def wait(at: int) -> None:
+        try:
+            with turns.turn_of(waiting[at], 60):
+                order.append(at)
+        except PreparationCancelled:
+            order.append(-at)
+
+    threads = []
+    with turns.turn_of(Preparation(), 60):
+        for at in range(4):
+            threads.append(threading.Thread(target=wait, args=(at,)))
+            threads[-1].start()
+            while len(turns) == at and threads[-1].is_alive():
+                pass
+        waiting[1].cancel()
+        threads[1].join(60)
+        assert order == [-1]
+    for thread in threads:
+        thread.join(60)
+    assert order == [-1, 0, 2, 3]
