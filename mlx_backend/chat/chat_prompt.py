@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.chat.limits import ReplyLimits
-    from mlx_backend.chat.prompt import Prompt
-    from mlx_backend.chat.prompt_size import TextSize
+    from mlx_backend.chat.prompt import Prompt, TextSize
     from mlx_backend.chat.reasoning_store import ReasoningStore
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.conversation.dialects import Dialect

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from sys import getsizeof
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.byte_cache import ByteCache
 from mlx_backend.errors import EngineError, RequestError
@@ -27,7 +27,6 @@ from mlx_backend.errors import EngineError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mlx_backend.chat.prompt_size import TextSize
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.events import Channel
@@ -50,6 +49,14 @@ class Prompt:
     tokens: tuple[int, ...]
     checkpoints: tuple[int, ...] = ()
     opens_in: Channel | None = None
+
+
+class TextSize(Protocol):
+    """Refuses texts that are too long."""
+
+    def check_text(self, text: str, field: str = "messages") -> None:
+        """Raise the RequestError for a text, in this field, that is too long."""
+        ...
 
 
 class PromptBuilder:

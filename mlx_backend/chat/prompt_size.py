@@ -9,7 +9,7 @@ Knows texts, tokens and the context; no templates.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mlx_backend.errors import RequestError
 from mlx_backend.preparation import current
@@ -27,16 +27,8 @@ MAX_TOKENIZED = 1 << 20
 _PIECE = 1 << 16  # characters
 
 
-class TextSize(Protocol):
-    """Refuses texts that are too long."""
-
-    def check_text(self, text: str, field: str = "messages") -> None:
-        """Raise the RequestError for a text, in this field, that is too long."""
-        ...
-
-
 class TokenizedSize:
-    """Checks texts of which only the tokens are wanted: they may be longer than the context."""
+    """Implements `TextSize`. Checks texts of which only the tokens are wanted: they may be longer than the context."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +45,7 @@ class TokenizedSize:
 
 
 class PromptSize:
-    """Checks the prompts of one model. Safe to use from several threads."""
+    """Implements `TextSize`. Checks the prompts of one model. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, limits: ReplyLimits) -> None:
         self._tokenizer = tokenizer
