@@ -26,6 +26,11 @@ class Warmups:
         self._batch = batch
         self._waiting: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether one runs or waits."""
+        return self.running is not None or bool(self._waiting)
+
     def add(self, warmup: Warmup) -> None:
         """Queue one; the oldest of too many is dropped."""
         self._waiting.append(warmup)
