@@ -91,15 +91,22 @@ class App:
         self._cors.add_headers(request, response)
         return response(environ, start_response)
 
-    def admission(self, head: RequestHead) -> Admission:
-        """Return how a request is to be answered, by its head. One that is refused gets its answer from `__call__`."""
+    def admission(self, head: RequestHead, address: str) -> tuple[Admission, str]:
+        """Return how a request is to be answered, by its head, and whose it is, by its key or address.
+
+        One that is refused gets its answer from `__call__`.
+        """
         request = Request(_environ_of(head))
+        client = auth.identify(request, self.api_keys, address)
+        return self._admission(request, client), client.share
+
+    def _admission(self, request: Request, client: auth.Client) -> Admission:
         try:
             self._hosts.check(request)
             if request.method in ("GET", "HEAD", "OPTIONS"):
                 return Admission.LIGHT
             route, _ = self._urls.bind_to_environ(request.environ).match()
-            self._check_access(request, route, auth.identify(request, self.api_keys, ""))
+            self._check_access(request, route, client)
         except (ApiError, HTTPException):
             return Admission.REFUSED
         except Exception:

@@ -12,6 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+def has_left(connection: socket.socket) -> bool:
+    """Whether the other end of a readable socket has closed it. Takes no byte; raises BlockingIOError if it is not."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        raise
+    except OSError:
+        return True
+
+
 class DisconnectWatcher:
     """One thread that watches the sockets of running requests and says when the other end has closed.
 
@@ -69,11 +79,6 @@ class DisconnectWatcher:
     def _check(self, connection: socket.socket, on_disconnect: Callable[[], None]) -> None:
         # Readable: closed, or the client has sent its next request early, and then nothing can be told from here.
         self._unregister(connection)
-        try:
-            is_closed = not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except (BlockingIOError, InterruptedError):
-            is_closed = False
-        except OSError:
-            is_closed = True
-        if is_closed:
-            on_disconnect()
+        with suppress(BlockingIOError, InterruptedError):
+            if has_left(connection):
+                on_disconnect()

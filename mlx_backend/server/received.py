@@ -28,6 +28,7 @@ class Received:
     __slots__ = (
         "address",
         "admission",
+        "client",
         "discard_until",
         "framing",
         "held_bytes",
@@ -35,6 +36,7 @@ class Received:
         "is_admitted",
         "is_dispatched",
         "is_registered",
+        "is_waiting",
         "started",
     )
 
@@ -46,12 +48,16 @@ class Received:
         self.started: float | None = None
         """When the first byte of a request came; of its body, once the head is there."""
         self.admission: Admission | None = None
+        self.client = ""
+        """Whose request it is: those of one client share its turns. Known once the head is there."""
         self.discard_until: float | None = None
         """When to stop receiving a request that was refused; None if none was."""
         self.held_bytes = 0
         self.is_registered = False
         self.is_dispatched = False
         self.is_admitted = False
+        self.is_waiting = False
+        """For a worker: all of the request has arrived."""
 
     @property
     def is_whole(self) -> bool:

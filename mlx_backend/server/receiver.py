@@ -20,6 +20,9 @@ from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.server.disconnects import has_left
+from mlx_backend.server.fair_dispatch import FairDispatch
+from mlx_backend.server.held_bytes import HeldBytes
 from mlx_backend.server.receive_limits import Admission
 from mlx_backend.server.received import Received
 from mlx_backend.server.request_framing import FramingError, RequestFraming
@@ -43,7 +46,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Receiver:
     """Runs in the server's thread. `put`, `finished` and `stop` may be called from any thread.
 
-    `max_heavy` heavy requests are dispatched at the same time; further ones wait here.
+    `max_heavy` heavy requests are dispatched at the same time; further ones wait here. `admit` is given the head of a
+    request and its address; it says how the request is answered, and whose it is.
     """
 
     def __init__(
@@ -53,13 +57,12 @@ class Receiver:
         *,
         max_heavy: int,
         connect: Callable[[socket.socket, Any], Connection],
-        admit: Callable[[RequestHead], Admission],
+        admit: Callable[[RequestHead, str], tuple[Admission, str]],
         dispatch: Callable[[Any], None],
         refusal: Callable[[int, str], bytes],
     ) -> None:
         self._listener = listener
         self._limits = limits
-        self._max_heavy = max_heavy
         self._connect = connect
         self._admit = admit
         self._dispatch = dispatch
@@ -76,9 +79,8 @@ class Receiver:
         self._connections: dict[Connection, None] = {}
         self._of_address: Counter[str] = Counter()
         self._returned: deque[tuple[Connection, bool]] = deque()
-        self._waiting: deque[Connection] = deque()
-        self._heavy = 0
-        self._held_bytes = 0
+        self._heavy = FairDispatch(max_heavy)
+        self._held = HeldBytes(limits.max_held_bytes)
         self._has_ended = threading.Event()
         self._has_ended.set()
         self._is_stopping = False
@@ -200,6 +202,9 @@ class Receiver:
         received = connection.received
         if not received.is_registered:  # closed or dispatched meanwhile
             return
+        if received.is_waiting:
+            self._check_left(connection)
+            return
         try:
             data = connection.socket.recv(_PIECE)
         except (BlockingIOError, InterruptedError):
@@ -219,6 +224,14 @@ class Receiver:
         else:
             self._drop(connection)
 
+    def _check_left(self, connection: Connection) -> None:
+        """Drop a connection whose client has left while its request waited."""
+        with suppress(BlockingIOError, InterruptedError):
+            if has_left(connection.socket):
+                self._drop(connection)
+            else:  # the next request, sent early: nothing more can be told from here
+                self._unregister(connection)
+
     def _feed(self, connection: Connection, piece: bytes) -> None:
         received, framing = connection.received, connection.received.framing
         had_head = framing.head is not None
@@ -231,10 +244,9 @@ class Receiver:
             received.started = time.monotonic()
         if (head := framing.head) is None:
             return
-        self._set_held_bytes(connection, framing.body_bytes)
         if not had_head:
             received.started = time.monotonic()
-            received.admission = self._admission(head)
+            received.admission, received.client = self._admission(head, received.address)
             if (
                 head.expects_continue
                 and not framing.is_complete
@@ -242,44 +254,49 @@ class Receiver:
             ):
                 with suppress(OSError):
                     connection.socket.send(_CONTINUE)
+        self._held.set(connection.received, framing.body_bytes)
         is_too_long = framing.body_bytes > self._limits.max_body_bytes
         if framing.is_complete or received.admission is Admission.REFUSED or is_too_long:
             self._hand_over(connection)
-        elif self._held_bytes > self._limits.max_held_bytes:
+        elif self._held.is_too_much(received):
             self._refuse(connection, 503, "Too many large requests are arriving at once; try again later.")
 
-    def _admission(self, head: RequestHead) -> Admission:
+    def _admission(self, head: RequestHead, address: str) -> tuple[Admission, str]:
         if (head.content_length or 0) > self._limits.max_body_bytes:
-            return Admission.REFUSED
-        return self._admit(head)
+            return Admission.REFUSED, ""
+        return self._admit(head, address)
 
     def _hand_over(self, connection: Connection) -> None:
         """Give the request to a worker, now or when one is free."""
-        self._unregister(connection)
         received = connection.received
-        received.is_dispatched = True
         connection.rfile = io.BytesIO(received.framing.take())
         if received.admission is Admission.HEAVY:
-            self._waiting.append(connection)
+            received.is_waiting = True  # and watched: whoever leaves makes room
+            self._heavy.add(connection)
             self._dispatch_waiting()
         else:
-            self._dispatch(connection)
+            self._start(connection)
+
+    def _start(self, connection: Connection) -> None:
+        self._unregister(connection)
+        connection.received.is_dispatched = True
+        connection.received.is_waiting = False
+        self._dispatch(connection)
 
     def _dispatch_waiting(self) -> None:
-        while self._waiting and self._heavy < self._max_heavy:
-            connection = self._waiting.popleft()
+        while (connection := self._heavy.next()) is not None:
             connection.received.is_admitted = True
-            self._heavy += 1
-            self._dispatch(connection)
+            self._start(connection)
 
     def _take_back(self) -> None:
         """Go on with the connections whose requests have been answered."""
         while self._returned:
             connection, is_kept = self._returned.popleft()
             before = connection.received
-            self._heavy -= before.is_admitted
+            if before.is_admitted:
+                self._heavy.finished(before.client)
             before.is_admitted = before.is_dispatched = False
-            self._set_held_bytes(connection, 0)
+            self._held.set(connection.received, 0)
             if is_kept:
                 self._await_next(connection, before)
             elif before.is_whole or before.discard_until is not None:
@@ -301,8 +318,10 @@ class Receiver:
         if self._resume_accepting is not None and now >= self._resume_accepting:
             self._resume_accepting = None
             self._selector.register(self._listener, selectors.EVENT_READ)
-        for connection in [each for each in self._connections if each.received.is_registered]:
+        for connection in list(self._connections):
             received = connection.received
+            if not received.is_registered or received.is_waiting:
+                continue
             if received.discard_until is not None:
                 if now > received.discard_until:
                     self._drop(connection)
@@ -331,7 +350,7 @@ class Receiver:
         """Send no more, and receive for a while what the client is still sending."""
         received = connection.received
         received.discard_until = time.monotonic() + self._limits.discard_seconds
-        self._set_held_bytes(connection, 0)
+        self._held.set(connection.received, 0)
         received.framing = RequestFraming(self._limits.max_head_bytes)
         try:
             connection.socket.setblocking(False)
@@ -342,7 +361,8 @@ class Receiver:
 
     def _drop(self, connection: Connection) -> None:
         self._unregister(connection)
-        self._set_held_bytes(connection, 0)
+        self._heavy.discard(connection)
+        self._held.set(connection.received, 0)
         if self._connections.pop(connection, self) is self:
             return
         address = connection.received.address
@@ -352,10 +372,6 @@ class Receiver:
         connection.close_socket()
 
     # Bookkeeping.
-
-    def _set_held_bytes(self, connection: Connection, count: int) -> None:
-        self._held_bytes += count - connection.received.held_bytes
-        connection.received.held_bytes = count
 
     def _register(self, connection: Connection) -> None:
         if not connection.received.is_registered:

@@ -58,8 +58,11 @@ class Application(Protocol):
         """Return the JSON body of an error that is found before there is a request to hand over."""
         ...
 
-    def admission(self, head: RequestHead) -> Admission:
-        """Say by its head how a request is to be answered. Called in the thread that receives; raises nothing."""
+    def admission(self, head: RequestHead, address: str) -> tuple[Admission, str]:
+        """Say by its head how a request is to be answered, and whose it is.
+
+        Called in the thread that receives; raises nothing.
+        """
         ...
 
 

@@ -213,7 +213,7 @@ def test_a_system_without_files_makes_clients_wait_and_the_log_says_it_once(
             ReceiveLimits(max_body_bytes=1000),
             max_heavy=1,
             connect=connect,
-            admit=lambda _: Admission.LIGHT,
+            admit=lambda _head, _address: (Admission.LIGHT, ""),
             dispatch=lambda _: None,
             refusal=lambda _status, _message: b"",
         )

@@ -1,0 +1,131 @@
+"""Beside somebody who sends hundreds of requests everybody else is served, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from running_server import HELLO, RunningServer, running, served
+from scripted_server import ANSWER
+
+from mlx_backend.chat.service import Service
+from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.registry.base import SingleModelRegistry
+from mlx_backend.server.fair_dispatch import FairDispatch
+from mlx_backend.server.receive_limits import ReceiveLimits
+from mlx_backend.server.received import Received
+from mlx_backend.settings import Settings
+
+KEYS = (("many", "m"), ("one", "o"))
+BODY = json.dumps({"messages": HELLO}).encode()
+
+
+def sent(server: RunningServer, key: str, body: bytes = BODY, length: int | None = None) -> socket.socket:
+    """A connection on which a request with this key has been sent."""
+    connection = socket.create_connection(server.address, timeout=60)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nx-api-key: {key}\r\n"
+    connection.sendall(f"{head}Content-Length: {length or len(body)}\r\n\r\n".encode() + body)
+    return connection
+
+
+def status_of(connection: socket.socket) -> int:
+    with connection, connection.makefile("rb") as answer:
+        return int(answer.readline().split()[1])
+
+
+def test_beside_two_hundred_requests_of_one_key_another_keys_are_all_answered() -> None:
+    with ScriptedEngine(lambda _: ANSWER, gated=True, max_concurrent=2, max_waiting=6) as engine:
+        settings: dict[str, Any] = {"api_keys": KEYS, "max_concurrent": 2, "max_queue": 6}
+        with running(engine, **settings) as server:
+            flood = [sent(server, "m") for _ in range(200)]
+            while engine.status().running + engine.status().waiting < 8:
+                pass
+            mine = [sent(server, "o") for _ in range(3)]
+            engine.advance(100_000)
+            assert [status_of(each) for each in mine] == [200, 200, 200]
+            counted = Counter(status_of(each) for each in flood)
+            assert set(counted) == {200, 503}
+            assert counted[200] >= 5  # and the rest is told to come again
+
+
+def test_beside_two_hundred_leavers_everybody_is_answered() -> None:
+    with ScriptedEngine(lambda _: ANSWER * 4, max_concurrent=2, max_waiting=6) as engine:
+        settings: dict[str, Any] = {"api_keys": KEYS, "max_concurrent": 2, "max_queue": 6}
+        with running(engine, **settings) as server:
+            stopped = threading.Event()
+
+            def leave() -> None:
+                while not stopped.is_set():
+                    sent(server, "m").close()
+
+            leavers = [threading.Thread(target=leave) for _ in range(20)]
+            for each in leavers:
+                each.start()
+            try:
+                assert [status_of(sent(server, "o")) for _ in range(30)] == [200] * 30
+            finally:
+                stopped.set()
+                for each in leavers:
+                    each.join()
+
+
+def test_one_clients_large_bodies_leave_room_for_others() -> None:
+    engine = ScriptedEngine(lambda _: ANSWER)
+    settings = Settings(port=0, max_queue=4, max_concurrent=4, api_keys=KEYS)
+    limits = ReceiveLimits(max_body_bytes=1 << 20, max_held_bytes=200_000)
+    with engine, served(SingleModelRegistry(Service(engine)), settings, limits) as server:
+        unfinished = sent(server, "m", b"x" * 60_000, length=1 << 20)
+        refused = sent(server, "m", b"x" * 60_000, length=1 << 20)
+        assert status_of(refused) == 503
+        other = sent(server, "o", b"x" * 60_000, length=len(BODY) + 60_000)
+        other.sendall(BODY)
+        assert status_of(other) == 400  # whole, and not JSON
+        unfinished.close()
+
+
+class Waiting:
+    """A connection, as far as its place in the queue goes."""
+
+    socket: Any = None
+    rfile: Any = None
+    remote_addr = ""
+
+    def __init__(self, client: str) -> None:
+        self.received = Received("", 0.0, 1000)
+        self.received.client = client
+
+    def close_socket(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("clients", [["a"] * 5 + ["b"], ["a", "b", "a", "c", "a", "a"]])
+def test_the_next_request_is_of_who_has_fewest_that_are_answered(clients: list[str]) -> None:
+    dispatch = FairDispatch(3)
+    for client in clients:
+        dispatch.add(Waiting(client))
+    started = []
+    while (connection := dispatch.next()) is not None:
+        started.append(connection.received.client)
+    assert len(started) == 3
+    assert set(started) == set(clients)
+    dispatch.finished("a")
+    last = dispatch.next()
+    assert last is not None
+    assert last.received.client == "a"
+    assert dispatch.next() is None
+
+
+def test_a_request_that_is_dropped_while_it_waits_takes_no_turn() -> None:
+    dispatch = FairDispatch(1)
+    waiting = [Waiting("a"), Waiting("a"), Waiting("b")]
+    for each in waiting:
+        dispatch.add(each)
+    dispatch.discard(waiting[0])
+    dispatch.discard(waiting[2])
+    assert dispatch.next() is waiting[1]
+    dispatch.finished("a")
+    assert dispatch.next() is None
