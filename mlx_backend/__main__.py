@@ -4,9 +4,9 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python imports is no traceback
+    # Ctrl-C ends the process without a traceback. A command that has something to stop first says so itself.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     from mlx_backend.cli import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

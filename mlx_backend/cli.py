@@ -25,6 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"mlx-backend {__version__}")
         return 0
+    with ended_by_interrupts():
+        arguments = _parse(words)
+    status: int = arguments.run(arguments)
+    return status
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mlx-backend")
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
         known = ", ".join(COMMANDS)
@@ -32,8 +39,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         words.insert(0, "serve")
     commands = parser.add_subparsers()
-    with ended_by_interrupts():
-        importlib.import_module(f"mlx_backend.commands.{words[0]}").add_parser(commands)
-    arguments = parser.parse_args(words)
-    status: int = arguments.run(arguments)
-    return status
+    importlib.import_module(f"mlx_backend.commands.{words[0]}").add_parser(commands)
+    return parser.parse_args(words)

@@ -17,13 +17,14 @@ from queue import Full, Queue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 MAX_WAITING_LINES = 4096
 MAX_LINE_CHARACTERS = 8192
 LAST_LINES_SECONDS = 0.5
 """How long the last lines may take when the server ends."""
 
+_CLEAR_LINE = "\r\x1b[K"
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -52,8 +53,9 @@ class QueuedHandler(logging.Handler):
     def __init__(self, descriptor: int, *, max_waiting: int = MAX_WAITING_LINES) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._lines: Queue[str | None] = Queue(max_waiting)
+        self._lines: Queue[str | threading.Event | None] = Queue(max_waiting)
         self._dropped = 0
+        self._status = self._shown_status = ""
         self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
         self._thread.start()
 
@@ -66,8 +68,22 @@ class QueuedHandler(logging.Handler):
         except Exception:
             self.handleError(record)
 
+    def show_status(self, text: str) -> None:
+        """Show a text below the log, in place of the one before; empty: none. For a terminal. Returns at once."""
+        self._status = text
+        with contextlib.suppress(Full):  # what is queued brings the new text along
+            self._lines.put_nowait(threading.Event())
+
+    def flush(self) -> None:
+        """Wait until what is queued has been written, as far as somebody reads it in time."""
+        reached = threading.Event()
+        with contextlib.suppress(Full):
+            self._lines.put_nowait(reached)
+            reached.wait(LAST_LINES_SECONDS)
+
     def close(self) -> None:
         """Write what is queued, as far as somebody reads it in time."""
+        self.show_status("")
         with contextlib.suppress(Full):
             self._lines.put_nowait(None)
             self._thread.join(LAST_LINES_SECONDS)
@@ -75,7 +91,12 @@ class QueuedHandler(logging.Handler):
 
     def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
-            if not self._write(line):
+            if isinstance(line, threading.Event):
+                is_written = self._write_status()
+                line.set()
+            else:
+                is_written = self._write(line)
+            if not is_written:
                 return
             # Said where the gap is: after the lines that had been queued when the queue was full.
             if self._dropped and self._lines.empty():
@@ -88,8 +109,19 @@ class QueuedHandler(logging.Handler):
                     return
 
     def _write(self, line: str) -> bool:
+        clear = _CLEAR_LINE if self._shown_status else ""
+        self._shown_status = self._status
+        return self._write_text(f"{clear}{line}\n{self._shown_status}")
+
+    def _write_status(self) -> bool:
+        if (before := self._shown_status) == self._status:
+            return True
+        self._shown_status = self._status
+        return self._write_text((_CLEAR_LINE if before else "") + self._shown_status)
+
+    def _write_text(self, text: str) -> bool:
         # Not by way of sys.stderr: a write that blocks would hold its lock, and Python could not end.
-        rest = (line + "\n").encode("utf-8", "backslashreplace")
+        rest = text.encode("utf-8", "backslashreplace")
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
@@ -100,28 +132,67 @@ class QueuedHandler(logging.Handler):
 
     def _discard(self) -> None:
         """Make room in the queue for as long as the process lives."""
-        while self._lines.get() is not None:
-            pass
+        while (line := self._lines.get()) is not None:
+            if isinstance(line, threading.Event):
+                line.set()
+
+
+class StatusLine:
+    """The line of a terminal below the log, which changes while something goes on."""
+
+    def __init__(self, handler: QueuedHandler, descriptor: int, *, is_unicode: bool) -> None:
+        self._handler = handler
+        self._descriptor = descriptor
+        self._bar = "█░" if is_unicode else "#-"
+
+    def show(self, texts: Sequence[str]) -> None:
+        """Show the first text that there is room for, or the beginning of the last; nothing if there is none."""
+        try:
+            room = (os.get_terminal_size(self._descriptor).columns or 80) - 1
+        except OSError:
+            room = 79
+        fitting = [text for text in texts if len(text) <= room]
+        self._handler.show_status((fitting or [text[:room] for text in texts[-1:]] or [""])[0])
+        if not texts:
+            self._handler.flush()  # whoever prints next finds the line empty
+
+    def bar(self, share: float, characters: int) -> str:
+        """Draw a bar of which that share, from 0 to 1, is full."""
+        full = int(share * characters)
+        return self._bar[0] * full + self._bar[1] * (characters - full)
 
 
 @contextmanager
-def logging_to_stderr(level: str) -> Iterator[None]:
-    """Log to standard error within the block, with the time and level of each line."""
+def logging_to_stderr(level: str) -> Iterator[StatusLine | None]:
+    """Log to standard error within the block, with the time and level of each line; of other libraries warnings only.
+
+    What is yielded is for a terminal on which a line can be replaced; None if standard error is something else.
+    """
     handler: logging.Handler
+    status_line: StatusLine | None = None
     try:
-        handler = QueuedHandler(sys.stderr.fileno())
+        descriptor = sys.stderr.fileno()
+        handler = QueuedHandler(descriptor)
+        if os.isatty(descriptor) and os.environ.get("TERM", "dumb") != "dumb":
+            is_unicode = sys.stderr.encoding.lower().startswith("utf")
+            status_line = StatusLine(handler, descriptor, is_unicode=is_unicode)
     except (OSError, ValueError, AttributeError):  # no standard error, or one in memory
         handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger()
-    before = root.level
+    root, own = logging.getLogger(), logging.getLogger("mlx_backend")
+    before = root.level, own.level
     root.addHandler(handler)
-    root.setLevel(level.upper())
-    for verbose in ("httpx", "httpcore", "urllib3", "filelock", "fsspec"):
-        logging.getLogger(verbose).setLevel(logging.WARNING)
+    own.setLevel(level.upper())
+    root.setLevel(max(own.level, logging.WARNING))
+    # These two log by themselves, as much as the environment says.
+    for library in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):
+        os.environ.setdefault(library, "error")
     try:
-        yield
+        yield status_line
     finally:
+        if status_line is not None:
+            status_line.show([])
         root.removeHandler(handler)
-        root.setLevel(before)
+        root.setLevel(before[0])
+        own.setLevel(before[1])
         handler.close()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlx_backend.commands.load_progress import LoadProgressDisplay
 from mlx_backend.commands.options import (
     add_options,
     embedding_and_rerank_models_of,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import Engine
     from mlx_backend.models.engine_options import EngineOptions
     from mlx_backend.models.model_type import ModelType
+    from mlx_backend.registry.base import ModelStatus
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.server.app import App
     from mlx_backend.server.in_flight import InFlightRequests
@@ -78,11 +80,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status."""
-    with logging_to_stderr(serve_options_of(arguments).log_level):
-        return _run(arguments)
+    with logging_to_stderr(serve_options_of(arguments).log_level) as status_line:
+        return _run(arguments, LoadProgressDisplay(status_line))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, progress: LoadProgressDisplay) -> int:
     try:
         for variable, nearest in misspelt_variables().items():
             log.warning("The environment variable %s has no effect; did you mean %s?", variable, nearest)
@@ -92,14 +94,14 @@ def _run(arguments: argparse.Namespace) -> int:
         if follow is not None:
             return follow()
         with ended_by_interrupts():
-            return _serve(settings_of(arguments), arguments)
+            return _serve(settings_of(arguments), arguments, progress)
     except (ConfigurationError, EngineError, ModelError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
         return 130
 
 
-def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
+def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProgressDisplay) -> int:
     from mlx_backend.server.api_keys import check_exposure
     from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
@@ -108,7 +110,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
 
     check_exposure(settings)
     limit_arenas()
-    models = _models(settings, arguments)
+    models = _models(settings, arguments, on_status=progress)
     app = App(models, settings)
     requests = settings.max_concurrent + settings.max_queue
     limits = ReceiveLimits(max_body_bytes=settings.max_body_bytes)
@@ -129,7 +131,9 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
             say(f"Listening on {server.url}")
             loading = _Loading(models, signals)
             loading.start()
-            if signals.wait() == _LOADED:
+            first = signals.wait()
+            progress.clear()
+            if first == _LOADED:
                 if loading.failure is not None:
                     return _failed(str(loading.failure))
                 is_mac = this_machine().is_mac
@@ -140,7 +144,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace) -> int:
             _drain(app.in_flight, settings.drain_seconds, signals)
             status = 0
         finally:
-            is_loading = any(each.state == "loading" for each in models.statuses())
+            is_loading = any(each.state in ("downloading", "loading") for each in models.statuses())
             signals.end_process(after=LOADING_STOP_SECONDS if is_loading else STOP_SECONDS, status=status)
             app.preparations.stop()
             models.stop()  # ends replies that are still running, with an error to their clients
@@ -211,7 +215,9 @@ class _Loading(threading.Thread):
         self._signals.post(_LOADED)
 
 
-def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegistry:
+def _models(
+    settings: Settings, arguments: argparse.Namespace, on_status: Callable[[ModelStatus], object]
+) -> MultiModelRegistry:
     """Return the models that can be served; the first answers requests that name none."""
     from mlx_backend.registry import config_file
     from mlx_backend.registry.catalogue import Catalogue
@@ -253,6 +259,10 @@ def _models(settings: Settings, arguments: argparse.Namespace) -> MultiModelRegi
         ranks=_ranks(),
         default_name=(language_models or listed)[0].name,
         load_worker=partial(_load_worker, device),
+        fetch=_fetch
+        if distributed_backend() is None
+        else None,  # ranks download side by side, when they load
+        on_status=on_status,
     )
 
 
@@ -264,14 +274,19 @@ def _ranks() -> int:
     return rank_count()
 
 
+def _fetch(source: str, on_progress: Callable[[int, int], None]) -> None:
+    """Download what of a model is not on this machine."""
+    from mlx_backend.models.loading import find_folder
+
+    find_folder(source, allow_download=True, on_progress=on_progress)
+
+
 def _load(
     device: Device, spec: ModelSpec, options: EngineOptions, on_progress: Callable[[float], None]
 ) -> Engine:
-    """Load a language model, with its progress on a terminal."""
     from mlx_backend.engine.mlx import load_engine
 
-    progress = _with_progress(spec, on_progress)
-    return load_engine(spec.source, options, device=device, model_id=spec.name, on_progress=progress)
+    return load_engine(spec.source, options, device=device, model_id=spec.name, on_progress=on_progress)
 
 
 def _load_worker(
@@ -281,25 +296,9 @@ def _load_worker(
     options: EmbeddingOptions,
     on_progress: Callable[[float], None],
 ) -> Worker:
-    """Load an embedding or rerank model, with its progress on a terminal."""
     from mlx_backend.embedding.mlx import load_worker
 
-    progress = _with_progress(spec, on_progress)
-    return load_worker(spec.source, kind, options, device=device, model_id=spec.name, on_progress=progress)
-
-
-def _with_progress(spec: ModelSpec, on_progress: Callable[[float], None]) -> Callable[[float], None]:
-    shown = -1
-
-    def show(part: float) -> None:
-        nonlocal shown
-        on_progress(part)
-        if sys.stderr.isatty() and int(part * 100) != shown:
-            shown = int(part * 100)
-            ending = "\n" if part >= 1 else ""
-            print(f"\rLoading {spec.name} … {shown} %", end=ending, file=sys.stderr, flush=True)
-
-    return show
+    return load_worker(spec.source, kind, options, device=device, model_id=spec.name, on_progress=on_progress)
 
 
 def _is_demo(arguments: argparse.Namespace) -> bool:

@@ -119,7 +119,6 @@ class Loader[S: LoadedService]:
         size = 0
         try:
             size = self._make_room(spec)
-            log.info("Loading %s.", spec.name)
             service = self._load_service(spec, _Progress(entry, attempt, self._state, size, self._on_status))
             if not size:  # it was not known before the download
                 with suppress(InsufficientMemory):

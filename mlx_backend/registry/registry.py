@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from mlx_backend.registry.catalogue import Catalogue
     from mlx_backend.registry.lease import ModelLease
     from mlx_backend.settings import Settings
+
+log = logging.getLogger(__name__)
 
 type LoadEngine = Callable[[ModelSpec, EngineOptions, Callable[[float], None]], Engine]
 type Fetch = Callable[
@@ -217,6 +220,7 @@ class MultiModelRegistry:
             for source in spec.sources:
                 self._fetch(source, progress.downloaded)
             may_download = False  # all of it is here
+        log.info("Loading %s.", spec.name)
         model_type = self._catalogue.model_type(spec)
         if model_type != "llm":
             if self._load_worker is None:
