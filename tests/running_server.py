@@ -97,15 +97,21 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
 
 @contextmanager
 def served(
-    models: ModelRegistry, settings: Settings, limits: ReceiveLimits | None = None
+    models: ModelRegistry,
+    settings: Settings,
+    limits: ReceiveLimits | None = None,
+    *,
+    send_buffer: int | None = None,
 ) -> Iterator[RunningServer]:
-    """Serve these models inside the block."""
+    """Serve these models inside the block; `send_buffer` is how many bytes the system takes for a slow client."""
     limits = limits or ReceiveLimits(max_body_bytes=settings.max_body_bytes)
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
     server = Server(settings.host, settings.port, app, requests=threads, limits=limits, shutdown_seconds=5)
     server.expiration_interval = 0.02  # how often cheroot checks whether to stop
     server.prepare()
+    if send_buffer is not None:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections inherit it
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.scripted import Script
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelSpec
 
@@ -41,11 +42,13 @@ model = "{folder}/ranker"
 
 
 @contextmanager
-def app_of_every_type(folder: Path, **chosen: Any) -> Iterator[App]:
-    """The application over these models, which are written into the folder."""
+def models_of_every_type(
+    folder: Path, settings: Settings, scripts: Callable[[str], Script] = lambda _: ANSWER
+) -> Iterator[MultiModelRegistry]:
+    """These models, which are written into the folder."""
 
     def talk(spec: ModelSpec, _options: EngineOptions, _on_progress: Callable[[float], None]) -> Engine:
-        return ScriptedEngine(lambda _: ANSWER, model_id=spec.name)
+        return ScriptedEngine(scripts, model_id=spec.name)
 
     def read(
         spec: ModelSpec, kind: ModelType, options: EmbeddingOptions, on_progress: Callable[[float], None]
@@ -58,7 +61,6 @@ def app_of_every_type(folder: Path, **chosen: Any) -> Iterator[App]:
     (folder / "chat" / "config.json").write_text('{"model_type": "gpt_oss"}')
     (folder / "chat" / "model.safetensors").write_bytes(b"")
     found = config_file.parse(MODELS.format(folder=folder), folder=folder)
-    settings = Settings(**chosen)
     models = MultiModelRegistry(
         Catalogue(found.models, others=found.others),
         talk,
@@ -68,6 +70,14 @@ def app_of_every_type(folder: Path, **chosen: Any) -> Iterator[App]:
         load_worker=read,
     )
     try:
-        yield App(models, settings)
+        yield models
     finally:
         models.stop()
+
+
+@contextmanager
+def app_of_every_type(folder: Path, **chosen: Any) -> Iterator[App]:
+    """The application over these models."""
+    settings = Settings(**chosen)
+    with models_of_every_type(folder, settings) as models:
+        yield App(models, settings)

@@ -79,8 +79,7 @@ class Scheduler:
         self._submitting = threading.Lock()
         self._keys = itertools.count()
         self._shares = ClientShares()  # used under the lock
-        self._submitted = 0  # written under the lock
-        self._finished = 0  # written by the engine thread
+        self._unfinished: dict[int, Job] = {}  # put in under the lock, taken out by the engine thread
         self._queue = FairQueue()
         self._running: dict[int, Job] = {}
         self._warmups = Warmups(batch)
@@ -114,12 +113,12 @@ class Scheduler:
             raise EngineFailed(self._restart_reason, self._retry_after())
         with self._submitting:
             share = self._shares.of(request.client)
-            unfinished = self._submitted - self._finished
+            unfinished = len(self._unfinished)
             if unfinished >= self._max_running + self._max_waiting and not self._shares.may_displace(share):
                 raise self._busy(f"The server is busy: {unfinished} requests are running or waiting already")
-            self._submitted += 1
             share.submitted += 1
             job = Job(next(self._keys), request, share)
+            self._unfinished[job.key] = job
             self._inbox.put(job)
         # Put first, check second: either the thread's last look into its inbox saw this job, or this sees its end.
         if self._final_error is not None:
@@ -150,7 +149,7 @@ class Scheduler:
     def status(self) -> EngineStatus:
         """What it is doing; the figures may be a step old."""
         running = len(self._running)
-        waiting = max(0, self._submitted - self._finished - running)
+        waiting = max(0, len(self._unfinished) - running)
         if self._final_error is not None:
             return EngineStatus(state="stopped", detail=str(self._final_error))
         if self._restart_reason:
@@ -348,7 +347,7 @@ class Scheduler:
         """Count a job as finished before its last item can be seen: the caller may submit another at once."""
         job.is_finished = True
         job.ended_at = perf_counter()
-        self._finished += 1
+        self._unfinished.pop(job.key, None)
         job.share.finished += 1
         job.outbox.put(last)
 
@@ -363,14 +362,8 @@ class Scheduler:
     def _fail_all(self, error: EngineError) -> None:
         self._final_error = error
         self._started.set()
-        jobs = [*self._running.values(), *self._queue]
-        while not self._inbox.empty():
-            message = self._inbox.get()
-            if isinstance(message, Job):
-                jobs.append(message)
-        for job in jobs:
-            if not job.is_finished:  # a cancelled one may be here twice
-                self._finish(job, EngineStopped(str(error)))
+        for job in list(self._unfinished.values()):  # wherever the thread had them when it ended
+            self._finish(job, EngineStopped(str(error)))
         self._running.clear()
         self._queue.clear()
         self._warmups.clear()
