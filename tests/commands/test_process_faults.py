@@ -116,6 +116,10 @@ def test_there_are_more_connections_than_files(server: Server) -> None:
         held[0].setblocking(True)
         held[0].sendall(b"Host: test\r\n\r\n")
         assert held[0].recv(12) == b"HTTP/1.1 200"
+    answer = 503
+    while answer == 503:  # until it has seen that they have gone
+        with suppress(OSError):
+            answer, _ = server.call("/health")
 
 
 def test_the_folder_of_a_running_model_is_deleted(server: Server) -> None:

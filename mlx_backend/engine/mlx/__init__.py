@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device import this_device
+from mlx_backend.device.open_files import file_limit_only_raised
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.engine.distributed.transport import COLLECTIVE_GRACE
@@ -45,7 +46,8 @@ def load_engine(
     Raises EngineError with a text for people. Where several processes share the model, this is for rank 0; the others
     call `follow_engine`.
     """
-    from mlx_backend.engine.mlx.batch import MLXBatch
+    with file_limit_only_raised():
+        from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.engine.mlx.collectives import join
 
     chosen = replace(options or EngineOptions(), **changes)
@@ -98,7 +100,8 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
 
     For ranks above 0, on the main thread, with the model and options of rank 0.
     """
-    from mlx_backend.engine.mlx.batch import MLXBatch
+    with file_limit_only_raised():
+        from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.engine.mlx.collectives import join
 
     ranks = join()
