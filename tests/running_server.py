@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import Engine
     from mlx_backend.registry.base import ModelRegistry
+    from mlx_backend.server.tls import TlsContext
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 
@@ -35,7 +36,7 @@ class RunningServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        host, _, port = self.url.partition("://")[2].rpartition(":")
         return host, int(port)
 
     def open(self, path: str, body: Any = None, **headers: str) -> Any:
@@ -100,6 +101,7 @@ def served(
     models: ModelRegistry,
     settings: Settings,
     limits: ReceiveLimits | None = None,
+    tls: TlsContext | None = None,
     *,
     send_buffer: int | None = None,
 ) -> Iterator[RunningServer]:
@@ -107,7 +109,9 @@ def served(
     limits = limits or ReceiveLimits(max_body_bytes=settings.max_body_bytes)
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
-    server = Server(settings.host, settings.port, app, requests=threads, limits=limits, shutdown_seconds=5)
+    server = Server(
+        settings.host, settings.port, app, requests=threads, limits=limits, shutdown_seconds=5, tls=tls
+    )
     server.expiration_interval = 0.02  # how often cheroot checks whether to stop
     server.prepare()
     if send_buffer is not None:

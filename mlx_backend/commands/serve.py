@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mlx_backend.registry.registry import MultiModelRegistry
     from mlx_backend.server.app import App
     from mlx_backend.server.in_flight import InFlightRequests
+    from mlx_backend.server.tls import TlsContext
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     from mlx_backend.server.app import App
     from mlx_backend.server.port_check import port_in_use
     from mlx_backend.server.receive_limits import ReceiveLimits
+    from mlx_backend.server.tls import tls_of
     from mlx_backend.server.wsgi_server import Server
 
     check_exposure(settings)
@@ -113,18 +115,20 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     models = _models(settings, arguments, on_status=progress)
     app = App(models, settings)
     requests = settings.max_concurrent + settings.max_queue
+    tls = tls_of(settings)
     limits = ReceiveLimits(max_body_bytes=settings.max_body_bytes)
     if in_use := port_in_use(settings.host, settings.port):
         return _failed(in_use)
-    server = Server(settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=2)
+    server = Server(
+        settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=2, tls=tls
+    )
     try:
         server.prepare()
     except OSError as error:
         return _failed(_bind_failure(settings, error))
     serving = threading.Thread(target=server.serve, name="http")
     status = 1
-    reload = partial(_reload, app) if settings.api_key_file is not None else None
-    with StopSignals(on_hangup=reload) as signals:
+    with StopSignals(on_hangup=_reloads(app, settings, tls)) as signals:
         try:
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
@@ -153,15 +157,25 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     return status
 
 
-def _reload(app: App) -> None:
-    """Read again what SIGHUP says has changed. What is broken keeps its old state."""
-    try:
-        app.api_keys.reload()
-    except ConfigurationError as error:
-        for line in str(error).splitlines():
-            log.error("The API keys stay as they were: %s", line)
-    else:
-        log.info("The API keys have been read again: %d of them.", len(app.api_keys.names))
+def _reloads(app: App, settings: Settings, tls: TlsContext | None) -> Callable[[], None] | None:
+    """Return what SIGHUP does: read files again, of which a broken one keeps the old state. None if there are none."""
+    files: list[tuple[str, Callable[[], None]]] = []
+    if settings.api_key_file is not None:
+        files.append(("API keys", app.api_keys.reload))
+    if tls is not None:
+        files.append(("certificate and its key", tls.reload))
+
+    def reload() -> None:
+        for name, read_again in files:
+            try:
+                read_again()
+            except ConfigurationError as error:
+                for line in str(error).splitlines():
+                    log.error("The %s stay as they were: %s", name, line)
+            else:
+                log.info("The %s have been read again.", name)
+
+    return reload if files else None
 
 
 def _drain(in_flight: InFlightRequests, seconds: float, signals: StopSignals) -> None:

@@ -6,13 +6,15 @@ import selectors
 import socket
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mlx_backend.server.tls import TlsSocket
 
-def has_left(connection: socket.socket) -> bool:
+
+def has_left(connection: socket.socket | TlsSocket) -> bool:
     """Whether the other end of a readable socket has closed it. Takes no byte; raises BlockingIOError if it is not."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -53,7 +55,9 @@ class DisconnectWatcher:
         self._woken.close()
 
     @contextmanager
-    def watching(self, connection: socket.socket, on_disconnect: Callable[[], None]) -> Iterator[None]:
+    def watching(
+        self, connection: socket.socket | TlsSocket, on_disconnect: Callable[[], None]
+    ) -> Iterator[None]:
         """Call `on_disconnect` from the watcher's thread, once, if the other end closes the connection meanwhile."""
         with self._lock:
             self._selector.register(connection, selectors.EVENT_READ, on_disconnect)
@@ -63,7 +67,7 @@ class DisconnectWatcher:
         finally:
             self._unregister(connection)
 
-    def _unregister(self, connection: socket.socket) -> None:
+    def _unregister(self, connection: socket.socket | TlsSocket) -> None:
         with self._lock, suppress(KeyError, ValueError):
             self._selector.unregister(connection)
 
@@ -73,12 +77,19 @@ class DisconnectWatcher:
                 if key.data is None:
                     with suppress(BlockingIOError):
                         self._woken.recv(4096)
-                elif isinstance(key.fileobj, socket.socket):
+                else:
                     self._check(key.fileobj, key.data)
 
-    def _check(self, connection: socket.socket, on_disconnect: Callable[[], None]) -> None:
+    def _check(self, connection: Any, on_disconnect: Callable[[], None]) -> None:
         # Readable: closed, or the client has sent its next request early, and then nothing can be told from here.
-        self._unregister(connection)
-        with suppress(BlockingIOError, InterruptedError):
-            if has_left(connection):
-                on_disconnect()
+        with self._lock:
+            try:
+                self._selector.get_key(connection)
+                left = has_left(connection)
+            except (KeyError, ValueError):  # it is watched no longer
+                return
+            except (BlockingIOError, InterruptedError):  # a message of TLS itself
+                return
+            self._selector.unregister(connection)
+        if left:
+            on_disconnect()

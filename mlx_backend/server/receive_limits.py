@@ -15,7 +15,7 @@ class ReceiveLimits:
     idle_seconds: float = 60.0
     """Between two requests of a connection, and before its first."""
     head_seconds: float = 15.0
-    """From the first byte of a request to the end of its head."""
+    """From the first byte of a request to the end of its head; and for the handshake of TLS."""
     body_seconds: float = 300.0
     """For a whole body, however fast it comes."""
     stalled_seconds: float = 20.0

@@ -17,6 +17,11 @@ class Connection(Protocol):
     rfile: Any
     received: Received
 
+    @property
+    def is_handshaking(self) -> bool:
+        """Whether TLS has yet to begin."""
+        ...
+
     def close_socket(self) -> None:
         """Close the socket, at once."""
         ...

@@ -311,6 +311,7 @@ class Receiver:
         self._register(connection)
         if rest := before.framing.rest():
             self._feed(connection, rest)
+        self._receive(connection)  # what TLS has decrypted already, no selector sees
 
     # Ending.
 
@@ -326,7 +327,9 @@ class Receiver:
                 if now > received.discard_until:
                     self._drop(connection)
             elif received.started is None:
-                if now - received.idle_since > self._limits.idle_seconds:
+                limits = self._limits
+                allowed = limits.head_seconds if connection.is_handshaking else limits.idle_seconds
+                if now - received.idle_since > allowed:
                     self._drop(connection)
             elif now - received.started > self._seconds_allowed(received.framing):
                 part = "body" if received.framing.head is not None else "head"

@@ -26,6 +26,7 @@ from mlx_backend import __version__
 from mlx_backend.server.disconnects import DisconnectWatcher
 from mlx_backend.server.file_limit import connections_within_file_limit
 from mlx_backend.server.receiver import Receiver
+from mlx_backend.server.tls import TlsSocket
 
 if TYPE_CHECKING:
     import socket
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
     from mlx_backend.server.receive_limits import Admission, ReceiveLimits
     from mlx_backend.server.received import Received
     from mlx_backend.server.request_framing import RequestHead
+    from mlx_backend.server.tls import TlsContext
 
 log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
 SPARE_THREADS = 16
 BACKLOG = 512
+_SPEAKS_TLS = "This server speaks HTTPS: begin its address with https://."
 SEND_SECONDS = 60
 """How long sending may stall because the client does not read."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -104,6 +107,11 @@ class _Connection(HTTPConnection):
         """Give the connection back, to be closed."""
         self.server.receiver.finished(self)
 
+    @property
+    def is_handshaking(self) -> bool:
+        """Whether TLS has yet to begin."""
+        return isinstance(self.socket, TlsSocket) and self.socket.is_handshaking
+
     def close_socket(self) -> None:
         """Close the socket, at once."""
         with suppress(OSError):
@@ -119,6 +127,8 @@ class _Gateway(wsgi.Gateway_10):
         del environ["wsgi.input_terminated"]  # werkzeug looks whether the key is there, not at its value
         # cheroot does not decode these; clients write the slash in a model's name so.
         environ["PATH_INFO"] = re.sub("%2F", "/", environ["PATH_INFO"], flags=re.IGNORECASE)
+        if self.req.server.tls is not None:
+            environ["wsgi.url_scheme"] = "https"
         environ["SERVER_NAME"] = str(self.req.server.bind_addr[0])  # not the request's Host
         environ[ON_DISCONNECT] = lambda callback: watcher.watching(connection, callback)
         return environ
@@ -139,6 +149,7 @@ class Server(wsgi.Server):
         requests: int,
         limits: ReceiveLimits,
         shutdown_seconds: int,
+        tls: TlsContext | None = None,
     ) -> None:
         super().__init__(
             (host, port),
@@ -150,6 +161,7 @@ class Server(wsgi.Server):
             shutdown_timeout=shutdown_seconds,
         )
         self.gateway = _Gateway
+        self.tls = tls
         self.disconnects = DisconnectWatcher()
         self.max_request_header_size = limits.max_head_bytes
         self._limits = limits
@@ -190,7 +202,9 @@ class Server(wsgi.Server):
         self.disconnects.stop()
 
     def _connect(self, accepted: socket.socket, address: Any) -> _Connection:
-        connection = _Connection(self, accepted, MakeFile)
+        tls = self.tls
+        channel = accepted if tls is None else tls.wrap(accepted, _refusal(self, 400, _SPEAKS_TLS))
+        connection = _Connection(self, channel, MakeFile)
         connection.remote_addr, connection.remote_port = address[:2]
         return connection
 
@@ -202,7 +216,8 @@ class Server(wsgi.Server):
     def url(self) -> str:
         """The address it listens on."""
         host, port = self.bind_addr
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """Send cheroot's log to this module's logger."""
