@@ -6,18 +6,17 @@ server's. None always means "not set": the next of these decides, and last the m
 Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
 """
 
-import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+from mlx_backend.api_key_kind import NAMED_KEYS, NamedKeys
 from mlx_backend.conversation.effort import Effort, parse_effort
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.declaration import (
     Kind,
     Setting,
-    SettingError,
     declared,
     number,
     one_of,
@@ -89,39 +88,6 @@ _EFFORT_BUDGETS = Kind(
     show=lambda budgets: ",".join(f"{effort}={tokens}" for effort, tokens in budgets),
 )
 
-
-type NamedKeys = tuple[tuple[str, str], ...]
-
-
-def key_name(value: object) -> str:
-    """Return the name of an API key, which is written to logs and metrics. Raises SettingError."""
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value):
-        raise SettingError("must be 1 to 64 letters, digits, dots, hyphens or underscores")
-    return value
-
-
-def _named_keys(value: str) -> NamedKeys:
-    """Return the keys in alice=KEY,bob=KEY. The errors repeat none of them."""
-    pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
-    for position, (name, equals, key) in enumerate(pairs, 1):
-        if not equals or not key:
-            raise SettingError(f"key {position} is not written NAME=KEY")
-        try:
-            key_name(name)
-        except SettingError as error:
-            raise SettingError(f"the name of key {position} {error}") from None
-    if not pairs:
-        raise SettingError("is empty (an unset variable?)")
-    return tuple((name, key) for name, _, key in pairs)
-
-
-_NAMED_KEYS = Kind(
-    words="names with a key each, such as alice=KEY,bob=KEY",
-    metavar="NAME=KEY,…",
-    type=tuple[tuple[str, str], ...],
-    parse=_named_keys,
-    show=lambda _: "…",
-)
 _SHARE = number(0, 1)
 _PENALTY = number(-2, 2)
 
@@ -284,7 +250,7 @@ class Settings(ReplySettings):
     api_keys: Annotated[
         NamedKeys | None,
         Setting(
-            kind=_NAMED_KEYS,
+            kind=NAMED_KEYS,
             help="a key of its own for each person or program, by names that the log and the metrics show",
             group="network",
             default="none",

@@ -91,6 +91,7 @@ FLOORS = [
     ["mlx_backend.device", "mlx_backend.demo"],
     ["mlx_backend.models"],
     ["mlx_backend.settings"],
+    ["mlx_backend.api_key_kind"],
     ["mlx_backend.declaration"],
     ["dify_mlx_provider.provider", "dify_mlx_provider.models", "dify_mlx_provider.__main__"],
     ["dify_mlx_provider.packaging"],

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, create_model
 
+from mlx_backend.api_key_kind import key_name
 from mlx_backend.declaration import Kind, Setting, SettingError, text, whole
 from mlx_backend.registry.file_keys import check_name
 from mlx_backend.registry.toml_tables import TableParser, decode, read_text, toml_key
-from mlx_backend.settings import key_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
