@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import mlx.core as mx
 import mlx_lm
 from engine_models import MARKERS
+from engine_requests import together
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 REPLY = 10  # tokens
 END = MARKERS.index("<|return|>")
 LENGTHS = (1, 2, 31, 45, 70)  # of prompts; the windows hold 32
+
+
+class NotStored(Exception):
+    """Nothing of a prompt was written to disk, as the log says why."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +137,13 @@ def alone(model: Model) -> list[Reply]:
 
 def crowd(model: Model) -> list[Reply]:
     """All at once."""
-    return _paired(model, requests(), lambda each: _at_once(model.engine, each))
+    return _paired(model, requests(), lambda each: together(model.engine, each))
 
 
 def next_turn(model: Model) -> list[Reply]:
     """Conversations go on, from what is cached of them."""
     first = requests()
-    _at_once(model.engine, first)
+    together(model.engine, first)
     turns = _turns(model, first)
     found, cached = _replies(model.engine, turns)
     if any(count < len(each.prompt) for count, each in zip(cached, first, strict=True)):
@@ -149,16 +154,16 @@ def next_turn(model: Model) -> list[Reply]:
 def edited(model: Model) -> list[Reply]:
     """The ends of prompts are edited, and they are asked at once."""
     turns = _turns(model, requests())
-    _at_once(model.engine, turns)
+    together(model.engine, turns)
     others = [replace(each, prompt=[*each.prompt[:-4], *text(8, 6)]) for each in turns]
-    return _paired(model, others, lambda each: _at_once(model.engine, each))
+    return _paired(model, others, lambda each: together(model.engine, each))
 
 
 def seeds(model: Model) -> list[Reply]:
     """A seed gives the same reply alone and in a crowd."""
     asked = requests(sampling=Sampling(temperature=1.0, seed=4))
     expected, _ = _replies(model.engine, asked)
-    found = _at_once(model.engine, asked)
+    found = together(model.engine, asked)
     return [Reply(*each) for each in zip(asked, found, expected, strict=True)]
 
 
@@ -169,6 +174,8 @@ def restart(model: Model) -> list[Reply]:
     with tempfile.TemporaryDirectory() as folder:
         with load_engine(model.folder, cache_folder=Path(folder)) as before:
             found, _ = _replies(before, [first])
+        if not any(path.is_file() for path in Path(folder).rglob("*")):
+            raise NotStored("its caches cannot be written to disk")
         with load_engine(model.folder, cache_folder=Path(folder), cache_bytes=0) as after:
             more, cached = _replies(after, [other])
     if cached != [40]:
@@ -204,7 +211,7 @@ def _drafted(model: Model, **options: Any) -> list[Reply]:
     with load_engine(model.folder, **options) as engine:
         return [
             *_paired(model, asked, lambda each: _replies(engine, each)[0]),
-            *_paired(model, asked, lambda each: _at_once(engine, each)),
+            *_paired(model, asked, lambda each: together(engine, each)),
         ]
 
 
@@ -239,8 +246,3 @@ def _replies(engine: Engine, asked: Sequence[GenerationRequest]) -> tuple[list[l
         replies.append([item.token for item in items if isinstance(item, TokenDelta)])
         cached.append(last.cached_tokens)
     return replies, cached
-
-
-def _at_once(engine: Engine, asked: Sequence[GenerationRequest]) -> list[list[int]]:
-    generations = [engine.generate(each) for each in asked]
-    return [[item.token for item in each if isinstance(item, TokenDelta)] for each in generations]

@@ -39,7 +39,12 @@ TESTS: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = TESTS.parent / ".bench" / "matrix"
 CODE: Final = (
     *("mlx_backend/engine", "mlx_backend/device", "mlx_backend/models"),
-    *("tests/architecture_checks.py", "tests/architectures.py"),
+    *(
+        "tests/architecture_checks.py",
+        "tests/architectures.py",
+        "tests/engine_models.py",
+        "tests/engine_requests.py",
+    ),
 )
 WEIGHTS: Final[dict[str, dict[str, Any]]] = {
     "float32": {},
@@ -193,12 +198,16 @@ def _check_model(folders: list[Path], save: Callable[..., None]) -> None:
 
 def _cell(model: Any, check: Any) -> dict[str, Any]:
     """Run one check; return how many replies are equal, differ only by a tie, and differ."""
+    from architecture_checks import NotStored
+
     from mlx_backend.errors import EngineError
 
     try:
         replies = check(model)
         apart = [each for each in replies if each.found != each.expected]
         ties = sum(model.is_tie(each) for each in apart)
+    except NotStored as error:
+        return {"refused": _line(error)}
     except EngineError as error:
         return {"refused" if "not possible" in str(error) else "error": _line(error)}
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 import mlx_lm
 import pytest
 from engine_models import write_model
+from engine_requests import reply_tokens, together
 from tolerances import check_replies
 
 from mlx_backend.demo import MODEL_PATH
@@ -54,15 +55,6 @@ def request_for(engine: Engine, question: str, **options: object) -> GenerationR
     return GenerationRequest(prompt=tokens, **({"max_tokens": 200} | options))  # type: ignore[arg-type]
 
 
-def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
-    return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
-
-
-def all_at_once(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[int]]:
-    generations = [engine.generate(request) for request in requests]
-    return [[item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations]
-
-
 # -- the same tokens in every way ----------------------------------------------------------------------------
 
 
@@ -80,7 +72,7 @@ def test_the_engine_generates_what_mlx_lm_generates(demo: Engine) -> None:
 def test_requests_in_a_batch_generate_what_each_would_alone(demo: Engine) -> None:
     requests = [request_for(demo, question) for question in QUESTIONS]
     alone = [reply_tokens(demo, request) for request in requests]
-    check_replies(demo, requests, all_at_once(demo, requests), alone)
+    check_replies(demo, requests, together(demo, requests), alone)
 
 
 def test_an_answer_ends_with_its_end_token_and_the_text_of_its_marker(demo: Engine) -> None:
@@ -104,14 +96,14 @@ def test_a_seed_gives_the_same_text_alone_and_among_others(endless: Engine) -> N
     alone = reply_tokens(endless, seeded(7))
     assert reply_tokens(endless, seeded(7)) == alone
     others = [seeded(8), seeded(None), request_for(endless, "three four five", max_tokens=30)]
-    first, *rest = all_at_once(endless, [seeded(7), *others])
+    first, *rest = together(endless, [seeded(7), *others])
     assert first == alone
     assert alone not in rest
 
 
 def test_without_a_seed_no_two_answers_are_the_same(endless: Engine) -> None:
     request = request_for(endless, "one two", max_tokens=30, sampling=Sampling(temperature=1.0))
-    answers = [*all_at_once(endless, [request, request]), reply_tokens(endless, request)]
+    answers = [*together(endless, [request, request]), reply_tokens(endless, request)]
     assert len({tuple(answer) for answer in answers}) == 3
 
 
@@ -175,7 +167,7 @@ def test_prefixes_are_reused_across_a_sliding_window_and_from_checkpoints_alone(
         ]
         plain = [reply_tokens(cold, request) for request in requests]
         assert reply_tokens(warm, requests[0]) == plain[0]
-        assert all_at_once(warm, requests) == plain
+        assert together(warm, requests) == plain
         *_, last = warm.generate(requests[1])
         assert isinstance(last, Finished)
         assert last.cached_tokens == len(requests[1].prompt) - 1
@@ -286,7 +278,7 @@ def test_a_grammar_constrains_its_own_reply_and_no_other(endless: Engine) -> Non
         )
         for t in (0, 1)
     ]
-    first, second, third = all_at_once(endless, [held[0], free, held[1]])
+    first, second, third = together(endless, [held[0], free, held[1]])
     assert first == third == [70, 301] * 10
     assert second == expected
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from drafting import drafting_engine, generate, loaded_batch
 from engine_models import write_model
+from engine_requests import reply_tokens
 
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
@@ -51,10 +52,6 @@ def thinking(
         prompt, Channel.ANALYSIS, room=room, tokens=tokens, reserve=reserve
     )
     return GenerationRequest(prompt=prompt, max_tokens=room, constraint=budget)
-
-
-def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
-    return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn"])

@@ -1,25 +1,22 @@
 """An engine's options: adapters, quantised caches, limits. Each is honoured, or refused with a reason."""
 
 import threading
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_models import write_adapter, write_mamba, write_model, write_qwen, write_random
+from engine_requests import TEXT, reply_tokens, request_for, together
 from tolerances import check_replies
 
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Progress, Sampling, TokenDelta
+from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.threaded import ThreadedEngine
-from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
+from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions
-
-TEXT = "the quick brown fox jumps over the lazy dog "
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +27,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen(tmp_path_factory.mktemp("qwen"))
-
-
-def request_for(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
-    prompt = engine.tokenizer.encode(text, control_tokens=True)
-    return GenerationRequest(prompt=prompt, max_tokens=count, **fields)  # type: ignore[arg-type]
-
-
-def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
-    return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
-
-
-def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[int]]:
-    generations = [engine.generate(each) for each in requests]
-    return [[item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations]
-
-
-def room_beside(model: Path, caches: int) -> int:
-    """Return a limit that leaves so many bytes for caches beside the model."""
-    return int(((model / "model.safetensors").stat().st_size + caches) / 0.95) + 1000
 
 
 # -- adapters ------------------------------------------------------------------------------------------------
@@ -206,153 +184,6 @@ def test_a_draft_model_is_refused_where_a_cache_cannot_be_rewound(tmp_path: Path
         check_replies(engine, requests, from_kept_states, alone)
 
 
-# -- memory --------------------------------------------------------------------------------------------------
-
-
-def test_what_could_never_fit_is_refused_with_the_figures(qwen: Path) -> None:
-    with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
-        assert reply_tokens(engine, request_for(engine, count=5))
-        with pytest.raises(
-            EngineError, match=r"9 tokens of prompt and 1000 of reply would need .* the model leaves"
-        ):
-            reply_tokens(engine, GenerationRequest(prompt=[9] * 9, max_tokens=1000))
-
-
-def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:
-    with load_engine(qwen, cache_bytes=0) as unlimited:
-        requests = [request_for(unlimited, TEXT * count, count=40) for count in (1, 2, 3, 1, 2)]
-        expected = [reply_tokens(unlimited, each) for each in requests]
-    with load_engine(qwen, cache_bytes=0, memory_bytes=room_beside(qwen, 1_200_000)) as engine:
-        assert together(engine, requests) == expected
-        assert engine.is_healthy()
-
-
-def test_replies_that_outgrow_their_reservations_are_preempted_and_resumed_unchanged(
-    windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
-    caplog.set_level("INFO")
-    sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
-    fields = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
-    with load_engine(windowed, cache_bytes=0) as unlimited:
-        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
-        expected = together(unlimited, requests)
-    with load_engine(windowed, cache_bytes=0, memory_bytes=room_beside(windowed, 2 * 420_000)) as engine:
-        assert together(engine, requests) == expected
-    assert "Memory is short" in caplog.text
-
-
-def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
-    qwen: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
-    caplog.set_level("INFO")
-    fields = {"count": 600, "expected_tokens": 50, "sampling": Sampling(temperature=1, seed=1)}
-    options = {"cache_bytes": 0, "kv_bits": 8}
-    with load_engine(qwen, **options) as unlimited:  # type: ignore[arg-type]
-        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
-        expected = together(unlimited, requests)
-    with load_engine(qwen, memory_bytes=room_beside(qwen, 1_000_000), **options) as engine:  # type: ignore[arg-type]
-        assert together(engine, requests) == expected
-    assert "Memory is short" in caplog.text
-
-
-def test_another_models_passing_work_neither_refuses_a_request_for_good_nor_cuts_a_reply_short(
-    windowed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
-    device = Device(room_beside(windowed, 2_000_000))
-    asked = [GenerationRequest(prompt=[20 + at] * 30, max_tokens=400, expected_tokens=20) for at in range(2)]
-
-    def replies(batch: MLXBatch, steps: int) -> Iterator[dict[int, list[object]]]:
-        outcomes: dict[int, list[object]] = {0: [], 1: []}
-        for _ in range(steps):
-            for key, outcome in batch.step():
-                outcomes[key].append(outcome.token if isinstance(outcome, TokenDelta) else outcome)
-            yield outcomes
-
-    def tokens(outcomes: list[object]) -> list[object]:
-        return [each for each in outcomes if not isinstance(each, Progress)]
-
-    def batch_of_two() -> MLXBatch:
-        batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)
-        batch.load(lambda _: None)
-        for key, each in enumerate(asked):
-            assert batch.admits(each)
-            batch.insert(key, each)
-        return batch
-
-    calm = batch_of_two()
-    *_, expected = replies(calm, 402)
-    calm.unload()
-    batch, other = batch_of_two(), device.memory.reserve(0)
-    try:
-        running = replies(batch, 5000)
-        for _ in range(50):
-            next(running)
-        other.set_working(1_900_000)
-        with pytest.raises(EngineBusy, match="other models' work leaves"):
-            batch.admits(GenerationRequest(prompt=[1], max_tokens=1000))
-        with pytest.raises(EngineRefused, match="the model leaves"):
-            batch.admits(GenerationRequest(prompt=[1], max_tokens=100_000))
-        for _ in range(390):  # the first continues alone, past its reservation
-            outcomes = next(running)
-        assert tokens(outcomes[0]) == tokens(expected[0])
-        assert len(tokens(outcomes[1])) < 400
-        other.set_working(0)
-        while batch.loaded.sequences:
-            outcomes = next(running)
-        assert tokens(outcomes[1]) == tokens(expected[1])
-    finally:
-        other.close()
-        batch.unload()
-
-
-def test_a_model_that_cannot_be_loaded_takes_no_memory_from_the_others(qwen: Path, tmp_path: Path) -> None:
-    taken = tmp_path / "not a folder"
-    taken.write_text("")
-
-    device = Device(8 << 30)
-    for options in (EngineOptions(cache_folder=taken), EngineOptions(memory_bytes=1000)):
-        with pytest.raises(EngineError):
-            load_engine(qwen, options, device=device)
-        assert device.memory.reserved == 0
-
-
-def test_five_hundred_requests_leave_no_memory_behind(qwen: Path) -> None:
-    import mlx.core as mx
-
-    with load_engine(qwen, cache_bytes=1 << 20) as engine:
-        others = mx.get_active_memory()
-
-        def some(count: int) -> None:
-            threads = [
-                threading.Thread(
-                    target=lambda at=at: [
-                        reply_tokens(engine, request_for(engine, f"{at} {turn}", count=3))
-                        for turn in range(count)
-                    ]
-                )
-                for at in range(5)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-
-        def at_rest() -> int:
-            """Measure once the last sequences are gone, which is one step after their last tokens."""
-            deadline = time.monotonic() + 20
-            while (kept := mx.get_active_memory() - others) > 2 << 20 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            return kept
-
-        some(10)
-        assert at_rest() <= 2 << 20
-        some(100)
-        assert at_rest() <= 2 << 20
-
-
 # -- prefixes on disk ----------------------------------------------------------------------------------------
 
 
@@ -437,15 +268,3 @@ def test_a_warm_up_of_a_cached_prompt_prefills_nothing(
 def test_drafts_come_from_one_source(windowed: Path) -> None:
     with pytest.raises(EngineError, match="not from both"):
         load_engine(windowed, draft_model=str(windowed), draft_from_text=True)
-
-
-def test_a_model_that_leaves_no_memory_for_a_reply_is_refused_and_one_that_leaves_little_is_warned_about(
-    qwen: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(EngineError, match=r"leaves .* for replies, and a single token needs .* --memory-gb"):
-        load_engine(qwen, memory_bytes=room_beside(qwen, 0))
-    with load_engine(qwen, memory_bytes=room_beside(qwen, 1_000_000)):
-        assert "of memory for requests, and one of" in caplog.text
-    caplog.clear()
-    with load_engine(qwen):
-        assert "of memory for requests" not in caplog.text

@@ -1,0 +1,34 @@
+"""Requests to an engine and their replies as tokens, as tests of the engine on MLX make them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mlx_backend.engine.base import Engine
+
+TEXT = "the quick brown fox jumps over the lazy dog "
+
+
+def request_for(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
+    prompt = engine.tokenizer.encode(text, control_tokens=True)
+    return GenerationRequest(prompt=prompt, max_tokens=count, **fields)  # type: ignore[arg-type]
+
+
+def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:
+    return [item.token for item in engine.generate(request) if isinstance(item, TokenDelta)]
+
+
+def together(engine: Engine, requests: Sequence[GenerationRequest]) -> list[list[int]]:
+    generations = [engine.generate(each) for each in requests]
+    return [[item.token for item in generation if isinstance(item, TokenDelta)] for generation in generations]
+
+
+def room_beside(model: Path, caches: int) -> int:
+    """Return a limit that leaves so many bytes for caches beside the model."""
+    return int(((model / "model.safetensors").stat().st_size + caches) / 0.95) + 1000
