@@ -98,7 +98,7 @@ def _result(name: str, weights: str) -> dict[str, Any]:
     file = RESULTS / weights / f"{name.replace(' ', '-').replace(',', '')}.json"
     with suppress(OSError, ValueError):
         saved: dict[str, Any] = json.loads(file.read_text())
-        if saved["key"] == key and saved["finished"]:
+        if saved.get("finished") == key:
             return saved
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"name": name, "stage": BUILD, "checks": {}}))
@@ -107,7 +107,7 @@ def _result(name: str, weights: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(file.read_text())
     if crash:
         result["crash"] = f"{crash} during {result['stage']}"
-    result |= {"key": key, "finished": True, "seconds": round(time.monotonic() - started, 1)}
+    result |= {"finished": key, "seconds": round(time.monotonic() - started, 1)}
     file.write_text(json.dumps(result, indent=1))
     print(f"{name:28} {result['seconds']:6.1f} s  {_short(result)}", flush=True)
     return result
