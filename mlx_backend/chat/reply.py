@@ -174,7 +174,7 @@ class Reply:
                     case TokenDelta():
                         yield from self._token(item)
                     case Finished():
-                        self._meter.finish(item, was_reasoning=self._parser.is_reasoning)
+                        self._meter.finish(item, is_reasoning=self._parser.is_reasoning)
                         yield from self._end(item.reason)
         finally:
             if self.finish is None:  # closed, or failed: what it has cost so far is logged all the same
@@ -186,7 +186,8 @@ class Reply:
             return self._cut()
         was_reasoning = self._parser.is_reasoning
         events = self._parser.feed(delta.text, delta.token)
-        self._meter.count(delta, events, was_reasoning=was_reasoning)
+        is_reasoning = self._parser.is_reasoning
+        self._meter.count(delta, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning)
         self._logprobs.hold(delta, events)
         shown = self._show(events)
         if self._stop.stopped or (not self._plan.parallel_tool_calls and _completes_a_call(events)):

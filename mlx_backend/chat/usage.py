@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.events import ReasoningDelta
+from mlx_backend.constraints.reasoning_count import ReasoningCount
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -33,38 +33,27 @@ class Usage:
 
 
 class UsageMeter:
-    """Keeps the `usage` of one reply up to date.
-
-    A token counts as reasoning if its text became reasoning. Tokens without text of their own (part of a
-    character, or of what may still become a marker) count with the event that follows them.
-    """
+    """Keeps the `usage` of one reply up to date. Reasoning is counted as its budget counts it."""
 
     def __init__(self, prompt_tokens: int, special_tokens: Container[int]) -> None:
         self.usage = Usage(prompt_tokens)
-        self._special_tokens = special_tokens
-        self._pending = 0  # tokens since the last event or marker: they belong to whatever comes next
-        self._incomplete = 0  # of these, the tokens of a character that is not complete yet
+        self._reasoning = ReasoningCount(special_tokens)
 
     def note_progress(self, progress: Progress) -> None:
         """Note what prefill found in the cache."""
         self.usage.cached_tokens = progress.cached
 
-    def count(self, delta: TokenDelta, events: Sequence[Event], *, was_reasoning: bool) -> None:
-        """Count one token and the events it caused; `was_reasoning` is the parser's state before it."""
-        usage = self.usage
-        usage.completion_tokens += 1
-        if any(isinstance(event, ReasoningDelta) for event in events):
-            usage.reasoning_tokens += 1 + self._pending
-            self._pending = 0
-        elif events or delta.token in self._special_tokens:
-            # A marker cuts off an incomplete character, which would have been reasoning.
-            usage.reasoning_tokens += self._incomplete if was_reasoning else 0
-            self._pending = 0
-        else:
-            self._pending += 1
-        self._incomplete = 0 if delta.text else self._incomplete + 1
+    def count(
+        self, delta: TokenDelta, events: Sequence[Event], *, was_reasoning: bool, is_reasoning: bool
+    ) -> None:
+        """Count one token and the events it caused; the flags are the parser's, before and after it."""
+        self.usage.completion_tokens += 1
+        self._reasoning.add(
+            delta.token, delta.text, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning
+        )
+        self.usage.reasoning_tokens = self._reasoning.counted
 
-    def finish(self, finished: Finished, *, was_reasoning: bool) -> None:
+    def finish(self, finished: Finished, *, is_reasoning: bool) -> None:
         """Take the engine's last figures, and count a character that the end has cut."""
         usage = self.usage
         usage.cached_tokens = finished.cached_tokens
@@ -73,7 +62,8 @@ class UsageMeter:
         usage.decode_seconds = finished.decode_seconds
         usage.drafted_tokens = finished.drafted_tokens
         usage.accepted_tokens = finished.accepted_tokens
-        usage.reasoning_tokens += self._incomplete if was_reasoning else 0
+        self._reasoning.close(is_reasoning=is_reasoning)
+        usage.reasoning_tokens = self._reasoning.counted
 
     def take_times(self, times: GenerationTimes) -> None:
         """Take the times of a generation that the engine did not finish: it was cut short, cancelled or failed."""

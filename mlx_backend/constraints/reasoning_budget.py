@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 A `ReasoningBudget` is a `Constraint` that allows everything until the reasoning has had its tokens, or until what is
-left of the reply is needed for the answer. It parses the reply as its client's events are parsed, so it counts as the
-usage does. From then on, wherever the reply is:
+left of the reply is needed for the answer. It parses the reply as its client's events are parsed, and counts as the
+usage does (reasoning_count.py). From then on, wherever the reply is:
 
     reasoning            the closing tokens are forced, one by one, and the answer begins behind them
     a header, a block    no other reasoning is begun: the word `analysis` is not among those that may follow
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.constraints.machines import machine_of
 from mlx_backend.constraints.mask import bits_of, only
+from mlx_backend.constraints.reasoning_count import ReasoningCount
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.engine.base import UNBOUNDED_TOKENS
 
@@ -100,7 +101,8 @@ class ReasoningBudget:
         self._tokenizer = tokenizer
         self._parser = parser
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
-        self._tokens_left = tokens  # of reasoning
+        self._allowed = tokens  # of reasoning, in the whole reply
+        self._count = ReasoningCount(tokenizer.special_tokens)
         self._room = room  # tokens of the reply that are still to come
         self._reserve = reserve  # of them, for the answer; None once it has begun
         self._has_answered = False
@@ -126,9 +128,10 @@ class ReasoningBudget:
         """Take the token that was chosen."""
         was_reasoning = self._parser.is_reasoning
         self._room -= 1
-        self._parser.feed(self._text_of(token), token)
-        if was_reasoning and self._parser.is_reasoning:
-            self._tokens_left -= 1
+        text = self._text_of(token)
+        events = self._parser.feed(text, token)
+        is_reasoning = self._parser.is_reasoning
+        self._count.add(token, text, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning)
         self._forced = self._forced[1:] if self._forced[:1] == (token,) else ()
         self._update(token)
 
@@ -137,7 +140,7 @@ class ReasoningBudget:
         if self._parser.is_answering and not self._has_answered:
             self._has_answered = True
             self._reserve = None
-            self._tokens_left += REOPENED_TOKENS
+            self._allowed += REOPENED_TOKENS
         is_reasoning = self._parser.is_reasoning
         exhausted = self._reasoning_left(0 if is_reasoning else self._closer.header) <= 0
         self._closer.advance(token, exhausted=exhausted)
@@ -149,9 +152,10 @@ class ReasoningBudget:
 
     def _reasoning_left(self, header: int) -> int:
         """Return how many tokens of reasoning there may still be, behind a header of so many."""
+        left = self._allowed - self._count.at_most
         if self._reserve is None:
-            return self._tokens_left
-        return min(self._tokens_left, self._room - self._reserve - self._closer.cost - header)
+            return left
+        return min(left, self._room - self._reserve - self._closer.cost - header)
 
     def _text_of(self, token: int) -> str:
         marker = self._tokenizer.special_tokens.get(token)

@@ -53,7 +53,9 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
 def write_table(results: Sequence[dict[str, Any]], weights: str) -> None:
     """Write the table for one kind of weights into the README, in the place of an earlier one."""
     versions = f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}"
-    about = f"{datetime.date.today()}, {machine()}, {versions}, {weights} weights."
+    commits = Counter(each["commit"] for each in results)
+    code = " and ".join(f"{commit} ({number})" for commit, number in commits.items())
+    about = f"{datetime.date.today()}, {machine()}, {versions}, {weights} weights; our code at {code}."
     table = "\n".join([about, "", summary(results), "", *_rows(results), "", *_notes(results)])
     begin, end = (mark.format(weights) for mark in MARKS)
     text = README.read_text()

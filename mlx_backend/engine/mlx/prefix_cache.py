@@ -202,7 +202,7 @@ class PrefixCache:
         if entry.views:  # the longest of them gets a copy of what was shared, and the others views of that
             heir = max(entry.views, key=lambda view: len(view.tokens))
             for layer in heir.layers:
-                if type(layer) is KVCache:
+                if _holds_keys(layer):
                     keep_slice(layer, slice(None))
                     heir.own_bytes += layer.nbytes
                     self._nbytes += layer.nbytes
@@ -216,7 +216,12 @@ class PrefixCache:
 
 def _shareable(one: _Entry, other: _Entry) -> list[tuple[Any, Any]]:
     pairs = zip(one.layers, other.layers, strict=True)
-    return [(mine, theirs) for mine, theirs in pairs if type(mine) is KVCache and type(theirs) is KVCache]
+    return [(mine, theirs) for mine, theirs in pairs if _holds_keys(mine) and _holds_keys(theirs)]
+
+
+def _holds_keys(layer: Any) -> bool:
+    """Whether a layer's cache can be shared in part. A layer without attention (Nemotron NAS has some) fills none."""
+    return type(layer) is KVCache and layer.keys is not None
 
 
 def _common_prefix_length(one: bytes, other: bytes) -> int:

@@ -55,6 +55,18 @@ def continuation(network: Any, layers: list[Any], first: int = 9) -> list[int]:
 # -- what is read is what was written ------------------------------------------------------------------------
 
 
+def test_a_layer_that_fills_no_cache_is_read_as_it_was_written(store: Stores) -> None:
+    full = KVCache()
+    full.update_and_fetch(mx.zeros((1, 2, 6, 4)), mx.zeros((1, 2, 6, 4)))
+    first = store()
+    put(first, PROMPT[:6], [full, KVCache()])
+    first.close()
+    second = store()
+    layers = second.read(stored_in(second, PROMPT[:6]))
+    assert layers is not None
+    assert [layer.empty() for layer in layers] == [False, True]
+
+
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["in one chunk", "token by token"])
 @pytest.mark.parametrize("length", [5, WINDOW, WINDOW + 1, 90])
 def test_a_prompt_continues_as_if_the_server_had_not_been_restarted(

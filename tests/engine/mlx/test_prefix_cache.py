@@ -72,6 +72,20 @@ def test_when_the_longest_is_evicted_the_others_still_hold_theirs() -> None:
     assert cache.nbytes == 0
 
 
+def test_a_layer_that_fills_no_cache_is_stored_shared_and_evicted_beside_the_others() -> None:
+    cache = PrefixCache(1 << 30)
+    for length in (60, 20, 40):
+        cache.insert([9] * length, [*layers(length), KVCache()])
+    for length in (20, 40, 60):
+        known, found = cache.find_longest([9] * length)
+        assert known == length
+        assert found is not None
+        assert found[-1].empty()
+    while len(cache):
+        cache.evict_to(cache.nbytes - 1)
+    assert cache.nbytes == 0
+
+
 @pytest.mark.parametrize("lengths", [(1, 40), (200, 600)])
 def test_the_counted_bytes_are_those_really_held(lengths: tuple[int, int]) -> None:
     cache = PrefixCache(1 << 30)
