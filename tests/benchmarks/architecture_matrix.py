@@ -5,8 +5,8 @@
 Models are tiny and random (architectures.py). Each is checked in a process of its own (architecture_checks.py), with
 limits of time and memory, so that one that crashes is a row of the table. Results are kept under .bench/, by the
 versions of MLX and mlx-lm and by the code that matters: a run that was stopped goes on where it was. `--write` puts
-the table into the README beside this file, and `--saved` does so with what is saved already, of whatever code. The exit status is 1 if replies differ, a process crashed, or an
-architecture has no tiny model.
+the table into the README beside this file; `--saved` checks nothing and does so with what is saved, of whatever code.
+The exit status is 1 if replies differ, a process crashed, or an architecture has no tiny model.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _differs(cell: dict[str, Any]) -> bool:
 
 
 def _result(name: str, weights: str, *, any_code: bool) -> dict[str, Any]:
-    """Return what is saved of an architecture, or check it now. `any_code`: what an earlier state of the code gave, too."""
+    """Return what is saved of an architecture (with `any_code` from whatever code), or check it now."""
     key = _key(name)
     file = RESULTS / weights / f"{name.replace(' ', '-').replace(',', '')}.json"
     with suppress(OSError, ValueError):
