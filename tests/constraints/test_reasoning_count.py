@@ -26,7 +26,7 @@ class PairTokenizer(ByteTokenizer):
     """Tokens are of two bytes: they begin and end in the middle of characters and of markers that are no tokens."""
 
     PIECE = 2
-    _SIZES = (256, 256**2)
+    _SIZES = (256, 256**2)  # type: ignore[assignment]  # a vocabulary with pieces of two lengths
 
 
 def reported(
