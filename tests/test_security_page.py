@@ -1,0 +1,62 @@
+"""SECURITY.md names options that there are, and limits as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mlx_backend.commands.options import options_by_group
+from mlx_backend.commands.output import MAX_WAITING_LINES
+from mlx_backend.constraints.json_schema import MAX_LENGTH
+from mlx_backend.constraints.sandbox import MAX_MEMORY, MAX_SECONDS
+from mlx_backend.conversation.json_values import MAX_DEPTH
+from mlx_backend.registry.loader import MAX_QUEUED
+from mlx_backend.server.preparations import MAX_LARGE
+from mlx_backend.server.receive_limits import ReceiveLimits
+from mlx_backend.server.wsgi_server import SEND_SECONDS
+from mlx_backend.settings import Settings
+
+PAGE = (Path(__file__).resolve().parents[1] / "SECURITY.md").read_text(encoding="utf-8")
+S, R = Settings(), ReceiveLimits(max_body_bytes=1)
+WORDS = {2: "two", 5 * 60: "5 minutes", 10 * 60: "ten minutes"}
+
+
+def test_every_option_on_the_page_is_one() -> None:
+    known = {option for options in options_by_group().values() for _, _, option, _ in options}
+    assert set(re.findall(r"`(--[a-z-]+)`", PAGE)) <= known
+
+
+@pytest.mark.parametrize(
+    ("row", "limits"),
+    [
+        ("requests that are generated at the same time", [str(S.max_concurrent)]),
+        ("requests that wait, and how long", [str(S.max_queue), WORDS[int(S.queue_seconds)]]),
+        (
+            "a request's body",
+            [f"{S.max_body_bytes // 10**6} MB", f"{MAX_DEPTH} levels", f"{R.max_held_bytes >> 20} MB"],
+        ),
+        ("messages and tools of a request", [f"{S.max_messages:,}", f"{S.max_tools:,}"]),
+        ("preparing a request", [f"{S.prepare_seconds:g} seconds", f"{WORDS[MAX_LARGE]} at a time"]),
+        ("a JSON schema or pattern", [f"{MAX_LENGTH:,}", f"{MAX_SECONDS} seconds", f"{MAX_MEMORY >> 30} GB"]),
+        (
+            "receiving a request",
+            [
+                f"{R.head_seconds:g} s for its head",
+                f"{R.stalled_seconds:g} s",
+                f"every {R.min_bytes_per_second >> 10} KB",
+                f"{R.body_seconds / 60:g} minutes",
+            ],
+        ),
+        ("a client that does not read its answer", [f"{SEND_SECONDS} s"]),
+        ("idle connections", [f"{R.idle_seconds:g} s"]),
+        ("connections |", [f"{R.max_connections:,}", f"{R.max_connections_of_address:,}"]),
+        ("waiting for a model to load", [WORDS[int(S.load_seconds)], f"{MAX_QUEUED} models"]),
+        ("log lines that nobody reads", [f"{MAX_WAITING_LINES:,}"]),
+    ],
+)
+def test_every_limit_on_the_page_is_the_one_that_holds(row: str, limits: list[str]) -> None:
+    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
+    for limit in limits:
+        assert limit in line
