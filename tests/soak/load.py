@@ -43,6 +43,7 @@ TOOLS = [
         },
     }
 ]
+SCHEMAS = 20
 BAD_BODIES = (
     b"{",
     b"[]",
@@ -131,8 +132,8 @@ class Client(threading.Thread):
         self._expect(self._chat(self._messages(), tools=TOOLS, tool_choice=choice), 200)
 
     def structured(self) -> None:
-        """Want JSON of a schema that was not seen before."""
-        name = f"n{self._random.randrange(10**6)}"
+        """Want JSON of a schema, one of so many that the cache of grammars is as full as it gets behind the warm-up."""
+        name = f"n{self._random.randrange(SCHEMAS)}"
         schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         self._expect(self._chat(self._messages(), response_format=wanted), 200)

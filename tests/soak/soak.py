@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 CLIENTS = 10
 MAX_GROWTH = 0.02
-WARM_UP = 0.25
+WARM_UP = 0.3
 """Share of the time in which caches may still fill."""
 SAMPLE_SECONDS = 3.0
-CACHE_GB = "0.05"
+CACHE_GB = "0.02"
 """Small, so that the prefix cache is full behind the warm-up: one that fills is no leak, and looks like one."""
 
 type Sample = dict[str, float]
