@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -128,6 +129,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, default=ROOT / "build/soak.png")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server ends with this process
     folder = arguments.plot.resolve().parent / "soak"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "samples.jsonl"
