@@ -146,6 +146,14 @@ class ServeOptions:
         str,
         Setting(kind=one_of_words("debug", "info", "warning", "error"), help="what to log", group="log"),
     ] = "info"
+    log_format: Annotated[
+        str,
+        Setting(
+            kind=one_of_words("text", "json"),
+            help="what a line of the log is: words, or a JSON object for programs",
+            group="log",
+        ),
+    ] = "text"
 
 
 OWNERS = (ServeOptions, EngineOptions, Settings)

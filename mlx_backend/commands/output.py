@@ -7,14 +7,16 @@ counted. Control characters are escaped, since parts of a line may come from cli
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
 import sys
 import threading
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from queue import Full, Queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +47,23 @@ class LineFormatter(logging.Formatter):
         """Escape control characters, and cut what is longer than `MAX_LINE_CHARACTERS`."""
         line = _CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
         return line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " …"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: time (UTC), level, message, and what the record has as `fields`. ASCII alone."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the object, each text in it cut to `MAX_LINE_CHARACTERS`."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"time": time, "level": record.levelname, "message": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        cut = {
+            name: value[:MAX_LINE_CHARACTERS] if isinstance(value, str) else value
+            for name, value in line.items()
+        }
+        return json.dumps(cut, default=str)
 
 
 class QueuedHandler(logging.Handler):
@@ -163,7 +182,7 @@ class StatusLine:
 
 
 @contextmanager
-def logging_to_stderr(level: str) -> Iterator[StatusLine | None]:
+def logging_to_stderr(level: str, log_format: str = "text") -> Iterator[StatusLine | None]:
     """Log to standard error within the block, with the time and level of each line; of other libraries warnings only.
 
     What is yielded is for a terminal on which a line can be replaced; None if standard error is something else.
@@ -178,7 +197,8 @@ def logging_to_stderr(level: str) -> Iterator[StatusLine | None]:
             status_line = StatusLine(handler, descriptor, is_unicode=is_unicode)
     except (OSError, ValueError, AttributeError):  # no standard error, or one in memory
         handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    lines = LineFormatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else lines)
     root, own = logging.getLogger(), logging.getLogger("mlx_backend")
     before = root.level, own.level
     root.addHandler(handler)

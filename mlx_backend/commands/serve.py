@@ -81,7 +81,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return the exit status."""
-    with logging_to_stderr(serve_options_of(arguments).log_level) as status_line:
+    options = serve_options_of(arguments)
+    with logging_to_stderr(options.log_level, options.log_format) as status_line:
         return _run(arguments, LoadProgressDisplay(status_line))
 
 

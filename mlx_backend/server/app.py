@@ -14,16 +14,18 @@ from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.routing import Map, Rule
 
 from mlx_backend.api.errors import ApiError
+from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
 from mlx_backend.server.allowed_hosts import AllowedHosts
 from mlx_backend.server.api_keys import ApiKeys
 from mlx_backend.server.cors import CorsPolicy
-from mlx_backend.server.errors import DEFAULT_ERRORS
+from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import Backend, json_response
 from mlx_backend.server.in_flight import InFlightRequests
 from mlx_backend.server.preparations import Preparations
 from mlx_backend.server.rate_limits import RateLimits
 from mlx_backend.server.receive_limits import Admission
+from mlx_backend.server.request_log import RequestRecord
 from mlx_backend.server.routes import all_routes
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class App:
         self.api_keys = ApiKeys(settings)
         self._rate_limits = RateLimits()
         self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
-        self._backend = Backend(models, settings, self.in_flight, self.preparations, self._rate_limits)
+        self._models = models
+        self._settings = settings
         self._cors = CorsPolicy(settings.cors_origins)
         # A key makes this needless: a web page does not know it.
         self._hosts = AllowedHosts(["*"] if self.api_keys.are_required else settings.allowed_hosts)
@@ -71,6 +74,8 @@ class App:
         request = Request(environ)
         errors = DEFAULT_ERRORS
         client = auth.identify(request, self.api_keys, request.remote_addr or "")
+        record = RequestRecord(request, client)
+        record.arrived()
         try:
             self._hosts.check(request)
             urls = self._urls.bind_to_environ(environ)
@@ -82,9 +87,14 @@ class App:
                 self._check_access(request, route, client)
                 if client.key is not None and request.method == "POST":
                     self._rate_limits.admit(client.key)
-                response = route.handler.handle(request, self._backend.for_client(client), arguments)
+                response = route.handler.handle(request, self._backend(record), arguments)
         except Exception as error:
-            response = self._error_response(errors, self._backend.explain(error))
+            explained = as_api_error(error, is_draining=self.in_flight.is_draining)
+            record.refused(explained)
+            response = _error_response(errors, explained)
+        record.status = response.status_code
+        response.headers["x-request-id"] = record.id
+        response.call_on_close(record.end)
         self.preparations.give_back_memory()
         if client.key is not None:
             response.headers.extend(self._rate_limits.headers(client.key))
@@ -135,12 +145,17 @@ class App:
         if request.method == "POST":
             self._cors.refuse_foreign_page(request)
 
-    @staticmethod
-    def _error_response(errors: Errors, error: ApiError) -> Response:
-        log.info("refused %d %s%s", error.status, error.message, f" [{error.code}]" if error.code else "")
-        response = json_response(errors.error(error), error.status)
-        response.headers.extend(error.headers)
-        return response
+    def _backend(self, record: RequestRecord) -> Backend:
+        """Return what handlers work with for one request: the models that its client's key allows, and no others."""
+        key = record.client.key
+        models = AllowedModels(self._models, key.models) if key is not None and key.models else self._models
+        return Backend(models, self._settings, self.in_flight, self.preparations, self._rate_limits, record)
+
+
+def _error_response(errors: Errors, error: ApiError) -> Response:
+    response = json_response(errors.error(error), error.status)
+    response.headers.extend(error.headers)
+    return response
 
 
 def _environ_of(head: RequestHead) -> WSGIEnvironment:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from werkzeug import Response
 
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Described, Errors
-from mlx_backend.registry.allowed_models import AllowedModels
-from mlx_backend.server.auth import Client
 from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST, as_api_error
 from mlx_backend.server.reply_response import (
     ReplyLog,
@@ -21,6 +18,7 @@ from mlx_backend.server.reply_response import (
     header_safe,
 )
 from mlx_backend.server.request_body import read_body
+from mlx_backend.server.request_log import LEFT
 from mlx_backend.server.wsgi_server import ON_DISCONNECT
 
 if TYPE_CHECKING:
@@ -38,30 +36,29 @@ if TYPE_CHECKING:
     from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.registry.base import ModelRegistry, ModelService
+    from mlx_backend.server.auth import Client
     from mlx_backend.server.in_flight import InFlightRequests
     from mlx_backend.server.preparations import Preparations
     from mlx_backend.server.rate_limits import RateLimits
+    from mlx_backend.server.request_log import RequestRecord
     from mlx_backend.settings import Settings
-
-log = logging.getLogger("mlx_backend.requests")
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What every handler works with."""
+    """What a handler works with for one request."""
 
     models: ModelRegistry
     settings: Settings
     in_flight: InFlightRequests
     preparations: Preparations
     rate_limits: RateLimits
-    client: Client = field(default_factory=Client)
+    record: RequestRecord
 
-    def for_client(self, client: Client) -> Backend:
-        """Return what handlers work with for one client: it has the models that its key allows, and no others."""
-        allowed = client.key.models if client.key is not None else ()
-        models = AllowedModels(self.models, allowed) if allowed else self.models
-        return replace(self, models=models, client=client)
+    @property
+    def client(self) -> Client:
+        """Who has sent the request. `models` are those that its key allows."""
+        return self.record.client
 
     def charge(self, tokens: int) -> None:
         """Count tokens that the client's request has used."""
@@ -119,14 +116,13 @@ class ReplyHandler:
             responder = ReplyResponder(
                 reply,
                 writer,
-                ReplyLog(writer.id, lease.service.engine.model_id, call.ignored),
+                ReplyLog(backend.record, writer.id, lease.service.engine.model_id, call.ignored),
                 keepalive_seconds=settings.keepalive_seconds,
                 on_disconnect=on_disconnect,
                 explain=backend.explain,
             )
             response = responder.stream() if call.stream else responder.whole()
             response.call_on_close(stack.pop_all().close)
-        response.headers["x-request-id"] = writer.id
         if reply.effort is not None:
             response.headers["x-mlx-backend-effort"] = _effort_header(reply.effort, reply.thinking_budget)
         return _with_ignored(response, call.ignored)
@@ -168,7 +164,7 @@ class JsonHandler[S: ModelService]:
                     answer = call.answer(service, on_disconnect)
         if answer.cost is not None:
             backend.charge(answer.cost.tokens)
-            _log_cost(request.path, answer.cost, time.perf_counter() - started, left=answer.body is None)
+            _end(backend.record, answer.cost, time.perf_counter() - started, left=answer.body is None)
         if answer.body is None:
             return Response(status=CLIENT_CLOSED_REQUEST)
         return _with_ignored(json_response(json_text.body(answer.body)), call.ignored)
@@ -192,17 +188,14 @@ def json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status=status, mimetype="application/json")
 
 
-def _log_cost(path: str, cost: Cost, seconds: float, *, left: bool) -> None:
-    log.info(
-        "%s model=%s texts=%d tokens=%d %.3fs%s%s",
-        path,
-        cost.model,
-        cost.texts,
-        cost.tokens,
-        seconds,
-        f" cut={cost.truncated}" if cost.truncated else "",
-        " client left" if left else "",
-    )
+def _end(record: RequestRecord, cost: Cost, seconds: float, *, left: bool) -> None:
+    words = f"{record.path} model={cost.model} texts={cost.texts} tokens={cost.tokens} {seconds:.3f}s"
+    if cost.truncated:
+        words += f" cut={cost.truncated}"
+    if left:
+        words += f" {LEFT}"
+    record.status = CLIENT_CLOSED_REQUEST if left else 200
+    record.end(words, {"model": cost.model, "texts": cost.texts, "prompt_tokens": cost.tokens})
 
 
 def _with_ignored(response: Response, ignored: Sequence[str]) -> Response:

@@ -27,6 +27,12 @@ class HealthOfModel(TypedDict):
     detail: NotRequired[str]
 
 
+class Ready(TypedDict):
+    """What /ready answers."""
+
+    status: ModelState | Literal["ready", "draining"]
+
+
 class Health(TypedDict):
     """What /health answers. Without its key a server says nothing of its models."""
 

@@ -5,7 +5,6 @@ Both ways consume the same events. Whatever happens, the engine is free afterwar
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import Progress
 from mlx_backend.errors import EngineStopped, ReplySuperseded
 from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST
+from mlx_backend.server.request_log import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import OnDisconnect, ReplyWriter
     from mlx_backend.api.errors import ApiError
     from mlx_backend.chat.reply import Reply, ReplyEvent
+    from mlx_backend.server.request_log import RequestRecord
 
-log = logging.getLogger("mlx_backend.requests")
 
-_LEFT = "client left"
+_STATUS_OF_OUTCOME = {LEFT: CLIENT_CLOSED_REQUEST, "superseded": 409}
 
 
 class ClientLeft(Exception):
@@ -137,8 +137,9 @@ class ReplyLog:
     be written any more.
     """
 
-    def __init__(self, reply_id: str, model: str, ignored: Sequence[str]) -> None:
-        self.outcome = _LEFT
+    def __init__(self, record: RequestRecord, reply_id: str, model: str, ignored: Sequence[str]) -> None:
+        self.outcome = LEFT
+        self._record = record
         self._id = reply_id
         self._model = model
         self._ignored = ignored
@@ -160,24 +161,35 @@ class ReplyLog:
         """Log the line."""
         usage, effort = reply.usage, reply.effort
         speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
-        log.info(
-            "%s model=%s effort=%s prompt=%d cached=%d completion=%d reasoning=%d %.1f tok/s "
-            "queue=%.3fs first=%.3fs finish=%s%s%s%s",
-            self._id,
-            self._model,
-            f"{effort.effort} ({effort.source})" if effort else "-",
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            usage.reasoning_tokens,
-            speed,
-            usage.queue_seconds,
-            (self._first or time.perf_counter()) - self._started,
-            self.outcome,
-            f" drafts={usage.accepted_tokens}/{usage.drafted_tokens}" if usage.drafted_tokens else "",
-            f" priority={reply.priority}" if reply.priority else "",
-            f" ignored={header_safe(self._ignored)}" if self._ignored else "",
-        )
+        first = (self._first or time.perf_counter()) - self._started
+        words = [
+            f"{self._id} model={self._model}",
+            f"effort={f'{effort.effort} ({effort.source})' if effort else '-'}",
+            f"prompt={usage.prompt_tokens} cached={usage.cached_tokens}",
+            f"completion={usage.completion_tokens} reasoning={usage.reasoning_tokens} {speed:.1f} tok/s",
+            f"queue={usage.queue_seconds:.3f}s first={first:.3f}s finish={self.outcome}",
+        ]
+        if usage.drafted_tokens:
+            words.append(f"drafts={usage.accepted_tokens}/{usage.drafted_tokens}")
+        if reply.priority:
+            words.append(f"priority={reply.priority}")
+        if self._ignored:
+            words.append(f"ignored={header_safe(self._ignored)}")
+        fields = {
+            "reply_id": self._id,
+            "model": self._model,
+            "effort": effort.effort if effort else None,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+            "queue_seconds": round(usage.queue_seconds, 4),
+            "first_token_seconds": round(first, 4),
+            "finish": self.outcome,
+        }
+        if not self._record.status and self.outcome != "error":
+            self._record.status = _STATUS_OF_OUTCOME.get(self.outcome, 200)
+        self._record.end(" ".join(words), fields)
 
 
 def header_safe(fields: Sequence[str]) -> str:

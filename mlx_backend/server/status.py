@@ -1,6 +1,6 @@
-"""The server about itself: its name at /, and /health. Neither is part of an API.
+"""The server about itself: its name at /, /health and /ready. None is part of an API.
 
-Both are open to everybody. On a server with a key, whoever does not send it learns that the server is there and whether
+All are open to everybody. On a server with a key, whoever does not send it learns that the server is there and whether
 it serves, and nothing of its models.
 """
 
@@ -13,7 +13,7 @@ from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import json_response
-from mlx_backend.server.objects import Health, HealthOfModel, Home
+from mlx_backend.server.objects import Health, HealthOfModel, Home, Ready
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +72,27 @@ class HealthHandler:
             health["version"] = __version__
             health["models"] = [_entry(state) for state in states if state.state != "unloaded"]
         return json_response(json_text.body(health), 200 if status == "ok" else 503)
+
+
+class ReadyHandler:
+    """200 once a request would be answered without waiting for its model, for whoever sends requests to servers.
+
+    That is when the default model is loaded, or is one that is loaded on demand, and the server is not being stopped.
+    """
+
+    error = staticmethod(DEFAULT_ERRORS.error)
+    error_type = DEFAULT_ERRORS.error_type
+    operation = Operation(summary="Say whether requests may be sent here", answer=Ready, also_answers=[503])
+
+    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Return one word, also to those without a key."""
+        default = next(iter(backend.models.statuses()), None)
+        ready: Ready = {"status": "ready"}
+        if backend.in_flight.is_draining:
+            ready = {"status": "draining"}
+        elif default is not None and (default.pinned or default.state != "unloaded"):
+            ready = {"status": default.state}
+        return json_response(json_text.body(ready), 200 if ready["status"] == "ready" else 503)
 
 
 def _entry(state: ModelStatus) -> HealthOfModel:

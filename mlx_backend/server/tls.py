@@ -138,10 +138,10 @@ class TlsSocket:
 
     # Sending.
 
-    def send(self, data: Buffer) -> int:
+    def send(self, payload: Buffer) -> int:
         """Encrypt and send a part of the bytes; return its length. Raises TimeoutError."""
         with self._lock:
-            count = self._tls.write(memoryview(data)[:_SENT_AT_ONCE])
+            count = self._tls.write(memoryview(payload)[:_SENT_AT_ONCE])
         self._flush(wait=True)
         return count
 

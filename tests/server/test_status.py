@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from scripted_server import ANSWER, USER, answered, client_of
@@ -76,3 +76,19 @@ def test_the_log_line_names_a_background_request(client: Client, caplog: pytest.
     assert first.endswith("finish=stop priority=1")
     assert "effort=medium (default)" in second
     assert second.endswith("finish=stop")
+
+
+def test_ready_says_whether_requests_may_be_sent_and_nothing_else(engine: ScriptedEngine) -> None:
+    client = client_of(engine, api_key="k")
+    ready = client.get("/ready")
+    assert (ready.status_code, ready.get_json()) == (200, {"status": "ready"})
+    app: Any = client.application
+    app.in_flight.drain()
+    draining = client.get("/ready")
+    assert (draining.status_code, draining.get_json()) == (503, {"status": "draining"})
+
+
+def test_a_server_whose_engine_has_stopped_is_not_ready(client: Client, engine: ScriptedEngine) -> None:
+    engine.stop()
+    stopped = client.get("/ready")
+    assert (stopped.status_code, stopped.get_json()) == (503, {"status": "stopped"})

@@ -1,0 +1,107 @@
+"""A request in the log: a line when it arrives and one when it ends, with its id, its client's address and key's name.
+
+Nothing of what a request or a reply contains is logged: of a request that was refused as it should not be, only which
+field was wrong. Lines carry their parts as `fields` too, for `--log-format json`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from werkzeug import Request
+
+    from mlx_backend.api.errors import ApiError
+    from mlx_backend.server.auth import Client
+
+log = logging.getLogger("mlx_backend.requests")
+
+MAX_PATH_CHARACTERS = 200
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_PROBES = frozenset(["/", "/health", "/ready", "/metrics"])
+"""What monitors and containers ask all the time: logged at the level debug."""
+_MAY_QUOTE = frozenset([400, 422])
+"""Errors whose words may repeat a value of the request."""
+LEFT = "client left"
+
+
+class RequestRecord:
+    """One request, from its arrival to the end of its response. `on_end` is called once, with itself."""
+
+    def __init__(
+        self, request: Request, client: Client, on_end: Callable[[RequestRecord], None] | None = None
+    ) -> None:
+        given = request.headers.get("X-Request-Id", "")
+        self.id = given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex[:24]}"
+        self.client = client
+        self.method, self.path = request.method, request.path[:MAX_PATH_CHARACTERS]
+        self.status = 0
+        self.error: ApiError | None = None
+        self._on_end = on_end
+        self._started = time.perf_counter()
+        self._ended = threading.Lock()
+        is_probe = self.method in ("GET", "HEAD", "OPTIONS") and self.path in _PROBES
+        self._level = logging.DEBUG if is_probe or self.method == "OPTIONS" else logging.INFO
+
+    def arrived(self) -> None:
+        """Log that the request has come."""
+        self._log("%s %s", self.method, self.path, fields={"event": "request", **self._what()})
+
+    def refused(self, error: ApiError) -> None:
+        """Log why the request is not answered as it should be."""
+        self.error = error
+        where = " ".join(
+            f"{name}={value}" for name, value in (("param", error.param), ("code", error.code)) if value
+        )
+        words = (
+            where
+            if error.status in _MAY_QUOTE
+            else f"{error.message}{f' [{error.code}]' if error.code else ''}"
+        )
+        fields = {"event": "refused", "status": error.status, "code": error.code, "param": error.param}
+        self._log("refused %d %s", error.status, words, fields=fields, level=logging.INFO)
+        if error.status in _MAY_QUOTE:
+            log.debug("%s refused %d %s", self.id, error.status, error.message)
+
+    def end(self, words: str | None = None, fields: Mapping[str, Any] | None = None) -> None:
+        """Log that the response has ended; only the first call counts. `words` replace what is known of any request."""
+        if not self._ended.acquire(blocking=False):
+            return
+        seconds = time.perf_counter() - self._started
+        words = words or f"{self.status} {self.method} {self.path} {seconds:.3f}s"
+        what = {
+            "event": "response",
+            "status": self.status or None,
+            "seconds": round(seconds, 4),
+            **self._what(),
+        }
+        self._log("%s", words, fields={**what, **(fields or {})})
+        if self._on_end is not None:
+            self._on_end(self)
+
+    def _what(self) -> dict[str, Any]:
+        return {"method": self.method, "path": self.path}
+
+    def _log(self, text: str, *parts: Any, fields: Mapping[str, Any], level: int | None = None) -> None:
+        level = self._level if level is None else max(level, self._level)
+        if not log.isEnabledFor(level):
+            return
+        key = f" key={self.client.key_name}" if self.client.key_name else ""
+        who = {"request_id": self.id, "client": self.client.address, "key": self.client.key_name or None}
+        known = {name: value for name, value in {**who, **fields}.items() if value is not None}
+        log.log(
+            level,
+            f"%s %s%s {text}",
+            self.id,
+            self.client.address or "-",
+            key,
+            *parts,
+            extra={"fields": known},
+        )
