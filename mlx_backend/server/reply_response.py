@@ -139,6 +139,7 @@ class ReplyLog:
 
     def __init__(self, record: RequestRecord, reply_id: str, model: str, ignored: Sequence[str]) -> None:
         self.outcome = LEFT
+        self._has_failed = False
         self._record = record
         self._id = reply_id
         self._model = model
@@ -154,6 +155,7 @@ class ReplyLog:
     def failed(self, error: Exception) -> None:
         """Note what ended the reply before its end."""
         self.outcome = "error"
+        self._has_failed = True
         if isinstance(error, ReplySuperseded):
             self.outcome = "superseded"
 
@@ -187,7 +189,7 @@ class ReplyLog:
             "first_token_seconds": round(first, 4),
             "finish": self.outcome,
         }
-        if not self._record.status and self.outcome != "error":
+        if not (self._record.status or self._has_failed):
             self._record.status = _STATUS_OF_OUTCOME.get(self.outcome, 200)
         self._record.end(" ".join(words), fields)
 
