@@ -21,7 +21,7 @@ import requests
 from urllib3.exceptions import HTTPError, InvalidHeader, NameResolutionError, ReadTimeoutError
 from urllib3.util import Retry
 
-from dify_mlx_provider.upstream import sse
+from dify_mlx_provider.upstream import http_request, sse
 from dify_mlx_provider.upstream.errors import (
     NoSuchEndpoint,
     Refused,
@@ -49,6 +49,9 @@ MIN_SECRET_LENGTH = 4
 
 MAX_ERROR_BYTES = 65_536
 """Of an error's body, what is read."""
+
+MAX_ERROR_SECONDS = 30.0
+"""How long an error's body is read."""
 
 
 class BearerAuth(requests.auth.AuthBase):
@@ -115,7 +118,7 @@ class Client:
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
         url = self._credentials.base_url + path
         try:
-            response = requests.request(
+            response = http_request.send(
                 method,
                 url,
                 json=body,
@@ -261,10 +264,11 @@ class Client:
 
     def _status_error(self, response: requests.Response) -> ServerError:
         beginning = b""
+        deadline = time.monotonic() + MAX_ERROR_SECONDS
         with suppress(HTTPError, requests.exceptions.RequestException, OSError):
             for piece in iter_body(response):
                 beginning += piece
-                if len(beginning) > MAX_ERROR_BYTES:
+                if len(beginning) > MAX_ERROR_BYTES or time.monotonic() > deadline:
                     break
         error = from_status(
             response.status_code,

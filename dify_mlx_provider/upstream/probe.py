@@ -15,6 +15,7 @@ import requests
 from pydantic import BaseModel, ValidationError
 from urllib3.exceptions import ReadTimeoutError
 
+from dify_mlx_provider.upstream import http_request
 from dify_mlx_provider.upstream.client import BearerAuth
 from dify_mlx_provider.upstream.response_body import iter_body
 
@@ -77,7 +78,7 @@ class Probe:
         if self._gave_up:
             return None
         try:
-            with requests.request(
+            with http_request.send(
                 method,
                 url,
                 json=body,

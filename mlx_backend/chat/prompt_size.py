@@ -22,26 +22,32 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = 8
 """Texts with fewer for each token of the context are not counted beforehand; words of English have 4 to 5."""
-MAX_TOKENIZED = 1 << 20
-"""Tokens of one request that is tokenised and not answered: as many as the largest contexts hold."""
+MIN_TOKENIZED = 1 << 18
+"""Tokens of one request that is tokenised and not answered; more where the context holds more."""
 _PIECE = 1 << 16  # characters
 
 
 class TokenizedSize:
     """Implements `TextSize`. Checks texts of which only the tokens are wanted: they may be longer than the context."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, context_length: int) -> None:
         self._tokenizer = tokenizer
+        self._most = max(context_length, MIN_TOKENIZED)
 
     def check_text(self, text: str, field: str = "messages") -> None:
-        """Raise the RequestError for a text of more than `MAX_TOKENIZED` tokens."""
-        tokens, characters = _count(self._tokenizer, text, MAX_TOKENIZED, at_least=MAX_TOKENIZED)
-        if tokens > MAX_TOKENIZED:
+        """Raise the RequestError for a text of more tokens than are made for one request."""
+        tokens, characters = _count(self._tokenizer, text, self._most, at_least=self._most)
+        if tokens > self._most:
             raise RequestError(
-                f"The request has about {tokens * len(text) // characters} tokens; at most {MAX_TOKENIZED} are "
+                f"The request has about {tokens * len(text) // characters} tokens; at most {self._most} are "
                 "tokenised in one request: send the text in parts.",
                 field,
             )
+
+    def check_texts(self, texts: Sequence[str], field: str) -> None:
+        """Raise the same for several texts, which count together."""
+        if sum(map(len, texts)) > self._most:
+            self.check_text("".join(texts), field)
 
 
 class PromptSize:

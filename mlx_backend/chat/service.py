@@ -20,7 +20,7 @@ from mlx_backend.chat.capabilities import describe, effort_scale
 from mlx_backend.chat.chat_prompt import ChatPrompts
 from mlx_backend.chat.limits import ReplyLimits, RequestLimits
 from mlx_backend.chat.prompt import Prompt
-from mlx_backend.chat.prompt_size import MAX_TOKENIZED, PromptSize, TokenizedSize
+from mlx_backend.chat.prompt_size import PromptSize, TokenizedSize
 from mlx_backend.chat.raw_text import RawText
 from mlx_backend.chat.reasoning_store import ReasoningStore
 from mlx_backend.chat.reply import Reply, ReplyPlan
@@ -98,6 +98,7 @@ class Service:
         )
         tokenizer = engine.tokenizer
         self._size = PromptSize(tokenizer, self._limits)
+        self._tokenized_size = TokenizedSize(tokenizer, engine.context_length)
         self._dialect = recognise(
             tokenizer.chat_template,
             tokenizer.special_tokens.values(),
@@ -217,13 +218,12 @@ class Service:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
         self._request_limits.check(request)
         request = self._recognised(request)
-        size = TokenizedSize(self.engine.tokenizer)
-        return self._prompts.prompt(request, self._prompts.conversation(request), size=size)
+        conversation = self._prompts.conversation(request)
+        return self._prompts.prompt(request, conversation, size=self._tokenized_size)
 
     def check_tokenizable(self, texts: Sequence[str]) -> None:
         """Raise the RequestError for texts that are too long to be tokenised in one request."""
-        if sum(map(len, texts)) > MAX_TOKENIZED:
-            TokenizedSize(self.engine.tokenizer).check_text("".join(texts), "prompt")
+        self._tokenized_size.check_texts(texts, "prompt")
 
     def text_tokens(self, text: str, *, bos: bool = True) -> tuple[int, ...]:
         """Tokenise a bare text: markers in it are control tokens, and with `bos` it begins as every prompt does."""

@@ -9,6 +9,7 @@ import pytest
 from daemon import PluginError, PluginProcess
 from dify_view import text_of, user
 from invocations import ask
+from raw_server import RawServer
 
 if TYPE_CHECKING:
     from conftest import Stub
@@ -67,6 +68,13 @@ def test_a_page_instead_of_an_api_is_reported(plugin: PluginProcess, stub: Stub)
     with pytest.raises(PluginError, match="not an OpenAI-compatible server") as caught:
         ask(plugin, stub)
     assert caught.value.kind == "InvokeBadRequestError"
+
+
+def test_a_server_whose_head_never_ends_is_one_sentence(plugin: PluginProcess) -> None:
+    with RawServer([b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000, None], chats_only=True) as server:
+        with pytest.raises(PluginError, match="not an OpenAI-compatible server") as caught:
+            list(plugin.invoke([user("hi")], credentials={"endpoint_url": f"{server.address}/v1"}))
+        assert caught.value.kind == "InvokeBadRequestError"
 
 
 def sse(delta: dict[str, Any]) -> str:

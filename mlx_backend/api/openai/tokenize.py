@@ -18,7 +18,6 @@ from mlx_backend.api.openai.base import BodyCall, OpenAIProtocol
 from mlx_backend.api.openai.body import Body, with_extra_body
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.api.openai.objects import Detokenized, Tokenized
-from mlx_backend.chat.prompt_size import MAX_TOKENIZED
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.embedding.service import MAX_TEXTS, Embedder
 from mlx_backend.settings import ReasoningFormat
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import OnDisconnect
     from mlx_backend.chat.service import Service
     from mlx_backend.registry.base import Lease, ModelRegistry
+
+
+MAX_DETOKENIZED = 1 << 20  # tokens
 
 
 class TokenizedText(Body):
@@ -65,7 +67,7 @@ class TokenizedChat(ChatBody):
 class DetokenizeBody(Body):
     """Token ids to be turned into text."""
 
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKENIZED)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_DETOKENIZED)]
 
     def text(self, service: Service) -> str:
         """Return the text, control tokens included."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Display", "Echo", "parse_echo", "parse_reasoning"]
 
 _MAX_WRAPPINGS = 16
+_MAX_PARSED_AGAIN = 1 << 21
+"""Characters, of one text and all its wrappings: what is longer than any answer is not taken apart again and again."""
 
 
 def parse_echo(text: str, tools: ToolSet | None = None) -> list[Echo]:
@@ -33,7 +35,9 @@ def parse_reasoning(text: str) -> str:
     """Return the reasoning in the text of a reasoning field: servers leave the markup of the channel in it."""
     if not _may_hold_markup(text):
         return text
-    for _ in range(_MAX_WRAPPINGS):
+    for times in range(_MAX_WRAPPINGS):
+        if times and not _may_parse_again(text, times):
+            break
         if not (harmony.is_raw_harmony(text) or blocks.begins_with_block(text)):
             break
         bare = join_paragraphs([part for echo in parse_echo(text) for part in (echo.reasoning, echo.content)])
@@ -53,7 +57,7 @@ def _parse_wrapped(text: str, tools: ToolSet | None, depth: int) -> list[Echo]:
         return [Echo(content=text.lstrip("\n"))]
     segments: list[Echo] = []
     for echo in _parse_once(text, tools):
-        if echo.content in ("", text) or depth == _MAX_WRAPPINGS:
+        if echo.content in ("", text) or not _may_parse_again(echo.content, depth + 1):
             segments.append(echo)
             continue
         first, *rest = _parse_wrapped(echo.content, tools, depth + 1)
@@ -61,6 +65,11 @@ def _parse_wrapped(text: str, tools: ToolSet | None, depth: int) -> list[Echo]:
         calls = (*inner[-1].tool_calls, *echo.tool_calls)
         segments += [*inner[:-1], replace(inner[-1], tool_calls=calls, display=echo.display)]
     return segments
+
+
+def _may_parse_again(text: str, times: int) -> bool:
+    """Whether a text that has been parsed so often is looked at once more."""
+    return times <= _MAX_WRAPPINGS and times * len(text) <= _MAX_PARSED_AGAIN
 
 
 def _parse_once(text: str, tools: ToolSet | None) -> list[Echo]:

@@ -12,7 +12,7 @@ import gevent
 import pytest
 from raw_server import DONE, JSON, STREAM, RawServer, event, status
 
-from dify_mlx_provider.upstream import response_body, sse
+from dify_mlx_provider.upstream import client, http_request, response_body, sse
 from dify_mlx_provider.upstream.client import MAX_RETRY_WAIT, Client
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import (
@@ -52,6 +52,38 @@ def test_closing_the_iterator_closes_the_connection() -> None:
         assert not server.left.is_set()
         chunks.close()
         assert server.left.wait(30)
+
+
+ENDLESS_HEADS = {
+    "headers": b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: a\r\n" % at for at in range(20_000)),
+    "one header": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 1_000_000,
+    "100 Continue": b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000,
+    "a status line": b"H" * 1_000_000,
+    "blank lines": b"\r\n" * 500_000,
+}
+
+
+@pytest.mark.parametrize("head", ENDLESS_HEADS.values(), ids=ENDLESS_HEADS)
+def test_a_head_that_does_not_end_is_no_server_of_ours(head: bytes) -> None:
+    with pytest.raises(Refused, match="is not an OpenAI-compatible server"):
+        chat(head, None)
+
+
+def test_a_head_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_request, "MAX_HEAD_SECONDS", -1.0)
+    with pytest.raises(Refused, match="is not an OpenAI-compatible server"):
+        chat(STREAM[:40], None)
+
+
+def test_a_server_may_say_continue_before_it_answers_and_cut_its_head_anywhere() -> None:
+    whole = b"HTTP/1.1 100 Continue\r\n\r\n" * 2 + STREAM
+    assert all(text_of(chat(whole[:at], whole[at:] + HI + DONE)) == "Hi" for at in range(1, len(whole)))
+
+
+def test_an_error_that_does_not_end_is_read_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_ERROR_SECONDS", -1.0)
+    with pytest.raises(ServerError):
+        chat(b"HTTP/1.1 500 Internal Server Error\r\n\r\n", b"wait", None)
 
 
 def test_a_server_that_falls_silent_times_out_and_is_disconnected() -> None:

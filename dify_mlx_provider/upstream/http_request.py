@@ -1,0 +1,113 @@
+"""One HTTP request, as `requests.request` sends it, with bounds on the head of the answer.
+
+Python's http.client bounds a header's length and how many there are. It does not bound how often a server says
+`100 Continue` before it answers, nor how long a head may take that comes a byte at a time. Knows no bodies.
+"""
+
+from __future__ import annotations
+
+import time
+from http.client import HTTPException, HTTPResponse
+from typing import TYPE_CHECKING, Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+MAX_HEAD_BYTES = 256 * 1024
+"""Bytes of all heads before a body; a server's usual one has a few hundred."""
+
+MAX_HEAD_SECONDS = 30.0
+"""From the first byte of a head to its end."""
+
+
+def send(method: str, url: str, **arguments: Any) -> requests.Response:
+    """Send a request. Takes and raises what `requests.request` does; an endless head is a ConnectionError."""
+    with requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter())
+        return session.request(method, url, **arguments)
+
+
+class EndlessHead(HTTPException):
+    """The head of an answer does not end."""
+
+
+class _Head:
+    """What http.client reads a head from."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+        self._left = MAX_HEAD_BYTES
+        self._deadline: float | None = None
+
+    def readline(self, limit: int) -> bytes:
+        """Return a line with its end, or its first `limit` bytes."""
+        line = b""
+        while len(line) < limit and not line.endswith(b"\n"):
+            available = self._stream.peek(1)  # at most one read of the socket, which has a timeout
+            now = time.monotonic()
+            self._deadline = self._deadline or now + MAX_HEAD_SECONDS
+            end = available.find(b"\n") + 1 or len(available)
+            piece = self._stream.read(min(end, limit - len(line)))
+            self._left -= len(piece)
+            if not piece:
+                break
+            if self._left < 0 or now > self._deadline:
+                raise EndlessHead
+            line += piece
+        return line
+
+    def close(self) -> None:
+        """Close what is read from."""
+        self._stream.close()
+
+
+class _Response(HTTPResponse):
+    fp: Any
+
+    def begin(self) -> None:
+        """Read the head."""
+        stream = self.fp
+        head = self.fp = _Head(stream)
+        try:
+            super().begin()
+        finally:
+            if self.fp is head:  # not closed, as it is where nothing came
+                self.fp = stream
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _TLSConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TLSPool(HTTPSConnectionPool):
+    ConnectionCls = _TLSConnection
+
+
+_POOLS = {"http": _Pool, "https": _TLSPool}
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        """Make the pools of direct connections."""
+        super().init_poolmanager(*arguments, **options)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+        """Return the pools of connections through a proxy."""
+        manager = super().proxy_manager_for(*arguments, **options)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
