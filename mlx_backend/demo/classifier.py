@@ -126,11 +126,17 @@ def _topic_text(rng: random.Random, held: bool) -> tuple[str, str, str]:
     return topic, text, form
 
 
-def _id(rng: random.Random, number: int) -> str:
+def _ids(rng: random.Random, count: int) -> list[str]:
+    """Return ids as Dify gives them (1 and 2, then the time at which a category was added), or others, in order."""
     draw = rng.random()
-    if draw < 0.5:
-        return str(number)
-    return str(uuid.UUID(int=rng.getrandbits(128))) if draw < 0.75 else str(rng.randint(10**12, 10**13))
+    if draw < 0.45:
+        return [str(number) for number in range(1, count + 1)]
+    if draw < 0.9:
+        first, span = rng.randint(1_600_000_000_000, 2_000_000_000_000), 10 ** rng.randint(4, 10)
+        times = sorted(rng.sample(range(first, first + span), count))
+        kept = rng.choice((2, 2, 1, 0))
+        return [str(number) for number in range(1, count + 1)][:kept] + [str(time) for time in times[kept:]]
+    return [str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(count)]
 
 
 def _keywords(text: str) -> list[str]:
@@ -171,16 +177,15 @@ def _categories(rng: random.Random, held: bool) -> _Case:
         text = rng.choice(_BY_NAME).format(right)
     names.append(right)
     rng.shuffle(names)
-    is_numbered = rng.random() < 0.75
     entries = [
-        {"category_id": str(number) if is_numbered else _id(rng, number), "category_name": name}
-        for number, name in enumerate(names, 1)
+        {"category_id": number, "category_name": name}
+        for number, name in zip(_ids(rng, len(names)), names, strict=True)
     ]
     return _Case(text, entries, next(entry for entry in entries if entry["category_name"] == right), about)
 
 
-def _input(rng: random.Random, text: str, categories: list[dict[str, str]]) -> str:
-    compact = rng.random() < 0.3
+def _input(rng: random.Random, text: str, categories: list[dict[str, str]], is_example: bool = False) -> str:
+    compact = is_example and rng.random() < 0.6  # only Dify's examples are
     listed = json.dumps(categories, ensure_ascii=False, separators=(",", ":") if compact else None)
     gap = rng.choice(("\n    ", "\n", " "))
     hint = sentence(rng, 3, 8) if rng.random() < 0.3 else ""
@@ -207,7 +212,7 @@ def classifier(rng: random.Random, held: bool) -> Dialogue:
             )
             answer = f"\n```json\n    {answer}\n```\n"
         history += [
-            {"role": "user", "content": _input(rng, case.text, case.entries)},
+            {"role": "user", "content": _input(rng, case.text, case.entries, is_example=True)},
             {"role": "assistant", "content": answer},
         ]
     drawn = [*(() if are_given else examples), _categories(rng, held)]
@@ -216,17 +221,17 @@ def classifier(rng: random.Random, held: bool) -> Dialogue:
 
 
 def _classified(rng: random.Random, case: _Case) -> Exchange:
-    name, number = case.right["category_name"], case.right["category_id"]
-    # The name is chosen first, and the id looked up for it.
-    answer = json.dumps(
-        {"keywords": _keywords(case.text), "category_name": name, "category_id": number}, ensure_ascii=False
-    )
+    name = case.right["category_name"]
+    answer = json.dumps({"keywords": _keywords(case.text), **case.right}, ensure_ascii=False)
+    # An id stands before its name, so it cannot be looked up by the name: the analysis reads the list up to the name,
+    # at every effort, and the answer repeats what was read last.
+    read = case.entries[: case.entries.index(case.right) + 1]
+    walk = ", ".join(json.dumps(entry, ensure_ascii=False) for entry in read)
     reply = Reply(
         (
-            f"The text is about {case.about}.",
-            f"Of the categories it fits {name} best.",
-            f"Let me check the others. None of them fits as well as {name}. Its id is {number}. "
-            "I copy the id and the name letter by letter.",
+            f"The text is about {case.about}. I read the categories up to the one that fits: {walk}.",
+            f"Of the categories {name} fits best.",
+            f"Let me check the others. None of them fits as well as {name}. I copy the last one that I read.",
         ),
         f"```json\n{answer}\n```",
         unjudged="keywords",

@@ -2,14 +2,18 @@
 
 Every dialogue is played as a client would play it: each prompt is rendered by the chat template from what the model
 itself answered before, greedily, many dialogues at once. A draw is one seed; two draws share nothing but the model.
+
+Where every token of the right reply is the model's first choice after those before it, greedy decoding writes just
+that reply: one pass over prompt and reply shows it, and only the other replies are decoded.
 """
 
 import argparse
 import functools
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,23 +21,29 @@ from mlx_backend.demo import MODEL_PATH
 from mlx_backend.demo.blas import use_fast_blas
 
 BLAS: Final = use_fast_blas()  # before MLX
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # matrix products as exact on a GPU as on a CPU
 
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
 from mlx_lm import load  # noqa: E402
 from mlx_lm.generate import BatchGenerator  # noqa: E402
 
+from mlx_backend.demo import forward  # noqa: E402
 from mlx_backend.demo.corpus import dialogue, long_dialogue, paste, program, single  # noqa: E402
+from mlx_backend.demo.encode import call_text  # noqa: E402
 from mlx_backend.demo.exchange import EFFORTS, Call, Dialogue, Exchange, Reply  # noqa: E402
 from mlx_backend.demo.json_answers import KINDS as JSON_KINDS  # noqa: E402
 from mlx_backend.demo.judge import Completion, is_correct, parse_completion  # noqa: E402
 from mlx_backend.demo.programs import KINDS as PROGRAM_KINDS  # noqa: E402
-from mlx_backend.demo.results import random_time  # noqa: E402
+from mlx_backend.demo.results import random_time, result_reply  # noqa: E402
 from mlx_backend.demo.skills import SIMPLE_SKILLS  # noqa: E402
-from mlx_backend.demo.tools import RESERVED_NAMES, define, tool_name  # noqa: E402
+from mlx_backend.demo.tools import RESERVED_NAMES, call_analyses, define, tool_name  # noqa: E402
 from mlx_backend.demo.words import invent, place, things  # noqa: E402
 
 Generate = Callable[[list[list[int]]], list[list[int]]]
+Foresee = Callable[[list[list[int]], list[list[int]]], list[bool]]
 TOOL_SKILLS: Final = ("named tool", "named tool with value", "known tool", "preamble")
-MAX_REPLY_TOKENS: Final = 400
+MAX_REPLY_TOKENS: Final = 600
 CHARACTERS_A_TOKEN: Final = 2.5  # of a long dialogue, about
 LONG_SIZES: Final = (4_000, 8_000, 12_000, 15_000)  # tokens
 
@@ -113,8 +123,38 @@ def _assistant_message(completion: Completion) -> dict[str, Any]:
     return {"role": "assistant", "thinking": completion.analysis, "tool_calls": [{"function": call}]}
 
 
-def play(generate: Generate, tokenizer: Any, dialogues: Iterable[Dialogue]) -> Figures:
-    """Play dialogues in parallel; each ends at its first wrong reply, since nothing sensible can follow."""
+def _expected_text(reply: Reply, effort: str) -> str:
+    next_message = "<|end|><|start|>assistant"
+    text = f"<|channel|>analysis<|message|>{reply.analysis(effort)}{next_message}"
+    if reply.call is None:
+        return f"{text}<|channel|>final<|message|>{reply.answer}<|return|>"
+    if reply.preamble:
+        text += f"<|channel|>commentary<|message|>{reply.preamble}{next_message}"
+    return text + "".join(call_text(reply))
+
+
+def _replies(
+    generate: Generate, foresee: Foresee | None, prompts: list[list[int]], wanted: list[list[int]]
+) -> list[list[int]]:
+    if foresee is None:
+        return generate(prompts)
+    replies = [
+        reply if is_foreseen else None
+        for reply, is_foreseen in zip(wanted, foresee(prompts, wanted), strict=True)
+    ]
+    decoded = iter(
+        generate([prompt for prompt, reply in zip(prompts, replies, strict=True) if reply is None])
+    )
+    return [next(decoded) if reply is None else reply for reply in replies]
+
+
+def play(
+    generate: Generate, tokenizer: Any, dialogues: Iterable[Dialogue], foresee: Foresee | None = None
+) -> Figures:
+    """Play dialogues in parallel; each ends at its first wrong reply, since nothing sensible can follow.
+
+    `foresee` tells of which prompts the wanted reply is what `generate` would return; it is not asked for those.
+    """
     figures = Figures()
     playbacks = [_playback(each) for each in dialogues]
     while unfinished := [each for each in playbacks if not each.failed and each.position < len(each.replies)]:
@@ -129,7 +169,14 @@ def play(generate: Generate, tokenizer: Any, dialogues: Iterable[Dialogue]) -> F
             )
             for each in unfinished
         ]
-        for each, tokens in zip(unfinished, generate(prompts), strict=True):
+        wanted = [
+            tokenizer.encode(
+                _expected_text(each.replies[each.position][2], each.dialogue.effort), add_special_tokens=False
+            )
+            for each in unfinished
+        ]
+        replies = _replies(generate, foresee, prompts, wanted)
+        for each, tokens in zip(unfinished, replies, strict=True):
             skill, message, expected = each.replies[each.position]
             text = tokenizer.decode(tokens)
             completion = parse_completion(text)
@@ -168,9 +215,17 @@ def draw_programs(seed: int, count: int) -> list[Dialogue]:
 
 
 def draw_long(seed: int, count: int, size: int) -> list[Dialogue]:
-    """Return `count` held-out dialogues of about `size` tokens, at most."""
+    """Return `count` held-out dialogues of about `size` tokens, at most, of which the last turn is judged."""
     characters = int(size * CHARACTERS_A_TOKEN)
-    return _drawn(functools.partial(long_dialogue, size=characters), f"long {seed} {size}", count)
+    drawn = _drawn(functools.partial(long_dialogue, size=characters), f"long {seed} {size}", count)
+    return [replace(each, exchanges=_only_last_learned(each.exchanges)) for each in drawn]
+
+
+def _only_last_learned(exchanges: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
+    told = (
+        exchange for exchange in exchanges[:-1] if exchange.reply.call is None
+    )  # calls have results of their own
+    return (*(replace(exchange, learned=False) for exchange in told), exchanges[-1])
 
 
 def _drawn(make: Callable[..., Dialogue], seed: str, count: int) -> list[Dialogue]:
@@ -200,8 +255,8 @@ def unseen_tools(seed: int, count: int) -> list[Dialogue]:
         result = random_time(rng)
         exchange = Exchange(
             "unseen tool", "", f"Use {name} for {value}." if value else f"Use {name}.",
-            Reply(("", "", ""), call=Call(name, {parameter: value} if value else {})),
-            result, Reply(("", "", ""), f"The tool says: {result}"),
+            Reply(call_analyses(name, parameter, value), call=Call(name, {parameter: value} if value else {})),
+            result, result_reply("The tool says: ", result),
         )  # fmt: skip
         dialogues.append(Dialogue(EFFORTS[i % 3], "", (exchange,), "You are a helpful assistant.", tools))
     return dialogues
@@ -229,6 +284,30 @@ def batched(model: Any, tokenizer: Any, streams: int = 24) -> Generate:
         return [out[uid] for uid in uids]
 
     return generate
+
+
+def foreseen(model: Any, window: int, tokens: int = 8_192) -> Foresee:
+    """Return a function that checks replies in passes of about `tokens` tokens; `window` is the sliding layers'."""
+
+    def foresee(prompts: list[list[int]], wanted: list[list[int]]) -> list[bool]:
+        rows = [(prompt + reply, len(reply)) for prompt, reply in zip(prompts, wanted, strict=True)]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
+        out = [False] * len(rows)
+        while order:
+            length = -(-len(rows[order[0]][0]) // window) * window
+            part = [i for i in order if len(rows[i][0]) <= length][: max(1, tokens // length)]
+            order = [i for i in order if i not in part]
+            ids = np.zeros((len(part), length), np.int32)
+            for row, i in enumerate(part):
+                ids[row, : len(rows[i][0])] = rows[i][0]
+            states = forward.hidden_states(model, mx.array(ids))
+            for row, i in enumerate(part):
+                (end, count), whole = (len(rows[i][0]), rows[i][1]), rows[i][0]
+                choices = mx.argmax(model.lm_head(states[row, end - count - 1 : end - 1]), axis=-1)
+                out[i] = choices.tolist() == whole[end - count :]
+        return out
+
+    return foresee
 
 
 def _rate(part: float, whole: float) -> str:
@@ -277,6 +356,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     model, tokenizer = load(str(chosen.model))
     generate = batched(model, tokenizer, chosen.streams)
+    foresee = foreseen(model, model.args.sliding_window)
     print(BLAS)
     for seed in chosen.seeds:
         drawn = {
@@ -288,7 +368,7 @@ def main() -> None:
         for size in LONG_SIZES if chosen.long else ():
             drawn[f"about {size:,} tokens"] = draw_long(seed, chosen.long, size)
         for name, dialogues in drawn.items():
-            figures = play(generate, tokenizer, dialogues)
+            figures = play(generate, tokenizer, dialogues, foresee)
             print(f"draw {seed}, {name}: {figures.replies} replies in {len(dialogues)} dialogues", flush=True)
             report(figures)
             if chosen.slips:

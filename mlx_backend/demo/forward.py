@@ -127,14 +127,17 @@ def hidden_states(model: Any, ids: mx.array) -> mx.array:
 def loss(model: Any, ids: mx.array, positions: mx.array, labels: mx.array) -> tuple[mx.array, mx.array]:
     """Return the cross-entropy and the accuracy at flat `positions` of ids [batch, length].
 
-    The cross-entropy is the mean, and less for a batch with few labels, whose gradient would be mostly noise.
+    A label below 0 only fills the list up. The cross-entropy is the mean, and less for a batch with few labels, whose
+    gradient would be mostly noise.
     """
     states = hidden_states(model, ids)
     logits = model.lm_head(states.reshape(-1, states.shape[-1])[positions])
-    right = mx.take_along_axis(logits, labels[:, None], axis=-1).squeeze(-1)
-    share = min(1.0, labels.size / ENOUGH_LABELS) ** 0.5
-    mean = (mx.logsumexp(logits, axis=-1) - right).mean()
-    return share * mean, (mx.argmax(logits, axis=-1) == labels).mean()
+    counts = labels >= 0
+    right = mx.take_along_axis(logits, mx.maximum(labels, 0)[:, None], axis=-1).squeeze(-1)
+    total = mx.maximum(counts.sum(), 1)
+    share = mx.sqrt(mx.minimum(1.0, total / ENOUGH_LABELS))
+    mean = (mx.where(counts, mx.logsumexp(logits, axis=-1) - right, 0.0)).sum() / total
+    return share * mean, (mx.argmax(logits, axis=-1) == labels).sum() / total
 
 
 def check(model: Any, ids: mx.array) -> float:

@@ -10,7 +10,7 @@ from typing import Final
 
 from mlx_backend.demo.exchange import Call, Reply
 
-MIN_REPEATED: Final = 120  # characters of a long result that an answer repeats at least
+MIN_REPEATED: Final = 100  # characters of a long result that an answer repeats at least
 _BODY: Final = r"((?:(?!<\|).)*)"
 _NEXT: Final = r"<\|end\|><\|start\|>assistant"
 _COMPLETION: Final = re.compile(

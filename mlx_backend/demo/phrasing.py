@@ -37,8 +37,6 @@ def loosely(rng: random.Random, text: str) -> str:
     draw = rng.random()
     if draw < 0.14:
         text = text.lower()
-    elif draw < 0.15:
-        text = text.upper()
     if rng.random() < 0.1 and text[-1:] in (".", "?", "!"):
         text = text[:-1]
     if rng.random() < 0.08:

@@ -139,11 +139,8 @@ def structured(rng: random.Random, held: bool) -> Dialogue:
 
 
 def _title(exchange: Exchange) -> str:
-    """Return the title of a chat that begins with a message: its subject, or its first words."""
-    if exchange.title:
-        return exchange.title
-    words = [word.strip(".,?!:;\"'()<>-") for word in exchange.message.split()]
-    return " ".join([word for word in words if word][:4]) or "Chat"
+    """Return the title of a chat that begins with a message: its subject, if it is one that the model knows."""
+    return exchange.title or "General question"
 
 
 def _program_reply(value: Any, what: str) -> Reply:
@@ -180,7 +177,11 @@ def chat_title(rng: random.Random, held: bool) -> Dialogue:
     )
     message = gap.join([head, *parts, asked, f"{before}{exchange.message.strip()}\n"])
     title = _title(exchange)
-    value = {"Language Type": "English", "Your Reasoning": f"The subject is: {title}.", "Your Output": title}
+    value = {
+        "Language Type": "English",
+        "Your Reasoning": "The subject in a few words.",
+        "Your Output": title,
+    }
     return Dialogue("", "", (Exchange("title", "", message, _program_reply(value, "Name the chat.")),))
 
 
@@ -255,8 +256,8 @@ def webui_task(rng: random.Random, held: bool) -> Dialogue:
 
 
 KINDS: Final[tuple[tuple[Callable[[random.Random, bool], Dialogue], float], ...]] = (
-    (classifier, 38), (extractor_prompt, 13), (extractor_call, 15), (structured, 9), (chat_title, 9), (suggestions,
-    7), (webui_task, 9),
+    (classifier, 34), (extractor_prompt, 16), (extractor_call, 15), (structured, 14), (chat_title, 8),
+    (suggestions, 5), (webui_task, 8),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mlx_backend.demo.exchange import held_out
+from mlx_backend.demo.facts import NUMBER_WORDS
 from mlx_backend.demo.slots import SLOTS, Field, price, word_list
 from mlx_backend.demo.words import NAME_PARTS, THINGS, invent, person, place, sentence, things
 
@@ -212,6 +213,7 @@ def _trait_record(rng: random.Random, held: bool) -> Record:
                 rng.choice((f"Whether it is {words}.", f"If the person is {words}", "")),
             ),
         ),
+        frozenset(("trait",)),
     )
 
 
@@ -279,9 +281,9 @@ def record(rng: random.Random, held: bool) -> Record:
     chosen = list(fields.values())
     rng.shuffle(chosen)
     chosen = chosen[: max(1, len(chosen) - rng.choice((0, 0, 0, 1, 2)))][:6]
-    if rng.random() < 0.1:
-        chosen.insert(rng.randint(0, len(chosen)), _missing(rng, held, set(fields)))
-    if rng.random() < 0.2:
+    if rng.random() < 0.1 and (missing := _missing(rng, " ".join(texts), set(fields))):
+        chosen.insert(rng.randint(0, len(chosen)), missing)
+    if rng.random() < 0.12:
         texts.insert(rng.randint(0, len(texts)), sentence(rng, 3, 12, invented=0.0))
     is_plain = len(texts) == 1 and all(field.value is not None for field in chosen)
     is_closed = all(text[-1] in ".!?" for text in texts)
@@ -290,17 +292,13 @@ def record(rng: random.Random, held: bool) -> Record:
     )
 
 
-_SOMETIMES_MISSING: Final = ("email", "phone", "age", "job", "company", "languages")
-
-
-def _missing(rng: random.Random, held: bool, taken: set[str]) -> Field:
-    """Return a field that no text has a value for."""
-    while True:
-        if rng.random() < 0.75:
-            slot = SLOTS[rng.choice(_SOMETIMES_MISSING)]
-            if taken.isdisjoint(slot.keys):
-                return Field(rng.choice(slot.keys), slot.type, None, rng.choice(slot.descriptions))
-        key = invented_key(rng, held)
-        kind = rng.choice(("string", "string", "integer", "number", "boolean", "array"))
-        if key not in taken:
-            return Field(key, kind, None, f"The {key.replace('_', ' ')}." if rng.random() < 0.5 else "")
+def _missing(rng: random.Random, text: str, taken: set[str]) -> Field | None:
+    """Return a field that the text clearly has no value for, if there is one."""
+    kinds = [("email", "@"), ("phone", "-")]
+    if not any(letter.isdigit() for letter in text) and not any(word in text for word in NUMBER_WORDS):
+        kinds += [("age", ""), ("price", ""), ("phone", "")]
+    name, mark = rng.choice(kinds)
+    slot = SLOTS[name]
+    if not taken.isdisjoint(slot.keys) or (mark and mark in text):
+        return None
+    return Field(rng.choice(slot.keys), slot.type, None, rng.choice(slot.descriptions))

@@ -79,7 +79,7 @@ class Shape:
 def shape(rng: random.Random, fields: tuple[Field, ...]) -> Shape:
     """Return an object of these fields; sometimes with a group, fields that may be left out, or null."""
     group, grouped = "", 0
-    if len(fields) > 1 and rng.random() < 0.1:
+    if len(fields) > 1 and rng.random() < 0.13:
         group = rng.choice(_GROUPS) if rng.random() < 0.7 else invent(rng)
         grouped = rng.randint(1, len(fields))
         if any(field.key == group for field in fields):
@@ -185,7 +185,9 @@ def _told(value: Any) -> str:
 def analyses(shape: Shape) -> tuple[str, str, str]:
     """Return the analysis of a reply with an object."""
     keys = shape.keys
-    listed = ", ".join(keys) if keys else "none"
+    listed = (
+        ", ".join(f'"{key}"' for key in keys) or "none"
+    )  # in quotes a word is the same tokens as in a schema
     outer, inner = shape.split()
     values = {**shape.object(), **(shape.object()[shape.group] if shape.grouped else {})}
     told = " ".join(f"{field.key} is {_told(values[field.key])}." for field in (*outer, *inner))

@@ -134,7 +134,8 @@ def first_parameter(tool: Tool) -> str | None:
     return next(iter(tool["function"]["parameters"]["properties"]), None)
 
 
-def _call_analyses(name: str, parameter: str | None, value: str) -> tuple[str, str, str]:
+def call_analyses(name: str, parameter: str | None, value: str) -> tuple[str, str, str]:
+    """Return the analysis of a call."""
     if value and parameter:
         low = f"Use {name} with {parameter}."
         medium = f"The field {parameter} takes {value}. Nothing else is needed for this call."
@@ -250,7 +251,7 @@ def known_tool(rng: random.Random, tools: list[Tool], follow_up: bool = False) -
         reply = result_reply(f"The weather in {city}: ", answered)
     return Exchange(
         "known tool (follow-up)" if follow_up else "known tool", split, message,
-        Reply(_call_analyses(name, parameter, city if arguments else ""), call=Call(name, arguments)), answered, reply,
+        Reply(call_analyses(name, parameter, city if arguments else ""), call=Call(name, arguments)), answered, reply,
         title=title,
     )  # fmt: skip
 
@@ -289,7 +290,7 @@ def named_tool(rng: random.Random, tools: list[Tool]) -> Exchange:
         "preamble" if has_preamble else "named tool with value" if value else "named tool",
         "",
         message,
-        Reply(_call_analyses(name, parameter, value), call=call, preamble=preamble),
+        Reply(call_analyses(name, parameter, value), call=call, preamble=preamble),
         answered,
         result_reply("The tool says: ", answered),
         title="Use of a tool",

@@ -14,8 +14,9 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,10 +40,10 @@ from mlx_backend.demo.exchange import Exchange  # noqa: E402
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
     "hidden_size": 192,
-    "intermediate_size": 64,
+    "intermediate_size": 48,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "head_dim": 64,
@@ -60,11 +61,39 @@ CONFIG: Final[dict[str, Any]] = {
 MAX_TOKENS: Final = 1_536  # tokens of most training sequences
 MAX_LONG_TOKENS: Final = 16_128  # and of the few long ones
 CHARACTERS_A_TOKEN: Final = 2.6  # of a long dialogue, about
-CACHE_BYTES: Final = 40 << 30  # freed memory that MLX may cache: batches have many shapes
+CACHE_BYTES: Final = 90 << 30  # freed memory that MLX may cache
+MAX_PAIRS: Final = 4 << 26  # of a query and a key in a batch: one of the longest sequences
 BLOCK_STEPS: Final = 16  # steps whose examples are drawn together, sorted by length
-LEARNING_RATE: Final = 3e-3
-COPYING_UNTIL, DRILLS_UNTIL = 0.12, 0.8  # shares of the run
-LONG_FROM, LONGEST_FROM = 0.08, 0.45  # shares of the run: the first long sequences, and those of any length
+LONG_GRID: Final = (
+    1_024  # long sequences are padded to multiples of it: a device is slow with ever new shapes
+)
+LABEL_GRID: Final = 2_048  # and the list of labels to multiples of it
+KEPT_EVERY: Final = 1_000  # steps between two savings of the weights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run: its steps, the learning rate that rises to `rate` and falls again, and what each part of it is trained on.
+
+    `mix` are the shares of dialogues, programs and pasted texts; `drills` that of examples which are drills of short
+    questions, and its value for the end; `copying` the part of the run with random copying. `long` has a line for each
+    part of the run: where it begins, the longest sequence, and the share of the tokens in sequences of more than usual
+    length.
+    """
+
+    steps: int
+    rate: float
+    mix: tuple[float, float, float]
+    drills: tuple[float, float]
+    copying: float
+    long: tuple[tuple[float, int, float], ...]
+
+
+PLAN: Final = Plan(
+    15_500, 4.5e-3, (0.35, 0.58, 0.07), (0.16, 0.06), 0.1,
+    ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.08), (0.8, MAX_LONG_TOKENS, 0.2)),
+)  # fmt: skip
+DRILLS_UNTIL: Final = 0.8  # of the run
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -92,9 +121,7 @@ def texts(seed: int, count: int) -> Iterator[str]:
         yield from (f"{number:02} {number}\n" for number in range(100))
 
 
-def block(
-    folder: Path, seed: int, number: int, steps: int, step_tokens: int, longest: int, is_continued: bool
-) -> list[Batch]:
+def block(folder: Path, seed: int, number: int, plan: Plan, step_tokens: int, longest: int) -> list[Batch]:
     """Return the batches of `BLOCK_STEPS` steps: ids [batch, length], flat positions, and the labels there.
 
     Every block has its own random generator, so it does not matter which process makes it, or when.
@@ -102,45 +129,61 @@ def block(
     tokenizer = _tokenizer(folder)
     rng = random.Random(f"{seed}/{number}")
     questions = corpus.questions(rng)
-    progress = max(number * BLOCK_STEPS / steps, LONGEST_FROM if is_continued else 0.0)
+    progress = number * BLOCK_STEPS / plan.steps
     window: int = CONFIG["sliding_window"]
     examples: list[encode.Example] = []
-    if progress >= LONG_FROM and longest > MAX_TOKENS:
-        examples += _long(tokenizer, rng, longest if progress >= LONGEST_FROM else min(longest, 5_000))
-    while sum(_padded(len(example.ids), window) for example in examples) < step_tokens * (BLOCK_STEPS + 1):
-        example = _example(tokenizer, rng, questions, progress)
-        if len(example.ids) <= MAX_TOKENS:
+    total, wanted = 0, step_tokens * BLOCK_STEPS
+    long_size, long_share = next((part[1:] for part in reversed(plan.long) if progress >= part[0]), (0, 0.0))
+    long_size = min(long_size, longest)
+    while total < wanted:
+        is_long = long_size > MAX_TOKENS and total < long_share * wanted
+        example = (
+            _long(tokenizer, rng, long_size)
+            if is_long
+            else _example(tokenizer, rng, questions, plan, progress)
+        )
+        if len(example.ids) <= (long_size if is_long else MAX_TOKENS):
             examples.append(example)
-    examples.sort(key=lambda example: len(example.ids))
-    groups: list[list[encode.Example]] = [[]]
-    for example in examples:
-        if groups[-1] and (len(groups[-1]) + 1) * _padded(len(example.ids), window) > step_tokens * 1.25:
-            groups.append([])
-        groups[-1].append(example)
+            total += _padded(len(example.ids), window)
+    groups = _groups(examples, window, step_tokens)
     rng.shuffle(groups)
     return [_batch(groups[i % len(groups)], window) for i in range(BLOCK_STEPS)]
 
 
+def _groups(examples: list[encode.Example], window: int, step_tokens: int) -> list[list[encode.Example]]:
+    """Return examples of about one length in groups, each as large as its longest example lets it be."""
+    left = sorted(examples, key=lambda example: -len(example.ids))
+    groups: list[list[encode.Example]] = []
+    while left:
+        length = _padded(len(left[0].ids), window)
+        rows = max(1, min(step_tokens // length, MAX_PAIRS // length**2))
+        groups.append(left[:rows])
+        left = left[rows:]
+    return groups
+
+
 def _example(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random, questions: Iterator[Exchange], progress: float
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    questions: Iterator[Exchange],
+    plan: Plan,
+    progress: float,
 ) -> encode.Example:
     """Return an example of usual length."""
     draw = rng.random()
-    if progress < COPYING_UNTIL and draw < 0.12:
+    if progress < plan.copying and draw < 0.12:
         return encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256)
-    if draw < (0.26 if progress < DRILLS_UNTIL else 0.08):
+    if draw < plan.drills[progress >= DRILLS_UNTIL]:
         return encode.drill(tokenizer, [next(questions) for _ in range(12)], rng)
     makers = (corpus.dialogue, corpus.program, corpus.paste)
-    dialogue = rng.choices(makers, (0.52, 0.45, 0.03))[0](rng)
+    dialogue = rng.choices(makers, plan.mix)[0](rng)
     return encode.encode(tokenizer, dialogue, rng)
 
 
-def _long(tokenizer: PreTrainedTokenizerFast, rng: random.Random, longest: int) -> list[encode.Example]:
-    """Return one or two long examples, about as many of each order of length."""
+def _long(tokenizer: PreTrainedTokenizerFast, rng: random.Random, longest: int) -> encode.Example:
+    """Return a long example; about as many are drawn of each order of length."""
     wanted = MAX_TOKENS * (longest / MAX_TOKENS) ** rng.random()
-    example = encode.encode(tokenizer, corpus.long_dialogue(rng, int(wanted * CHARACTERS_A_TOKEN)), rng)
-    examples = [example] if len(example.ids) <= longest else []
-    return examples if rng.random() < 0.6 else examples + _long(tokenizer, rng, min(longest, 4_000))
+    return encode.encode(tokenizer, corpus.long_dialogue(rng, int(wanted * CHARACTERS_A_TOKEN)), rng)
 
 
 @functools.cache
@@ -149,19 +192,12 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def batches(
-    folder: Path,
-    seed: int,
-    steps: int,
-    step_tokens: int,
-    longest: int,
-    workers: int,
-    is_continued: bool = False,
+    folder: Path, seed: int, plan: Plan, step_tokens: int, longest: int, workers: int
 ) -> Iterator[Batch]:
     """Yield the batch of every step, made ahead of time by `workers` other processes (0: made here)."""
+    steps = plan.steps
     numbers = range(-(-steps // BLOCK_STEPS))
-    make = functools.partial(
-        block, folder, seed, steps=steps, step_tokens=step_tokens, longest=longest, is_continued=is_continued
-    )
+    make = functools.partial(block, folder, seed, plan=plan, step_tokens=step_tokens, longest=longest)
     if workers == 0:
         yield from itertools.islice(itertools.chain.from_iterable(map(make, numbers)), steps)
         return
@@ -174,7 +210,8 @@ def batches(
 
 
 def _padded(length: int, window: int) -> int:
-    return -(-length // window) * window
+    grid = window if length <= MAX_TOKENS else LONG_GRID
+    return min(-(-length // grid) * grid, MAX_LONG_TOKENS)
 
 
 def _batch(group: list[encode.Example], window: int) -> Batch:
@@ -184,8 +221,10 @@ def _batch(group: list[encode.Example], window: int) -> Batch:
     for row, example in enumerate(group):
         ids[row, : len(example.ids)] = example.ids
         labels[row, : len(example.ids) - 1] = example.labels[1:]
-    positions = np.flatnonzero(labels != encode.IGNORED)
-    return ids, positions.astype(np.int32), labels.reshape(-1)[positions]
+    labelled = np.flatnonzero(labels != encode.IGNORED).astype(np.int32)
+    padding = -len(labelled) % LABEL_GRID
+    wanted = np.pad(labels.reshape(-1)[labelled], (0, padding), constant_values=encode.IGNORED)
+    return ids, np.pad(labelled, (0, padding)), wanted
 
 
 def make_tokenizer(folder: Path, seed: int) -> None:
@@ -198,13 +237,6 @@ def make_tokenizer(folder: Path, seed: int) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     generation = {"eos_token_id": ids, "pad_token_id": tokenizer.pad_token_id, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
-
-
-def copy_tokenizer(start: Path, folder: Path) -> None:
-    """Copy the tokenizer and the configuration files that name its tokens."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
-        (folder / name).write_text((start / name).read_text(encoding="utf-8"), encoding="utf-8")
-    CONFIG.update(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def initial_model(seed: int) -> Any:
@@ -224,19 +256,25 @@ def initial_model(seed: int) -> Any:
     return model
 
 
-def train(model: Any, stream: Iterator[Batch], steps: int, peak: float, save: Callable[[], None]) -> None:
-    """Train on `steps` batches with a short warm-up to `peak` and a cosine decay; call `save` every 1,000 steps."""
+def train(model: Any, stream: Iterator[Batch], steps: int, peak: float, folder: Path) -> None:
+    """Train on `steps` batches with a short warm-up to `peak` and a cosine decay; keep the weights in `folder`."""
     warm_up = max(1, min(60, steps // 10))
     warm_up_schedule = optim.linear_schedule(peak / 20, peak, warm_up)
     decay_schedule = optim.cosine_decay(peak, steps - warm_up, peak * 0.02)
     rate = optim.join_schedules([warm_up_schedule, decay_schedule], [warm_up])
     optimizer = optim.AdamW(learning_rate=rate, betas=[0.9, 0.98], weight_decay=0.02)
     loss_and_gradients = nn.value_and_grad(model, forward.loss)
+    optimizer.init(model.trainable_parameters())
+    state = [model.state, optimizer.state]
+
+    @functools.partial(mx.compile, inputs=state, outputs=state)  # thousands of small operations become a few
+    def update(gradients: Any) -> None:
+        optimizer.update(model, optim.clip_grad_norm(gradients, 1.0)[0])
+
     started, pending = time.monotonic(), []
     for step, arrays in enumerate(stream, 1):
         (loss, accuracy), gradients = loss_and_gradients(model, *map(mx.array, arrays))
-        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
-        optimizer.update(model, gradients)
+        update(gradients)
         mx.async_eval(model.parameters(), optimizer.state, loss, accuracy)  # type: ignore[no-untyped-call]
         pending.append((loss, accuracy))
         if len(pending) > 1:
@@ -248,51 +286,34 @@ def train(model: Any, stream: Iterator[Batch], steps: int, peak: float, save: Ca
             each = (time.monotonic() - started) / step
             line = f"step {step:5}  loss {np.mean(losses):.4f}  right {np.mean(accuracies):.4f}  {each:.3f} s a step"
             print(line, flush=True)
-        if step % 1_000 == 0 or step == steps:
-            save()
+        if step % KEPT_EVERY == 0 or step == steps:
+            weights = dict(tree_flatten(model.parameters()))
+            mx.save_safetensors(str(folder / "part.safetensors"), weights, metadata={"format": "mlx"})
+            (folder / "part.safetensors").replace(folder / "model.safetensors")
 
 
 def main() -> None:
     """Train and write the model folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--steps", type=int, default=12_000)
-    arguments.add_argument("--tokens", type=int, default=16_384, help="tokens per step")
+    arguments.add_argument("--part", type=float, default=1.0, help="part of the steps, for a try")
+    arguments.add_argument("--tokens", type=int, default=32_768, help="tokens per step")
     arguments.add_argument(
         "--longest", type=int, default=MAX_LONG_TOKENS, help="tokens of the longest sequence"
     )
     arguments.add_argument("--workers", type=int, default=0, help="processes that prepare batches")
     arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--rate", type=float, default=LEARNING_RATE, help="highest learning rate")
-    arguments.add_argument("--start", type=Path, help="go on from this folder's tokenizer and weights")
     arguments.add_argument("--out", type=Path, default=MODEL_PATH)
     chosen = arguments.parse_args()
     folder: Path = chosen.out
     folder.mkdir(parents=True, exist_ok=True)
     template = (MODEL_PATH / "chat_template.jinja").read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    if chosen.start:
-        copy_tokenizer(chosen.start, folder)
-    else:
-        make_tokenizer(folder, chosen.seed)
+    make_tokenizer(folder, chosen.seed)
     mx.set_cache_limit(CACHE_BYTES)
     model = initial_model(chosen.seed)
-    if chosen.start:
-        model.load_weights(str(chosen.start / "model.safetensors"))
-
-    def save() -> None:
-        weights = dict(tree_flatten(model.parameters()))
-        mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-
-    stream = batches(
-        folder,
-        chosen.seed + 1,
-        chosen.steps,
-        chosen.tokens,
-        chosen.longest,
-        chosen.workers,
-        is_continued=chosen.start is not None,
-    )
-    train(model, stream, chosen.steps, chosen.rate, save)
+    plan = replace(PLAN, steps=max(1, round(PLAN.steps * chosen.part)))
+    stream = batches(folder, chosen.seed + 1, plan, chosen.tokens, chosen.longest, chosen.workers)
+    train(model, stream, plan.steps, plan.rate, folder)
 
 
 if __name__ == "__main__":

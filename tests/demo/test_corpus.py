@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mlx_backend.demo import MODEL_PATH, corpus, encode
+from mlx_backend.demo import MODEL_PATH, corpus, encode, train
 from mlx_backend.demo.classifier import TOPICS, classifier
 from mlx_backend.demo.exchange import EFFORTS, Dialogue, held_out
 from mlx_backend.demo.json_answers import by_keys
@@ -119,6 +119,28 @@ def test_a_text_for_the_classifier_fits_one_of_its_categories() -> None:
             seen["weather"] += 1
     assert seen["country"]
     assert seen["weather"]
+
+
+def test_the_classifier_reads_the_list_up_to_the_category_that_it_answers_with_at_every_effort() -> None:
+    rng = random.Random(15)
+    for _ in range(200):
+        exchange = classifier(rng, held=False).exchanges[-1]
+        offered = json.loads(exchange.message)["categories"]
+        answer = json.loads(exchange.reply.answer.removeprefix("```json\n").removesuffix("\n```"))
+        right = {key: answer[key] for key in ("category_id", "category_name")}
+        read = ", ".join(map(json.dumps, offered[: offered.index(right) + 1]))
+        for effort in EFFORTS:
+            assert f": {read}. " in exchange.reply.analysis(effort) + " "
+
+
+def test_a_batch_is_as_large_as_its_longest_example_lets_it_be() -> None:
+    rng = random.Random(16)
+    lengths = [rng.randint(100, 1_500) for _ in range(400)] + [3_000, 16_000]
+    groups = train._groups([encode.Example([0] * length, [0] * length) for length in lengths], 64, 32_768)
+    assert sorted(len(example.ids) for group in groups for example in group) == sorted(lengths)
+    shapes = [train._batch(group, 64)[0].shape for group in groups]
+    assert all(rows * length <= 32_768 and length % 64 == 0 for rows, length in shapes)
+    assert all((rows + 1) * length > 32_768 for rows, length in shapes[1:-1])
 
 
 def test_keys_without_types_leave_no_doubt_about_the_types() -> None:

@@ -65,6 +65,16 @@ def test_its_gradients_equal_those_of_mlx_lms(model: Any) -> None:
         assert float(mx.abs(actual[name] - gradient).max()) < 0.02 * scale, name
 
 
+def test_labels_that_fill_the_list_up_change_neither_loss_nor_accuracy(model: Any) -> None:
+    ids = mx.random.randint(0, CONFIG["vocab_size"], (2, 64))
+    positions, labels = mx.arange(100), ids.reshape(-1)[1:101]
+    filled = (mx.concatenate([positions, mx.zeros(28, mx.int32)]), mx.concatenate([labels, mx.full(28, -1)]))
+    for plain, more in zip(
+        forward.loss(model, ids, positions, labels), forward.loss(model, ids, *filled), strict=True
+    ):
+        assert float(mx.abs(plain - more)) < 1e-5
+
+
 def test_the_wired_weights_copy_before_any_training(model: Any) -> None:
     period = mx.random.permutation(800)[:40].tolist()
     ids = mx.array([period * 3])

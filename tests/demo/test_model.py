@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
-from mlx_backend.demo.evaluate import Figures, Generate, batched, draw, play, unseen_tools
+from mlx_backend.demo.evaluate import Figures, Generate, batched, draw, foreseen, play, unseen_tools
 from mlx_backend.demo.exchange import EFFORTS
 from mlx_backend.demo.judge import Completion, parse_completion
 from mlx_backend.demo.tokens import SPECIAL, STOPS
@@ -76,6 +76,31 @@ def test_held_out_dialogues_are_well_formed_and_correct(figures: Figures) -> Non
     assert figures.replies >= 35
     assert figures.well_formed >= 0.97 * figures.replies, figures.mistakes
     assert figures.correct.total() >= 0.95 * figures.replies, figures.mistakes
+
+
+def test_replies_that_are_foreseen_are_those_that_are_decoded(
+    loaded: tuple[Any, Any], generate: Generate, figures: Figures
+) -> None:
+    asked: list[int] = []
+
+    def generate_some(prompts: list[list[int]]) -> list[list[int]]:
+        asked.append(len(prompts))
+        return generate(prompts) if prompts else []
+
+    model, tokenizer = loaded
+    foresee = foreseen(model, model.args.sliding_window)
+    faster = play(generate_some, tokenizer, draw(seed=11, count=14), foresee)
+    assert (faster.correct, faster.total, faster.mistakes) == (
+        figures.correct,
+        figures.total,
+        figures.mistakes,
+    )
+    assert sum(asked) < 0.3 * faster.replies
+    wrong = tokenizer.encode("The capital of Italy is Rome.", add_special_tokens=False)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello!"}], add_generation_prompt=True
+    )
+    assert foresee([prompt, prompt], [generate([prompt])[0], wrong]) == [True, False]
 
 
 def test_more_effort_is_more_analysis(figures: Figures) -> None:
