@@ -203,7 +203,8 @@ class Decoder:
         logprobs = [sequence.logprobs for sequence in sequences]
         logits = self._forward(sequences, prefilled)
         tokens: list[int] | None = None
-        if any(self._unconstrained_tokens(sequence) < 2 for sequence in sequences):
+        constrained = [sequence for sequence in sequences if sequence.sampler.constraint is not None]
+        if any(self._unconstrained_tokens(sequence) < 2 for sequence in constrained):
             mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the network runs while the tokens are read
             tokens = self._advance_constraints(fed)
         positions = [
@@ -288,7 +289,8 @@ class Decoder:
         """Wait for the tokens that are fed, advance the sequences' constraints by them, and return them."""
         tokens = _as_list(fed) if fed is not None else []
         for sequence, token in zip(self.sequences, tokens, strict=True):
-            sequence.advance_constraint(token)
+            if sequence.sampler.constraint is not None:
+                sequence.advance_constraint(token)
         return tokens
 
     def _sample(

@@ -134,13 +134,13 @@ class PackedLayer:
         """Compute attention for every segment by itself, just as it would be computed alone."""
         segments = zip(self._split(queries), keys, values, self._caches, mask, strict=True)
         outputs = [attention(q, k, v, cache, scale, own, sinks) for q, k, v, cache, own in segments]
-        return mx.concatenate([_flatten(each) for each in outputs], axis=2)
+        return joined([_flatten(each) for each in outputs], axis=2)
 
     def _split(self, heads: mx.array) -> list[mx.array]:
         """Split [1, heads, tokens, size] into [rows, heads, length, size] for every segment."""
         segments, start = [], 0
         for rows, length in self.shapes:
-            segment = heads[:, :, start : start + rows * length]
+            segment = heads if len(self.shapes) == 1 else heads[:, :, start : start + rows * length]
             segments.append(segment.swapaxes(0, 2) if rows > 1 else segment)
             start += rows * length
         return segments
@@ -149,6 +149,11 @@ class PackedLayer:
 def _flatten(heads: mx.array) -> mx.array:
     """Turn a segment's [rows, heads, 1, size] into [1, heads, rows, size]; only rows of one token are batched."""
     return heads.swapaxes(0, 2) if heads.shape[0] > 1 else heads
+
+
+def joined(arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
+    """Concatenate arrays; one alone is passed on, without an operation on the device."""
+    return arrays[0] if len(arrays) == 1 else mx.concatenate(list(arrays), axis=axis)
 
 
 def patch_for_packing(network: Any) -> None:

@@ -14,13 +14,14 @@ What this replaces in mlx-lm's networks is in mlx_lm_patches.py. Knows nothing o
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.kv_cache import alias
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, TokenPositions
+from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, TokenPositions, joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,10 +49,10 @@ def run_packed(network: Any, segments: Sequence[Segment]) -> mx.array:
     if len(segments) == 1 and segments[0].tokens.shape[0] == 1:
         return _forward(network, segments[0].tokens, segments[0].layers)
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
-    positions = TokenPositions(mx.concatenate([_positions(segment) for segment in segments]))
+    positions = TokenPositions(joined([_positions(segment) for segment in segments]))
     caches = zip(*(segment.layers for segment in segments), strict=True)
     layers = [PackedLayer(each, shapes, positions) for each in caches]
-    tokens = mx.concatenate([segment.tokens.reshape(-1) for segment in segments])
+    tokens = joined([segment.tokens.reshape(-1) for segment in segments])
     before = [[alias(layer) for layer in segment.layers] for segment in segments] if len(segments) > 1 else []
     try:
         return _forward(network, tokens[None], layers)
@@ -71,5 +72,8 @@ def _forward(network: Any, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
 
 def _positions(segment: Segment) -> mx.array:
     rows, length = segment.tokens.shape
-    start = mx.broadcast_to(mx.array(segment.layers[0].offset), (rows,))
+    offset = segment.layers[0].offset
+    if length == 1 and isinstance(offset, mx.array) and offset.shape == (rows,):
+        return copy(offset)  # the cache may change its own in place
+    start = mx.broadcast_to(mx.array(offset), (rows,))
     return (start[:, None] + mx.arange(length)).reshape(-1)

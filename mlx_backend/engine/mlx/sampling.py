@@ -105,7 +105,7 @@ class RequestSampler:
     @property
     def leaves_logits(self) -> bool:
         """Whether the model's logits are used as they are, penalties aside."""
-        return self._bias is None and self.unconstrained_tokens() > 0
+        return self._bias is None and (self.constraint is None or self.unconstrained_tokens() > 0)
 
     def unconstrained_tokens(self) -> int:
         """Return how many tokens from the next one on are certainly not masked. Never raises."""

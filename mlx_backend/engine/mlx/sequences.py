@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -116,8 +116,7 @@ class AdmittedSequences:
         return AdmittedSequences([self.prefilled[row] for row in rows], self.first_tokens[mx.array(rows)])
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
+class GeneratedToken(NamedTuple):
     """A token of a sequence; with a `finish_reason` it is the last one."""
 
     sequence: DecodingSequence
