@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
 import mlx_lm
+from drafting import drafting_engine
 from engine_models import MARKERS
 from engine_requests import together
 from mlx_lm.generate import generate_step
@@ -24,6 +25,7 @@ from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -208,10 +210,10 @@ CHECKS: dict[str, Check] = {
 
 def _drafted(model: Model, **options: Any) -> list[Reply]:
     asked = [replace(each, prompt=[*text(7, 6), *each.prompt, *text(7, 6)]) for each in requests()]
-    with load_engine(model.folder, **options) as engine:
+    with drafting_engine(model.folder, **options) as engine:
         return [
             *_paired(model, asked, lambda each: _replies(engine, each)[0]),
-            *_paired(model, asked, lambda each: together(engine, each)),
+            *_paired(model, asked[:MAX_REPLIES], lambda each: together(engine, each)),
         ]
 
 

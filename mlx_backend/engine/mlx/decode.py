@@ -167,7 +167,8 @@ class Decoder:
             return self._advance(prefilled)
         if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
             return self._emit_last_tokens()
-        if self._drafting is not None and (len(self.sequences) == 1 or self._can_pack):
+        can_draft = len(self.sequences) == 1 or self._can_pack
+        if self._drafting is not None and can_draft and not self._is_untried:
             return self._advance_with_drafts(self._drafting)
         return self._advance()
 
@@ -353,7 +354,7 @@ class Decoder:
             try:
                 generated += self._verify(tokens, drafts, ended)
             except ForwardError as error:
-                if len(sequences) == 1:
+                if len(sequences) == 1 or self._agree is not None:  # other processes would not take this step
                     raise (error.__cause__ or error) from None
                 drafting.give_up(error.__cause__)
                 generated += self._advance()
