@@ -26,6 +26,33 @@ def test_the_committed_plot_is_what_the_committed_tables_give() -> None:
     assert drawn == plot.PLOT.read_text(encoding="utf-8"), "run tests/benchmarks/bench_peers.py --plot"
 
 
+def test_every_table_that_compares_servers_has_the_plot_that_it_gives_and_shows_it() -> None:
+    text = plot.TABLES.read_text(encoding="utf-8")
+    plots = plot.table_plots(text)
+    assert len(plots) > 5
+    for path, drawn in plots.items():
+        assert drawn == path.read_text(encoding="utf-8"), "run tests/benchmarks/bench_peers.py --plot"
+        assert f"](pictures/{path.name})" in text
+    assert {path for path in plot.TABLE_PLOTS.iterdir() if path.suffix == ".svg"} == set(plots)
+
+
+def test_a_tables_plot_has_its_rows_where_less_is_better_and_a_table_without_us_has_none() -> None:
+    found = plot.table_rows(TABLES, "Some table, n = 2")
+    assert [row.label for row in found] == ["a ratio (ms)", "times of the bare loop"]
+    more = TABLES.replace("(ms) |", "(more is better) |")
+    assert [row.label for row in plot.table_rows(more, "Some table, n = 2")] == ["times of the bare loop"]
+    assert plot.table_rows(TABLES.replace("mlx-backend", "another"), "Some table, n = 2") == []
+
+
+def test_a_figure_beyond_the_axis_is_drawn_at_its_end_and_labelled() -> None:
+    drawn = plot.draw(
+        [plot.Row("a", "2026-11-21", "2 cores, Linux", "one run", {"mlx-vlm": 313.0})], "Some table"
+    )
+    assert "Some table, as multiples" in drawn
+    assert "313.00×" in drawn
+    assert 'cx="776.0"' in drawn
+
+
 def test_the_plot_is_svg_and_names_every_server_and_where_it_was_measured() -> None:
     svg = ElementTree.fromstring(plot.PLOT.read_text(encoding="utf-8"))
     text = "\n".join(element.text or "" for element in svg.iter("{http://www.w3.org/2000/svg}text"))

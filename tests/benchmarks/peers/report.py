@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 FIGURES_FILE: Final = HOME / "figures.json"
 README: Final = Path(__file__).resolve().parents[1] / "README.md"
+MORE_IS_BETTER: Final = "more is better"
 BEGIN, END = "<!-- figures: written by bench_peers.py --write -->\n", "<!-- end of the figures -->"
 
 
@@ -102,6 +104,8 @@ def write_tables(titles: dict[str, str], ours: str, columns: Sequence[str]) -> N
         ]
         names = [name for name in columns if any(name in line.figures for line in lines)]
         text += [f"### {title}", "", f"{saved[row]['about']}.", ""]
+        if any(line.ratio(name, ours) is not None for line in lines for name in names if name != ours):
+            text += [f"![{title}, as multiples of {ours}](pictures/{slug(title)}.svg)", ""]
         text += ["| | " + " | ".join(names) + " |", "|--" * (len(names) + 1) + "|"]
         for line in lines:
             leaders = line.leaders()
@@ -115,10 +119,16 @@ def write_tables(titles: dict[str, str], ours: str, columns: Sequence[str]) -> N
                 cell = f"**{figure.text}**" if name in leaders else figure.text
                 cells.append(cell + ("" if ratio is None else f" · {ratio:.2f}×"))
             what = line.what + (f" ({line.note})" if line.note else "")
+            what += f" ({MORE_IS_BETTER})" if line.better == "more" and line.compared else ""
             text.append(f"| {what} | " + " | ".join(cells) + " |")
         text.append("")
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + "\n" + "\n".join(text) + END + rest.partition(END)[2])
+
+
+def slug(title: str) -> str:
+    """Return a title as the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def machine() -> str:
