@@ -43,7 +43,7 @@ BACKGROUND: Final = "#fbfbfc"
 LEFT, RIGHT, TOP, ROW_HEIGHT = 326, 24, 96, 40
 LABEL_WIDTH: Final = 36  # of "2.06×"
 MIN_RATIO, MAX_RATIO = 0.5, 16.0
-LABEL_LENGTH: Final = 46  # characters of a line beside the plot
+LABEL_LENGTH: Final = 44  # characters of a line beside the plot
 HEADINGS: Final = re.compile(r"^### (.+)$", re.MULTILINE)
 
 
