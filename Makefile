@@ -15,29 +15,41 @@ python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.ready ## build .venv from requirements.lock (the other commands do this first)
+setup: $(VENV)/.ready ## build .venv with what running needs (the other commands do this first)
+	@echo "$(VENV) is ready. Next:"
+	@echo "  $(VENV)/bin/mlx-backend                  the server, with a small demonstration model"
+	@echo "  $(VENV)/bin/mlx-backend --model NAME     with a model from Hugging Face, or in a folder"
+	@echo "  make demo                            server and Dify plugin at work"
 
 # 3.15 has no packages of what is locked yet (requires-python in pyproject.toml says the same).
-$(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py
+$(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py .ci/install.py
 	@test -n "$(call python_below,15)" || { \
 		echo "Python 3.12, 3.13 or 3.14 is needed, and $(if $(PYTHON),$(PYTHON) is none of them,none of them was found)."; \
 		echo "Install one, or say where it is: make $(MAKECMDGOALS) PYTHON=/path/to/python3.13"; exit 1; }
 	@$(call python_below,15) -c 'import runpy; runpy.run_path("mlx_backend/device/machine.py", run_name="__main__")'
-	@echo "Setting up $(VENV) (once; a minute or two) …"
+	@echo "Making the environment $(VENV) with $(call python_below,15) (once; a minute or two with what follows) …"
 	@$(call python_below,15) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock || { \
+	@echo "Installing what the server and the plugin need …"
+	@$(RUN) .ci/install.py running || { \
 		echo "The dependencies could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
 	@$(RUN) .ci/link.py
 	@touch $@
 
-demo: setup ## server, model and plugin together, driven as Dify drives them (ARGS=--once: stop afterwards)
+# What `make test` and the other commands for developers need besides.
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@echo "Installing the developers' tools (once) …"
+	@$(RUN) .ci/install.py developing || { \
+		echo "The developers' tools could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
+	@touch $@
+
+demo: $(VENV)/.ready ## server, model and plugin together, driven as Dify drives them (ARGS=--once: stop afterwards)
 	@$(RUN) tests/e2e/tour.py $(ARGS)
 
-test: setup check ## the checks, and all tests except those on Dify's workflow engine
+test: $(VENV)/.ready-dev check ## the checks, and all tests except those on Dify's workflow engine
 	$(RUN) -m pytest tests --ignore=tests/provider --ignore=tests/graphon -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 	$(RUN) -m pytest tests/provider $(ARGS)
 
-test-dify: setup $(VENV_DIFY)/.ready ## chatflows on Dify's own workflow engine (installs it: 55 MB)
+test-dify: $(VENV_DIFY)/.ready $(VENV)/.ready-dev ## chatflows on Dify's own workflow engine (installs it: 55 MB)
 	$(RUN) -m pytest tests/graphon $(ARGS)
 
 # The engine has an environment of its own: it pins other versions than the server, and graphon takes no Python 3.14.
@@ -51,30 +63,30 @@ $(VENV_DIFY)/.ready: tests/graphon/requirements.txt
 		echo "Dify's workflow engine could not be installed; pip says why above. Nothing was tested on it."; exit 1; }
 	@touch $@
 
-fuzz: setup ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something falls
+fuzz: $(VENV)/.ready-dev ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something falls
 	@$(RUN) tests/fuzz/budget.py --minutes $(or $(MINUTES),10) $(ARGS)
 
-soak: setup $(VENV)/.soak ## a server under mixed load for MINUTES=60: memory, threads and files, plotted, and whether they stay
+soak: $(VENV)/.ready-dev $(VENV)/.soak ## a server under mixed load for MINUTES=60: memory, threads and files, plotted, and whether they stay
 	@$(RUN) tests/soak/soak.py --minutes $(or $(MINUTES),60) $(ARGS)
 
 $(VENV)/.soak: tests/soak/requirements.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
-check: setup ## ruff, types, lock, versions
+check: $(VENV)/.ready-dev ## ruff, types, lock, versions
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) .ci/lock.py --check
 
-format: setup ## format and fix with ruff
+format: $(VENV)/.ready-dev ## format and fix with ruff
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-plugin: setup ## write dist/*.difypkg (REPO=https://…: with the address of its source, to publish it)
+plugin: $(VENV)/.ready ## write dist/*.difypkg (REPO=https://…: with the address of its source, to publish it)
 	@$(RUN) -m dify_mlx_provider.packaging.package $(if $(REPO),--repo "$(REPO)")
 
-debug: setup ## run the plugin from this clone in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
+debug: $(VENV)/.ready ## run the plugin from this clone in a Dify elsewhere (URL=HOST:5003 KEY=… from Dify's Plugins page)
 	@test -n "$(URL)" -a -n "$(KEY)" || { echo "Say where: make debug URL=HOST:5003 KEY=… (Dify's Plugins page, the bug icon at the top)"; exit 1; }
 	@$(RUN) -c 'import socket, sys; socket.create_connection(sys.argv[1].rsplit(":", 1), 5)' "$(URL)" 2>/dev/null || { \
 		echo "Nothing answers at $(URL). Dify shows the address and the key behind the bug icon on its Plugins page."; exit 1; }
@@ -82,23 +94,23 @@ debug: setup ## run the plugin from this clone in a Dify elsewhere (URL=HOST:500
 	@cd build/plugin && INSTALL_METHOD=remote REMOTE_INSTALL_URL="$(URL)" REMOTE_INSTALL_KEY="$(KEY)" \
 		"$(CURDIR)/$(RUN)" -m dify_mlx_provider
 
-bench: setup ## speed, as ratios measured side by side
+bench: $(VENV)/.ready-dev ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
 	@$(RUN) tests/benchmarks/bench_peers.py --write
 
-matrix: setup ## every architecture of mlx-lm, tiny, beside mlx-lm's own generation (an hour at most; goes on where it stopped)
+matrix: $(VENV)/.ready-dev ## every architecture of mlx-lm, tiny, beside mlx-lm's own generation (an hour at most; goes on where it stopped)
 	@$(RUN) tests/benchmarks/architecture_matrix.py --write $(ARGS)
 
-mac-report: setup ## try the server on this machine, and write one file to send back (MODEL=…: with that model)
+mac-report: $(VENV)/.ready ## try the server on this machine, and write one file to send back (MODEL=…: with that model)
 	@$(RUN) tests/e2e/mac_report.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-models: setup ## write the files of the predefined models from their table
+models: $(VENV)/.ready ## write the files of the predefined models from their table
 	@$(RUN) -m dify_mlx_provider.packaging.predefined
 
-docs: setup ## write the references of settings, model families and API keys into docs/
+docs: $(VENV)/.ready-dev ## write the references of settings, model families and API keys into docs/
 	@$(RUN) -m mlx_backend.commands.reference docs/settings.md docs/families.md docs/shared-server.md
 
-lock: setup ## update requirements.lock
+lock: $(VENV)/.ready-dev ## update requirements.lock
 	$(RUN) .ci/lock.py
 
 clean: ## remove what the other commands made

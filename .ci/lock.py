@@ -1,20 +1,25 @@
 """Write requirements.lock and those of tests/graphon and tests/soak, or say whether one is stale.
 
 The lock pins everything (all extras and the dev group, for macOS and Linux at once) with hashes and without
-addresses. Its first line carries a digest of the requirements it was made from, so that staleness is seen
+addresses: first what running needs, the server and the plugin, then what developing needs besides. Its first line carries a digest of the requirements it was made from, so that staleness is seen
 without a network. What runs Dify's workflow engine (`make test-dify`) is an environment of its own, locked alike.
 """
 
 import argparse
 import hashlib
 import json
+import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
+from install import HEADING, PARTS
+
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = ["--universal", "--generate-hashes", "--no-annotate", "--no-header"]
+NAME = re.compile(r"^([a-z0-9.-]+)==", re.MULTILINE)
 GRAPHON = ROOT / "tests/graphon"
 SOAK = ROOT / "tests/soak"
 
@@ -79,8 +84,22 @@ def main() -> int:
             print(f"{path.relative_to(ROOT)} is stale: what it was made from changed. Run `make lock`.")
         return 1 if stale else 0
     for path, (first, wanted) in locks.items():
-        path.write_text(first + compiled(*wanted), encoding="utf-8")
+        made = compiled(*wanted)
+        path.write_text(first + (made if path.parent == GRAPHON else in_parts(made)), encoding="utf-8")
     return 0
+
+
+def in_parts(lock: str) -> str:
+    """Return a lock with what running needs first, each part under its heading."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as whole:
+        whole.write(lock)
+        whole.flush()
+        needed = set(NAME.findall(compiled("pyproject.toml", "--all-extras", "--constraint", whole.name)))
+    blocks = re.findall(r"^[a-z0-9].*\n(?:[ ].*\n)*", lock, re.MULTILINE)
+    running = [block for block in blocks if NAME.findall(block)[0] in needed]
+    developing = [block for block in blocks if NAME.findall(block)[0] not in needed]
+    first, second = (HEADING.format(part=part) for part in PARTS)
+    return "".join([first, *running, second, *developing])
 
 
 def first_line(path: Path) -> str:

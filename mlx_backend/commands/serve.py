@@ -25,6 +25,7 @@ from mlx_backend.commands.options import (
     settings_of,
 )
 from mlx_backend.commands.output import logging_to_stderr, say
+from mlx_backend.commands.reachable_address import reachable_url
 from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
@@ -133,7 +134,8 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
         try:
             # Requests are accepted from now on: they wait for their model, and /health says how far it is.
             serving.start()
-            say(f"Listening on {server.url}")
+            url, remark = reachable_url(server.url, settings.host)
+            say(f"Listening on {url}{remark}")
             loading = _Loading(models, signals)
             loading.start()
             first = signals.wait()
@@ -143,7 +145,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
                     return _failed(str(loading.failure))
                 is_mac = this_machine().is_mac
                 demo = _is_demo(arguments)
-                say(*start_lines(server.url, models, settings, demo=demo, is_mac=is_mac))
+                say(*start_lines(url, models, settings, demo=demo, is_mac=is_mac))
                 signals.wait()
             app.preparations.drain()
             _drain(app.in_flight, settings.drain_seconds, signals)

@@ -48,7 +48,7 @@ def start_lines(
         hint = HINT_ON_A_MAC if is_mac else HINT_ELSEWHERE
     elif not has_key:
         lines.append(
-            f"  Everyone who can reach {settings.host} can use it: set --api-key or ${variable_of('--api-key')}."
+            f"  Everyone who can reach this address can use it: set --api-key or ${variable_of('--api-key')}."
         )
     key = ' -H "Authorization: Bearer $KEY"' if has_key else ""
     return [

@@ -47,5 +47,5 @@ def test_docker_on_linux_cannot_reach_loopback() -> None:
 def test_an_open_server_says_so_and_asks_for_a_key(is_mac: bool) -> None:
     line, lines = dify_line(is_mac=is_mac, host="0.0.0.0")
     assert line.endswith("/v1")
-    assert "Everyone who can reach 0.0.0.0 can use it: set --api-key" in lines
+    assert "Everyone who can reach this address can use it: set --api-key" in lines
     assert "Everyone" not in dify_line(is_mac=is_mac, host="0.0.0.0", api_key="secret")[1]
