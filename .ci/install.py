@@ -1,7 +1,7 @@
 """Install a part of requirements.lock into the environment whose Python runs this, and say how far it is.
 
-`make setup` installs what running needs, `make test` and the other commands for developers also what they need. pip does
-the work; its own output is a line or two for each package, so of these only the names are shown.
+`make setup` installs what running needs, `make test` and the other commands for developers also what they need. pip
+does the work; of its own output, many lines for each package, only the names are shown.
 """
 
 import argparse
@@ -32,7 +32,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "requirements.txt")
         file.write_text(requirements, encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--progress-bar",
+            "off",
+        ]
         # Not resolved: the lock names everything, and the other part what this one does not.
         command += ["--no-deps", "--require-hashes", "-r", str(file)]
         return run(command, total)
@@ -41,7 +49,9 @@ def main() -> int:
 def run(command: list[str], total: int) -> int:
     """Run pip and show which of `total` packages it is at; its warnings and errors are shown as they are."""
     at, is_terminal = 0, sys.stdout.isatty()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace") as pip:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+    ) as pip:
         assert pip.stdout is not None
         for line in pip.stdout:
             if found := re.match(r"(?:Collecting|Requirement already satisfied:) ([\w.-]+)", line):

@@ -1,8 +1,9 @@
 """Write requirements.lock and those of tests/graphon and tests/soak, or say whether one is stale.
 
 The lock pins everything (all extras and the dev group, for macOS and Linux at once) with hashes and without
-addresses: first what running needs, the server and the plugin, then what developing needs besides. Its first line carries a digest of the requirements it was made from, so that staleness is seen
-without a network. What runs Dify's workflow engine (`make test-dify`) is an environment of its own, locked alike.
+addresses: first what running needs, the server and the plugin, then what developing needs besides. Its first line
+carries a digest of the requirements it was made from, so that staleness is seen without a network. What runs Dify's
+workflow engine (`make test-dify`) is an environment of its own, locked alike, and so is what `make soak` adds.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from install import HEADING, PARTS
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = ["--universal", "--generate-hashes", "--no-annotate", "--no-header"]
 NAME = re.compile(r"^([a-z0-9.-]+)==", re.MULTILINE)
+LOCK = ROOT / "requirements.lock"
 GRAPHON = ROOT / "tests/graphon"
 SOAK = ROOT / "tests/soak"
 
@@ -62,7 +64,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--check", action="store_true", help="only say whether a lock is stale")
     locks = {
-        ROOT / "requirements.lock": (stamp(), ["pyproject.toml", "--all-extras", "--group", "dev"]),
+        LOCK: (stamp(), ["pyproject.toml", "--all-extras", "--group", "dev"]),
         GRAPHON / "requirements.txt": (
             graphon_stamp(),
             [
@@ -85,7 +87,7 @@ def main() -> int:
         return 1 if stale else 0
     for path, (first, wanted) in locks.items():
         made = compiled(*wanted)
-        path.write_text(first + (made if path.parent == GRAPHON else in_parts(made)), encoding="utf-8")
+        path.write_text(first + (in_parts(made) if path == LOCK else made), encoding="utf-8")
     return 0
 
 

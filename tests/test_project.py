@@ -66,6 +66,7 @@ def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: 
     locks = ("requirements.lock", "tests/graphon/requirements.txt")
     for name in (
         ".ci/lock.py",
+        ".ci/install.py",
         "pyproject.toml",
         *locks,
         "tests/graphon/requirements.in",

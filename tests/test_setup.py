@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,59 @@ def test_difys_engine_gets_a_python_that_it_takes_or_says_which(tmp_path: Path) 
     assert "Dify's workflow engine needs Python 3.12 or 3.13, and neither was found." in newest.stdout
     beside = Machine(tmp_path, python3_13="3, 13", python3_14="3, 14").make("--dry-run", "test-dify")
     assert f"python3.13 -m venv {tmp_path}/venv-dify" in beside.stdout
+
+
+def test_setup_that_was_done_says_what_to_run_next(tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / ".ready").touch()
+    done = Machine(tmp_path, python3_12="3, 12").make("setup")
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first == f"{tmp_path}/venv is ready. Next:"
+    assert rest[0].split()[0] == f"{tmp_path}/venv/bin/mlx-backend"
+    assert "make demo" in rest[2]
+
+
+def test_tools_for_developers_come_with_the_commands_that_need_them(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, python3_12="3, 12")
+    for command, has_tools in (
+        ("setup", False),
+        ("demo", False),
+        ("plugin", False),
+        ("test", True),
+        ("check", True),
+    ):
+        printed = machine.make("--dry-run", command).stdout
+        assert "install.py running" in printed, command
+        assert ("install.py developing" in printed) is has_tools, command
+
+
+def test_the_parts_of_the_lock_are_what_running_needs_and_the_rest(tmp_path: Path) -> None:
+    install = runpy.run_path(str(ROOT / ".ci/install.py"))
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    names = {
+        part: set(re.findall(r"^([a-z0-9-]+)==", install["part_of"](lock, part), re.M))
+        for part in install["PARTS"]
+    }
+    assert {"mlx", "mlx-lm", "cheroot", "dify-plugin", "requests"} <= names["running"]
+    assert {"pytest", "ruff", "mypy", "openai"} <= names["developing"]
+    assert not names["running"] & names["developing"]
+    assert names["running"] | names["developing"] == set(re.findall(r"^([a-z0-9-]+)==", lock, re.M))
+
+
+def test_while_packages_are_installed_it_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    said = [
+        "Collecting mlx==1 (from -r x)",
+        "  Downloading mlx-1-py3-none-any.whl (10.5 MB)",
+        "Installing collected",
+    ]
+    pip = [sys.executable, "-c", f"print(*{said!r}, sep=chr(10)); raise SystemExit(3)"]
+    assert runpy.run_path(str(ROOT / ".ci/install.py"))["run"](pip, 7) == 3
+    assert capsys.readouterr().out.splitlines() == [
+        "  1 of 7: mlx",
+        "  1 of 7: mlx (10.5 MB)",
+        "  writing 7 packages",
+    ]
 
 
 def test_the_pythons_that_are_tried_are_those_that_the_project_names() -> None:

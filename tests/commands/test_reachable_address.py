@@ -104,6 +104,6 @@ def test_without_a_way_out_the_machines_name_may_say_its_address(
             raise from_name
         return [(0, 0, 0, "", (each, 0)) for each in from_name]
 
-    monkeypatch.setattr(reachable_address.socket, "socket", Probe)
-    monkeypatch.setattr(reachable_address.socket, "getaddrinfo", names)
+    monkeypatch.setattr(socket, "socket", Probe)
+    monkeypatch.setattr(socket, "getaddrinfo", names)
     assert own_address(socket.AF_INET) == found
