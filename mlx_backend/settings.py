@@ -251,7 +251,7 @@ class Settings(ReplySettings):
         NamedKeys | None,
         Setting(
             kind=NAMED_KEYS,
-            help="a key of its own for each person or program, by names that the log and the metrics show",
+            help="a key of its own for each person or program, by names that the log shows",
             group="network",
             default="none",
         ),

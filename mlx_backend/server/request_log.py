@@ -25,7 +25,7 @@ log = logging.getLogger("mlx_backend.requests")
 
 MAX_PATH_CHARACTERS = 200
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_PROBES = frozenset(["/", "/health", "/ready", "/metrics"])
+_PROBES = frozenset(["/", "/health", "/ready"])
 """What monitors and containers ask all the time: logged at the level debug."""
 _MAY_QUOTE = frozenset([400, 422])
 """Errors whose words may repeat a value of the request."""
