@@ -168,7 +168,10 @@ def test_a_grammar_and_a_budget_hold_beside_replies_with_drafts(windowed: Path) 
     def asked() -> tuple[list[GenerationRequest], list[OnlySome]]:
         constraints = [OnlySome(0), OnlySome(15)]
         free, *rest = requests(3)
-        held = [replace(each, constraint=own) for each, own in zip(rest, constraints, strict=True)]
+        held = [
+            replace(each, constraint=own, sampling=Sampling())
+            for each, own in zip(rest, constraints, strict=True)
+        ]
         return [free, *held], constraints
 
     with loaded_batch(windowed) as batch:
