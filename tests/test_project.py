@@ -63,7 +63,7 @@ def test_every_stated_requirement_is_locked(pyproject: dict[str, Any]) -> None:
     ],
 )
 def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: str) -> None:
-    locks = ("requirements.lock", "tests/graphon/requirements.txt")
+    locks = ("requirements.lock", "tests/graphon/requirements.txt", "tests/soak/requirements.txt")
     for name in (
         ".ci/lock.py",
         ".ci/install.py",
@@ -71,6 +71,7 @@ def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: 
         *locks,
         "tests/graphon/requirements.in",
         "tests/graphon/excluded.txt",
+        "tests/soak/requirements.in",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
