@@ -2,12 +2,14 @@
 
     python tests/soak/sampled_server.py SAMPLES SECONDS serve …        # the server's own arguments follow
 
-Each line: seconds since the start, resident memory, MLX's memory in use and its cache (all in bytes), threads, open
-files. `/dev/fd` and `ps` are the same on Linux and macOS.
+Each line: seconds since the start, resident memory, MLX's memory in use and its cache, what malloc has given out and
+what it keeps though it was freed (bytes; the last two with glibc alone), threads, open files. `/dev/fd` and `ps` are the
+same on Linux and macOS.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -19,6 +21,28 @@ from pathlib import Path
 TASKS = Path("/proc/self/task")
 
 
+class MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`, of all arenas."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def malloc() -> tuple[int, int]:
+    """Return the bytes that malloc has given out, and those it keeps though they were freed; zeros without glibc."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return 0, 0
+    library.mallinfo2.restype = MallInfo
+    info = library.mallinfo2()
+    return info.uordblks + info.hblkhd, info.fordblks
+
+
 def sample() -> dict[str, float]:
     """Return what this process holds now."""
     import mlx.core as mx
@@ -26,7 +50,10 @@ def sample() -> dict[str, float]:
     rss = subprocess.run(
         ["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True
     )
+    used, free = malloc()
     return {
+        "malloc_used": used,
+        "malloc_free": free,
         "rss": int(rss.stdout) * 1024,
         "mlx_active": mx.get_active_memory(),
         "mlx_cache": mx.get_cache_memory(),

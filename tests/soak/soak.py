@@ -45,6 +45,8 @@ SERIES = {
     "rss": ("resident memory", "MB"),
     "mlx_active": ("memory that MLX uses", "MB"),
     "mlx_cache": ("memory that MLX keeps", "MB"),
+    "malloc_used": ("memory that malloc has given out", "MB"),
+    "malloc_free": ("memory that malloc keeps though freed", "MB"),
     "threads": ("threads", ""),
     "files": ("open files", ""),
 }
@@ -106,7 +108,7 @@ def plot(samples: Sequence[Sample], path: Path, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(len(SERIES), 1, sharex=True, figsize=(9, 10), layout="constrained")
+    figure, axes = pyplot.subplots(len(SERIES), 1, sharex=True, figsize=(9, 13), layout="constrained")
     minutes = [sample["seconds"] / 60 for sample in samples]
     for axis, (name, (label, unit)) in zip(axes, SERIES.items(), strict=True):
         scale = 1e6 if unit else 1
@@ -169,7 +171,7 @@ def report(samples: Sequence[Sample], clients: Sequence[Client], arguments: Any,
         change = (after - before) / before if before else 0.0
         words = "" if name not in JUDGED else " flat" if is_flat(name, before, after) else " GROWS"
         verdict = verdict and (name not in JUDGED or is_flat(name, before, after))
-        print(f"{label:22} {before / scale:9.1f} -> {after / scale:9.1f} {unit:2} {change:+7.1%}{words}")
+        print(f"{label:38} {before / scale:9.1f} -> {after / scale:9.1f} {unit:2} {change:+7.1%}{words}")
     kinds = f"{done.total():,} requests of {len(done)} kinds by {CLIENTS} clients"
     plot(samples, arguments.plot, f"{kinds} in {samples[-1]['seconds'] / 60:.0f} minutes")
     print(f"Plotted in {arguments.plot}. {'Flat.' if verdict else 'Not flat.'}")
