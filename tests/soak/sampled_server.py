@@ -3,8 +3,8 @@
     python tests/soak/sampled_server.py SAMPLES SECONDS serve …        # the server's own arguments follow
 
 Each line: seconds since the start, resident memory, MLX's memory in use and its cache, what malloc has given out and
-what it keeps though it was freed (bytes; the last two with glibc alone), threads, open files. `/dev/fd` and `ps` are the
-same on Linux and macOS.
+what it keeps though it was freed (bytes; the last two with glibc alone), threads, open files. `/dev/fd` and `ps` are
+the same on Linux and macOS.
 """
 
 from __future__ import annotations
