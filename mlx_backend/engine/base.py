@@ -165,6 +165,9 @@ class EngineStatus:
     waiting: int = 0
     detail: str = ""
     unbatched: str = ""  # why replies are not decoded together; empty if they are, or if nothing is loaded
+    available_context: int | None = (
+        None  # tokens of prompt and reply that fit into memory now, if that is known
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     adapters: Collection[str] = ()  # the LoRA adapters a request may name
     unbatched: str = ""  # why replies are not decoded together; empty if they are
+    # How many tokens of prompt and reply fit into memory now; callable from any thread.
+    available_context: Callable[[], int | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,17 @@
-"""How much memory the KV caches of an engine's sequences may take: what is set aside, and whether more fits.
+"""How much memory the sequences of an engine may take: what is set aside for their caches, and whether more fits.
+
+Beside its caches a prompt needs working memory while a chunk of it is computed. If that does not fit, cached prefixes
+are dropped and chunks get shorter; a prompt is refused only if not even the shortest chunk has room.
 
 Counts tokens by a cost function and reserves bytes on the device; knows no MLX and no caches.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from mlx_backend.device.memory import format_bytes
+from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 if TYPE_CHECKING:
@@ -16,18 +20,29 @@ if TYPE_CHECKING:
     from mlx_backend.device.memory import MemoryReservation
 
 RETRY_AFTER = 10  # seconds, where other models leave no memory for a request
+MIN_CHUNK = 8  # tokens, below which shorter chunks save little
+MAX_TOKENS = 1 << 30  # of any sequence
 
 
 class KVCacheBudget:
     """The memory set aside for each sequence of one engine, and for prefixes that are cached.
 
-    `cost` gives the bytes of one sequence's caches for a number of tokens. With `padded`, sequences that are
-    decoded together, those of one adapter, are padded to the longest of them.
+    `cost` gives the bytes of one sequence's caches for a number of tokens, and `chunk_bytes` the working memory of a
+    chunk of so many tokens that ends at a position. With `padded`, sequences that are decoded together, those of one
+    adapter, are padded to the longest of them.
     """
 
-    def __init__(self, reservation: MemoryReservation, cost: Callable[[int], int], *, padded: bool) -> None:
+    def __init__(
+        self,
+        reservation: MemoryReservation,
+        cost: Callable[[int], int],
+        *,
+        padded: bool,
+        chunk_bytes: Callable[[int, int], int] = lambda _tokens, _end: 0,
+    ) -> None:
         self._reservation = reservation
         self._cost = cost
+        self._chunk_bytes = chunk_bytes
         self._padded = padded
         self._prefix_bytes = 0
         self._sequences: dict[int, tuple[str, int]] = {}
@@ -60,24 +75,43 @@ class KVCacheBudget:
 
     def check(self, tokens: int, subject: str) -> None:
         """Raise EngineRefused for what could not run even alone, EngineBusy while other models need the memory."""
-        needed, room = self._cost(tokens), self.room
+        needed, room = self._needed(tokens), self.room
         if needed <= room:
             return
         max_room, limit = self.max_room, format_bytes(self.limit)
         if needed > max_room:
             raise EngineRefused(
                 f"{subject} would need {format_bytes(needed)} of memory for its cache; the model leaves "
-                f"{format_bytes(max(0, max_room))} of {limit}. Ask for fewer tokens, or raise the memory limit."
+                f"{format_bytes(max(0, max_room))} of {limit}, enough for {self._fitting_tokens(max_room)} tokens of "
+                "prompt and reply together. Ask for fewer tokens, or raise the memory limit."
             )
         raise EngineBusy(
             f"{subject} would need {format_bytes(needed)} of memory for its cache; other models' work leaves "
-            f"{format_bytes(max(0, room))} of {limit} now. Try again in {RETRY_AFTER} s.",
+            f"{format_bytes(max(0, room))} of {limit} now, enough for {self._fitting_tokens(room)} tokens of prompt "
+            f"and reply together. Try again in {RETRY_AFTER} s.",
             RETRY_AFTER,
         )
 
+    def fitting_tokens(self) -> int:
+        """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
+        return self._fitting_tokens(self.room)
+
+    def fitting_chunk(self, start: int, tokens: int) -> int:
+        """Return `tokens`, or how many fewer a chunk from position `start` has to have to fit into working memory."""
+        room = self.room - self.used + self._margin
+        while tokens > MIN_CHUNK and self._chunk_bytes(tokens, start + tokens) > room:
+            tokens = max(MIN_CHUNK, tokens // 2)
+        return tokens
+
+    def prefix_room(self, start: int = 0, tokens: int = 0) -> int:
+        """Return the bytes that cached prefixes may take, beside a chunk of so many tokens from position `start`."""
+        return max(0, self.room - self.used - self._beyond_margin(tokens, start + tokens))
+
     def fits(self, tokens: int, adapter: str = "") -> bool:
         """Whether there is room for one more sequence of so many tokens."""
-        return self._total([*self._sequences.values(), (adapter, tokens)]) <= self.room
+        every = [*self._sequences.values(), (adapter, tokens)]
+        longest = max(each for _, each in every)
+        return self._total(every) + self._beyond_margin(MIN_CHUNK, longest) <= self.room
 
     def reserve(self, key: int, tokens: int, adapter: str = "") -> None:
         """Set memory aside for a sequence, or change how much is."""
@@ -92,6 +126,23 @@ class KVCacheBudget:
         """Give back what was set aside for a sequence."""
         if self._sequences.pop(key, None) is not None:
             self._update()
+
+    @property
+    def _margin(self) -> int:
+        return self.limit - room_for_weights(self.limit)
+
+    def _beyond_margin(self, tokens: int, end: int) -> int:
+        """Return the bytes of a chunk's working memory for which the limit's margin is not enough."""
+        return max(0, self._chunk_bytes(tokens, end) - self._margin)
+
+    def _needed(self, tokens: int) -> int:
+        return self._cost(tokens) + self._beyond_margin(MIN_CHUNK, tokens)
+
+    def _fitting_tokens(self, room: int) -> int:
+        """Return how many tokens of one sequence fit into so many bytes."""
+        if self._needed(MAX_TOKENS) <= room:
+            return MAX_TOKENS
+        return max(0, bisect_right(range(MAX_TOKENS), room, key=self._needed) - 1)
 
     def _update(self) -> None:
         self._reservation.set_working(self._prefix_bytes + self.used)

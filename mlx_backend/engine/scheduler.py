@@ -34,9 +34,10 @@ import itertools
 import logging
 import math
 import threading
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
@@ -154,9 +155,11 @@ class Scheduler:
             return EngineStatus(state="stopped", detail=str(self._final_error))
         if self._restart_reason:
             return EngineStatus(state="restarting", waiting=waiting, detail=self._restart_reason)
-        unbatched = self._info.unbatched if self._info else ""
-        state: Literal["ready", "loading"] = "ready" if self._info else "loading"
-        return EngineStatus(state=state, running=running, waiting=waiting, unbatched=unbatched)
+        status = EngineStatus(state="loading", running=running, waiting=waiting)
+        if (info := self._info) is None:
+            return status
+        available = info.available_context()
+        return replace(status, state="ready", unbatched=info.unbatched, available_context=available)
 
     def is_healthy(self) -> bool:
         """False before `start`, while it restarts, and once it has been stopped."""

@@ -35,3 +35,6 @@ class ModelDescription:
     default_max_tokens: int | None = None  # for a request that sets none; None: what the context holds
     adapters: tuple[str, ...] = ()  # LoRA, by the names a request may send
     unbatched: str = ""  # why replies of the loaded model are not decoded together; empty if they are
+    available_context: int | None = (
+        None  # tokens of prompt and reply that fit into memory now, of a loaded model
+    )

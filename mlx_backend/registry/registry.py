@@ -147,8 +147,13 @@ class MultiModelRegistry:
         options, defaults = spec.options(self._options), self._defaults(spec)
         service = self._pool.services().get(spec.name)
         if isinstance(service, Service):
-            unbatched = service.engine.status().unbatched
-            return replace(service.description(), adapters=tuple(options.adapters), unbatched=unbatched)
+            engine = service.engine.status()
+            return replace(
+                service.description(),
+                adapters=tuple(options.adapters),
+                unbatched=engine.unbatched,
+                available_context=engine.available_context,
+            )
         folder = self._catalogue.folder(spec)
         if folder is None:
             return ModelDescription(

@@ -114,6 +114,8 @@ def model_object(
         described["default_max_tokens"] = description.default_max_tokens
     if description.adapters:
         described["adapters"] = list(description.adapters)
+    if description.available_context is not None:
+        described["available_context"] = description.available_context
     if description.unbatched:
         described["unbatched"] = description.unbatched
     if (info := page_info(description)) is not None:

@@ -345,6 +345,7 @@ class ModelObject(TypedDict):
     sampling_defaults: NotRequired[dict[str, Any]]
     default_max_tokens: NotRequired[int]
     adapters: NotRequired[list[str]]
+    available_context: NotRequired[int]
     unbatched: NotRequired[str]
     info: NotRequired[dict[str, Any]]
 

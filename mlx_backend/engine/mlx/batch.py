@@ -6,13 +6,16 @@ Requests arrive here checked; nothing of them may raise inside a step.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.batch import ModelInfo
 from mlx_backend.engine.mlx.loaded_batch import LoadedBatch
 from mlx_backend.engine.mlx.runtime import Runtime
+from mlx_backend.engine.mlx.warm_up import REHEARSED_PROMPTS, rehearse
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from mlx_backend.device.wired import WiredWeights
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.kv_cache_budget import KVCacheBudget
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.models.engine_options import EngineOptions
 
@@ -65,13 +69,18 @@ class MLXBatch:
         self._loaded = LoadedBatch(runtime, self._device.lock, self._ranks)
         self._wired = self._device.wired.add(runtime.weight_bytes())
         model = runtime.model
+        context_length = self._options.context_length or model.context_length
+        is_short = context_length < sum(REHEARSED_PROMPTS)
+        if is_gpu() and self._options.warm_up_seconds and self._ranks is None and not is_short:
+            rehearse(self._loaded)
         return ModelInfo(
             model_id=self._model_id or model.name,
-            context_length=self._options.context_length or model.context_length,
+            context_length=context_length,
             tokenizer=model.tokenizer,
             sampling_defaults=model.sampling_defaults,
             adapters=tuple(self._options.adapters),
             unbatched=runtime.unbatched,
+            available_context=partial(_available_context, runtime.cache_budget, context_length),
         )
 
     def unload(self) -> None:
@@ -121,3 +130,7 @@ class MLXBatch:
     @rate.setter
     def rate(self, rate: float | None) -> None:
         self.loaded.prefill_queue.pacer.rate = rate
+
+
+def _available_context(cache_budget: KVCacheBudget, context_length: int) -> int:
+    return min(context_length, cache_budget.fitting_tokens())

@@ -110,7 +110,7 @@ class DiskCheckpoints:
         self._thread = threading.Thread(target=self._write_queued, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
-    def find_longest(self, tokens: Sequence[int], *, beyond: int = 0) -> StoredCheckpoint | None:
+    def find_longest(self, tokens: Sequence[int] | bytes, *, beyond: int = 0) -> StoredCheckpoint | None:
         """Find the longest stored prefix of the tokens that is longer than `beyond`."""
         key = as_bytes(tokens)
         with self._lock:
@@ -121,7 +121,7 @@ class DiskCheckpoints:
             )
             return max(prefixes, key=lambda stored: stored.length, default=None)
 
-    def has(self, tokens: Sequence[int]) -> bool:
+    def has(self, tokens: Sequence[int] | bytes) -> bool:
         """Whether exactly this prefix is stored or queued to be written."""
         key = as_bytes(tokens)
         with self._lock:
@@ -142,7 +142,7 @@ class DiskCheckpoints:
             self._stored.pop(stored.tokens, None)
         return None
 
-    def write(self, tokens: Sequence[int], layers: list[Any]) -> None:
+    def write(self, tokens: Sequence[int] | bytes, layers: list[Any]) -> None:
         """Queue a checkpoint to be written. Its arrays must never be changed afterwards."""
         if self._thread is None or self._closing or self.max_bytes <= 0 or self.has(tokens):
             return

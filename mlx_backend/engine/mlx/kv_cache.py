@@ -22,9 +22,9 @@ TOKEN_BYTES = 4  # of a token in `as_bytes`
 MAX_SLACK = 1.25  # allocated over used length of a layer; beyond it a copy is worth its time
 
 
-def as_bytes(tokens: Sequence[int]) -> bytes:
-    """Pack tokens into bytes, four each, so that comparing two prefixes is one memcmp."""
-    return array("I", tokens).tobytes()
+def as_bytes(tokens: Sequence[int] | bytes) -> bytes:
+    """Pack tokens into bytes, four each, so that comparing two prefixes is one memcmp; return bytes as they are."""
+    return tokens if isinstance(tokens, bytes) else array("I", tokens).tobytes()
 
 
 def alias(layer: Any) -> Any:

@@ -274,8 +274,7 @@ class LoadedBatch:
         caches = decoder.remove([*ended, *failed], keep_caches=ended if self.prefix_store.enabled else ())
         for sequence in [*ended, *failed]:
             if sequence.key in caches:
-                tokens = sequence.tokens[: sequence.cache_length]
-                self.prefix_store.store(sequence, tokens, caches.pop(sequence.key))
+                self.prefix_store.store(sequence, sequence.cache_length, caches.pop(sequence.key))
             self._forget(sequence)
         self._drop_empty_decoders(adapter)
         yield from self._extend_reservations(decoder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class PrefillQueue:
             if job.sequence is sequence:
                 self.jobs.remove(job)
                 if job.layers is not None and job.num_prefilled - sequence.num_cached >= MIN_TOKENS_TO_KEEP:
-                    self._prefix_store.store(sequence, sequence.tokens[: job.num_prefilled], job.layers)
+                    self._prefix_store.store(sequence, job.num_prefilled, job.layers)
                 return True
         return False
 
@@ -104,11 +105,13 @@ class PrefillQueue:
         others_wait = is_decoding or len(self.jobs) > 1 or not is_urgent
         shares = share_chunk(
             list(self.jobs),
-            lambda start, share: self.pacer.chunk_size(start, others_wait=others_wait, share=share),
+            partial(self._chunk_size, others_wait),
             count_remaining=self._count_remaining,
             estimate_remaining=self._estimate_remaining,
             should_wait=self._should_wait,
         )
+        first, _ = shares[0]
+        self._prefix_store.evict_to_fit(first.num_prefilled, sum(share for _, share in shares))
         finishing = [job for job, share in shares if share == job.remaining and job.has_reply]
         chunks = [(job, job.num_prefilled + share) for job, share in shares if job not in finishing]
         return PrefillStep(chunks, finishing)
@@ -207,6 +210,10 @@ class PrefillQueue:
             window=self._runtime.options.max_kv_size,
             pad=self._runtime.pads_chunks,
         )
+
+    def _chunk_size(self, others_wait: bool, start: int, share: float) -> int:
+        size = self.pacer.chunk_size(start, others_wait=others_wait, share=share)
+        return self._runtime.cache_budget.fitting_chunk(start, size)
 
     def _count_remaining(self, job: PrefillJob) -> int:
         if job.layers is None:

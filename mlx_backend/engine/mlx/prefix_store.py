@@ -12,8 +12,6 @@ import mlx.core as mx
 from mlx_backend.engine.mlx.kv_cache import compact_copies
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.kv_cache_budget import KVCacheBudget
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
@@ -49,25 +47,26 @@ class PrefixStore:
 
     def covered_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens of a prompt are cached in memory; not counted as use."""
-        return self._prefixes.covered_tokens(sequence.tokens, sequence.adapter)
+        return self._prefixes.covered_tokens(sequence.packed(len(sequence.tokens)), sequence.adapter)
 
     def find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
         """Find the longest stored prefix of at most `max_tokens` tokens: its length, and caches to continue on."""
-        tokens = sequence.tokens[:max_tokens]
+        tokens = sequence.packed(max_tokens)
         length, layers = self._prefixes.find_longest(tokens, sequence.adapter)
         if self._disk is not None and sequence.adapter == self._disk_adapter:
             stored = self._disk.find_longest(tokens, beyond=length)
             if stored is not None and (loaded := self._disk.read(stored)) is not None:
                 length, layers = stored.length, loaded
-                self._prefixes.insert(sequence.tokens[:length], layers, sequence.adapter)
+                self._prefixes.insert(sequence.packed(length), layers, sequence.adapter)
         return length, layers
 
     def store(
-        self, sequence: DecodingSequence, tokens: Sequence[int], layers: LayerCaches, *, persist: bool = False
+        self, sequence: DecodingSequence, length: int, layers: LayerCaches, *, persist: bool = False
     ) -> None:
-        """Store the caches of a prefix as they are now, with `persist` on disk too."""
+        """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too."""
         if not self.enabled:
             return
+        tokens = sequence.packed(length)
         self._prefixes.insert(tokens, layers, sequence.adapter)
         self.evict_to_fit()
         if not persist or self._disk is None or sequence.adapter != self._disk_adapter:
@@ -82,11 +81,11 @@ class PrefixStore:
         """Store a prompt's prefix up to a checkpoint."""
         sequence = job.sequence
         persist = self._is_worth_disk(sequence.request, position)
-        self.store(sequence, sequence.tokens[:position], layers, persist=persist)
+        self.store(sequence, position, layers, persist=persist)
 
-    def evict_to_fit(self) -> None:
-        """Evict what does not fit beside the memory that is reserved."""
-        self._prefixes.evict_to(max(0, self._cache_budget.room - self._cache_budget.used))
+    def evict_to_fit(self, start: int = 0, chunk: int = 0) -> None:
+        """Evict what does not fit beside the memory that is reserved, and a chunk from position `start`."""
+        self._prefixes.evict_to(self._cache_budget.prefix_room(start, chunk))
 
     def report_usage(self) -> None:
         """Tell the memory budget how much the prefixes take."""

@@ -98,11 +98,13 @@ class Runtime:
             cleanup.callback(reservation.close)
             if self.unbatched:
                 log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
-            self.cache_budget = KVCacheBudget(reservation, cost, padded=self.can_batch)
+            self.chunk_cost = self._measure(ranks)
+            self.cache_budget = KVCacheBudget(
+                reservation, cost, padded=self.can_batch, chunk_bytes=self.chunk_cost.working_bytes
+            )
             self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
             cleanup.callback(self.prefixes.clear)
-            self.chunk_cost = self._measure(ranks)
             self.disk = _open_disk_cache(options, model.folder, cleanup)
             on_progress(1.0)
             self._cleanup = cleanup.pop_all()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.draft_pacer import DraftRecord
+from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
 from mlx_backend.engine.mlx.sampling import SamplePosition
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class DecodingSequence:
     num_emitted: int = 0
     penalties: PenaltyState | None = None
     logprobs: tuple[StepLogprobs, int] | None = None  # of the token sampled last: its step, and its row there
+    _packed: bytes = field(default=b"", repr=False)
 
     @property
     def has_pending_token(self) -> bool:
@@ -53,6 +55,13 @@ class DecodingSequence:
     def cache_length(self) -> int:
         """How many tokens are in the KV cache, once the first was sampled: all but the one sampled last."""
         return len(self.request.prompt) + self.num_sampled - 1
+
+    def packed(self, count: int) -> bytes:
+        """Return the first tokens as bytes, as the prefix cache compares them; each is packed once."""
+        known = len(self._packed) // TOKEN_BYTES
+        if count > known:
+            self._packed += as_bytes(self.tokens[known:])
+        return self._packed[: count * TOKEN_BYTES]
 
     def next_position(self) -> SamplePosition:
         """Return the position to sample at, and count it as sampled."""

@@ -26,6 +26,7 @@ from mlx_backend.engine.mlx.detokenizer import (
     decode_byte_level,
     decode_sentencepiece,
 )
+from mlx_backend.engine.mlx.text_cache import TextCache
 from mlx_backend.errors import EngineError, EngineRefused, RequestError
 from mlx_backend.models import files as model_files
 from mlx_backend.models.python_templates import stand_in
@@ -85,6 +86,10 @@ class MLXTokenizer:
         self._end_tokens = frozenset(token for token in wrapper.eos_token_ids if token < vocabulary_size)
         self._with_control, self._without_control = _make_pair(backend, self._special)
         self._bytes_of, self._detokenizer = self._byte_lookup_and_detokenizer()
+        self._texts = TextCache(
+            partial(self._ids, self._with_control),
+            {text: token for token, text in self._special.items()} if _splits_plainly(backend) else {},
+        )
         bos = wrapper.bos_token_id
         added = self._with_control.encode("", add_special_tokens=True).ids
         self._bos_tokens = (bos,) if bos is not None and added[:1] == [bos] else ()
@@ -195,7 +200,7 @@ class MLXTokenizer:
         """Tokenise. Without `control_tokens`, a marker spelt in the text becomes ordinary text tokens."""
         text = text.encode("utf-8", "replace").decode()  # JSON can hold half a surrogate pair
         if control_tokens:
-            return self._ids(self._with_control, text)
+            return self._texts.encode(text)
         tokens = self._ids(self._without_control, text)
         if self._special.keys().isdisjoint(tokens):
             return tokens
@@ -251,6 +256,11 @@ def _control_tokens(backend: Backend, wrapper: TokenizerWrapper, template: str |
     }
     control = set(model_files.control_tokens(marked, template))
     return {token: each.content for token, each in added if each.content in control}
+
+
+def _splits_plainly(backend: Backend) -> bool:
+    """Whether no added token takes the whitespace beside it."""
+    return not any(each.lstrip or each.rstrip for each in backend.get_added_tokens_decoder().values())
 
 
 def _make_pair(backend: Backend, special: Mapping[int, str]) -> tuple[Backend, Backend]:

@@ -16,7 +16,7 @@ from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 from mlx_backend.engine.mlx.prefill_plan import PADDED_SIZES, PrefillPacer
-from mlx_backend.errors import EngineError
+from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions
 
 WINDOW = 32  # of write_model's sliding layers
@@ -62,11 +62,13 @@ class Watched(MLXBatch):
                     failed[key] = outcome
         return generated | failed
 
-    def answers(self, requests: Sequence[GenerationRequest]) -> list[list[int] | EngineError]:
+    def answers(
+        self, requests: Sequence[GenerationRequest], *, chunks: int = 2
+    ) -> list[list[int] | EngineError]:
         """Insert all requests at once, and run them to their ends."""
         for key, request in enumerate(requests):
             self.insert(key, request)
-        generated = self.take(2 + max(request.max_tokens for request in requests))
+        generated = self.take(chunks + max(request.max_tokens for request in requests))
         assert not self.loaded.sequences
         return [generated[key] for key in range(len(requests))]
 
@@ -347,3 +349,32 @@ def test_a_first_token_that_cannot_be_sampled_fails_its_own_request_alone(
     *found, lost = batch.answers([*requests, request_for(prompt(9, 9), count, constraint=_Confused())])
     assert "the grammar is lost" in str(lost)
     assert found == expected
+
+
+def test_where_memory_is_short_cached_prefixes_go_and_chunks_get_shorter_before_a_prompt_is_refused(
+    models: dict[str, Path], watched: Any
+) -> None:
+    long = request_for(prompt(1, 900))
+    roomy = watched(models["windowed"])
+    [expected] = roomy.answers([long])
+    assert roomy.runs[0] == [(1, 900)]
+    weights, caches = roomy.loaded.runtime.weight_bytes(), roomy.loaded.runtime.cache_budget
+    caches.reserve(0, 1024)
+    # Room for the caches of 1,024 tokens, and of a chunk's working memory what the margin of a twentieth leaves.
+    limit = int((weights + caches.used) / 0.95) + 1000
+    tight = watched(models["windowed"], memory_bytes=limit)
+    tight.answers([request_for(prompt(0, 100))], chunks=20)
+    assert len(tight.loaded.runtime.prefixes)
+    assert tight.answers([long], chunks=200) == [expected]
+    working = tight.loaded.runtime.chunk_cost.working_bytes
+    *chunks, _ = [length for run in tight.runs for _, length in run if length > 1]
+    assert chunks[0] > chunks[-1] == 8, (
+        "attention to what is cached takes memory too, and here ever more of it"
+    )
+    assert working(chunks[0], 64) < limit * 0.2 < working(900, 900)
+    assert not len(tight.loaded.runtime.prefixes)
+    info = tight.loaded.runtime.cache_budget
+    assert 1024 <= info.fitting_tokens() < 1280
+    assert tight.admits(request_for(prompt(0, 900), 100))
+    with pytest.raises(EngineRefused, match=f"enough for {info.fitting_tokens()} tokens of prompt and reply"):
+        tight.admits(request_for(prompt(0, 900), info.fitting_tokens()))

@@ -3,9 +3,7 @@
 import pytest
 
 from mlx_backend.engine.mlx.prefill_plan import (
-    CHUNK_GRID,
     CHUNK_SIZES,
-    MIN_CHUNK,
     PADDED_SIZES,
     RUN_OVERHEAD,
     PrefillPacer,
@@ -29,13 +27,18 @@ def test_chunks_have_sizes_of_a_short_list_whatever_the_rate(rate: float) -> Non
     assert full[0] in CHUNK_SIZES
 
 
-@pytest.mark.parametrize("rate", [1, 1_000])
-def test_behind_a_cached_prefix_of_any_length_only_the_first_chunk_is_of_another_size(rate: float) -> None:
-    for start in range(200):
-        first, *others, _ = chunks(PrefillPacer(None, rate), start, 3_000)
-        assert (start + first) % CHUNK_GRID == 0
-        assert MIN_CHUNK <= first < others[0] + MIN_CHUNK
-        assert {*others} <= {*CHUNK_SIZES}
+@pytest.mark.parametrize("rate", [1, 1_000, 10_000])
+def test_behind_a_cached_prefix_of_any_length_chunks_soon_end_at_multiples_of_their_size(rate: float) -> None:
+    for start in range(300):
+        pacer, at, sizes = PrefillPacer(None, rate), start, []
+        full = pacer.chunk_size(0, others_wait=True)
+        while at < 20_000:
+            sizes.append(pacer.chunk_size(at, others_wait=True))
+            at += sizes[-1]
+        assert min(sizes) >= full // 2
+        assert max(sizes) == full
+        assert sizes.count(full) >= len(sizes) - 6
+        assert at % full == 0
 
 
 def test_chunks_are_as_long_as_fits_into_the_longest_stall() -> None:

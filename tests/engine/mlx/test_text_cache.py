@@ -1,0 +1,87 @@
+"""Texts that continue others are tokenised from where they part, and get the tokens that they would get whole."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from engine_models import byte_level, sentencepiece, words_and_markers
+from tokenizers import Tokenizer
+
+from mlx_backend.engine.mlx import text_cache
+from mlx_backend.engine.mlx.text_cache import TextCache, common_length
+
+KINDS: list[Callable[[], Tokenizer]] = [byte_level, sentencepiece, words_and_markers]
+
+
+@pytest.fixture(autouse=True)
+def short_texts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_cache, "MIN_LENGTH", 1)
+
+
+class Counted:
+    """Tokenises, and counts characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.characters = 0
+        self.markers = {each.content: at for at, each in tokenizer.get_added_tokens_decoder().items()}
+
+    def __call__(self, text: str) -> list[int]:
+        self.characters += len(text)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def conversation(markers: list[str], rng: random.Random) -> str:
+    pieces = [*markers, "hello", " world", "  ", "\n", "é", "日本", "<|", "|>", "<|st", "12"]
+    return "".join(rng.choices(pieces, k=rng.randrange(1, 40)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_the_same_wherever_two_texts_part(kind: Callable[[], Tokenizer]) -> None:
+    plain, counted = Counted(kind()), Counted(kind())
+    markers, rng = sorted(plain.markers), random.Random(1)
+    cache = TextCache(counted, counted.markers)
+    for _ in range(60):
+        text, other = conversation(markers, rng), conversation(markers, rng)
+        cache.encode(text)
+        for cut in range(0, len(text) + 1, 3):
+            changed = text[:cut] + other
+            assert cache.encode(changed) == plain(changed)
+            assert cache.encode(changed) == plain(changed)
+
+
+def test_the_next_turn_tokenises_what_is_new() -> None:
+    counted = Counted(byte_level())
+    marker = max(counted.markers, key=len)
+    cache = TextCache(counted, counted.markers)
+    history = ""
+    for turn in range(20):
+        history += f"{marker}a turn of some words, number {turn} of many"
+        before = counted.characters
+        cache.encode(history)
+        assert counted.characters - before <= 2 * (len(marker) + 50)
+    before = counted.characters
+    cache.encode(history[:300] + marker)
+    assert counted.characters - before < 150, "an edit is tokenised from where it is"
+
+
+def test_what_is_remembered_is_bounded_and_cannot_be_changed_from_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_cache, "MAX_CHARACTERS", 1000)
+    monkeypatch.setattr(text_cache, "MAX_TEXTS", 3)
+    counted = Counted(byte_level())
+    marker = max(counted.markers, key=len)
+    cache = TextCache(counted, counted.markers)
+    for size in (10, 20, 30, 40, 400, 700, 2000):
+        text = f"{size}{marker}" * size
+        cache.encode(text).clear()
+        assert cache.encode(text) == counted(text)
+        assert len(cache._known) <= 3
+        assert sum(len(each.text) for each in cache._known) <= 1000
+
+
+def test_common_lengths() -> None:
+    for one, other, length in (("", "a", 0), ("abc", "abd", 2), ("ab", "abcd", 2), ("日本語", "日本", 2)):
+        assert common_length(one, other) == length
