@@ -36,7 +36,8 @@ def test_behind_a_cached_prefix_of_any_length_chunks_soon_end_at_multiples_of_th
             sizes.append(pacer.chunk_size(at, others_wait=True))
             at += sizes[-1]
         assert min(sizes) >= full // 2
-        assert max(sizes) == full
+        assert max(sizes[1:]) == full
+        assert sizes[0] < full + 32
         assert sizes.count(full) >= len(sizes) - 6
         assert at % full == 0
 
