@@ -14,8 +14,8 @@ import mlx.core as mx
 from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.batch import ModelInfo
 from mlx_backend.engine.mlx.loaded_batch import LoadedBatch
+from mlx_backend.engine.mlx.rehearsal import REHEARSED_PROMPTS, rehearse
 from mlx_backend.engine.mlx.runtime import Runtime
-from mlx_backend.engine.mlx.warm_up import REHEARSED_PROMPTS, rehearse
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:

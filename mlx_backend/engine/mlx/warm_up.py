@@ -14,24 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.prefill_plan import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD
-from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.loaded_batch import LoadedBatch
 
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
 GROWTH = 3.0  # how much longer the next length may take than the one before
-
-
-# Lengths of two prompts, the second of which arrives while the first is answered, and tokens of each reply.
-REHEARSED_PROMPTS, REHEARSED_TOKENS = (40, 100), 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,28 +104,3 @@ class WarmUp:
             taken.append((seconds, max(0, mx.get_peak_memory() - mx.get_active_memory())))
             mx.clear_cache()
         return taken
-
-
-def rehearse(batch: LoadedBatch) -> None:
-    """Answer two prompts that mean nothing, one of which joins the other, and forget them."""
-    rate, (first, second) = batch.prefill_queue.pacer.rate, REHEARSED_PROMPTS
-    sampled = Sampling(temperature=0.7, top_p=0.9, seed=1)
-    requests = {
-        -1: GenerationRequest(prompt=[0] * first, max_tokens=2 * REHEARSED_TOKENS),
-        -2: GenerationRequest(prompt=[0] * second, max_tokens=REHEARSED_TOKENS, sampling=sampled),
-    }
-    try:
-        for key, request in requests.items():
-            if batch.admits(request):
-                batch.insert(key, request)
-            for _ in range(REHEARSED_TOKENS):
-                list(batch.step())
-        while batch.sequences:
-            list(batch.step())
-    except EngineError as error:  # a small context, or little memory
-        log.debug("Requests were not rehearsed: %s", error)
-    for key in list(batch.sequences):
-        batch.remove(key)
-    batch.runtime.prefixes.clear()
-    batch.prefix_store.report_usage()
-    batch.prefill_queue.pacer.rate = rate
