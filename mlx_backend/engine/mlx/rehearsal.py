@@ -1,4 +1,4 @@
-"""Two requests that mean nothing, run when a model is loaded: what they compile or load is there for the first real ones.
+"""Two requests run when a model is loaded: what they compile or load is there for the first real ones.
 
 Knows a batch and no network.
 """
