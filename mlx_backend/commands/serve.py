@@ -115,7 +115,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     check_exposure(settings)
     limit_arenas()
     models = _models(settings, arguments, on_status=progress)
-    app = App(models, settings)
+    app = App(models, settings, memory=models.memory)
     requests = settings.max_concurrent + settings.max_queue
     tls = tls_of(settings)
     limits = ReceiveLimits(max_body_bytes=settings.max_body_bytes)

@@ -88,6 +88,7 @@ class MultiModelRegistry:
         fetch: Fetch | None = None,
         on_status: Callable[[ModelStatus], object] = lambda _status: None,
     ) -> None:
+        self.memory = memory
         self._catalogue = catalogue
         self._fetch = fetch
         self._load_engine = load_engine

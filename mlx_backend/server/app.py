@@ -22,6 +22,7 @@ from mlx_backend.server.cors import CorsPolicy
 from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import Backend, json_response
 from mlx_backend.server.in_flight import InFlightRequests
+from mlx_backend.server.metrics import Metrics
 from mlx_backend.server.preparations import Preparations
 from mlx_backend.server.rate_limits import RateLimits
 from mlx_backend.server.receive_limits import Admission
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from werkzeug.routing import MapAdapter
 
     from mlx_backend.api.base import Errors
+    from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.registry.base import ModelRegistry
     from mlx_backend.server.handlers import Route
     from mlx_backend.server.request_framing import RequestHead
@@ -45,17 +47,23 @@ log = logging.getLogger("mlx_backend.requests")
 
 
 class App:
-    """The models of a server behind its addresses: `routes`, or all there are.
+    """The models of a server behind its addresses: `routes`, or all there are. `memory` is what /metrics tells of it.
 
     Raises ConfigurationError for API keys that are not as they should be.
     """
 
     def __init__(
-        self, models: ModelRegistry, settings: Settings, routes: Sequence[Route] | None = None
+        self,
+        models: ModelRegistry,
+        settings: Settings,
+        routes: Sequence[Route] | None = None,
+        *,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.in_flight = InFlightRequests()
         self.api_keys = ApiKeys(settings)
         self._rate_limits = RateLimits()
+        self._metrics = Metrics(models, memory)
         self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
         self._models = models
         self._settings = settings
@@ -74,7 +82,7 @@ class App:
         request = Request(environ)
         errors = DEFAULT_ERRORS
         client = auth.identify(request, self.api_keys, request.remote_addr or "")
-        record = RequestRecord(request, client)
+        record = RequestRecord(request, client, self._metrics.count)
         record.arrived()
         try:
             self._hosts.check(request)
@@ -149,7 +157,15 @@ class App:
         """Return what handlers work with for one request: the models that its client's key allows, and no others."""
         key = record.client.key
         models = AllowedModels(self._models, key.models) if key is not None and key.models else self._models
-        return Backend(models, self._settings, self.in_flight, self.preparations, self._rate_limits, record)
+        return Backend(
+            models,
+            self._settings,
+            self.in_flight,
+            self.preparations,
+            self._rate_limits,
+            self._metrics,
+            record,
+        )
 
 
 def _error_response(errors: Errors, error: ApiError) -> Response:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mlx_backend.registry.base import ModelRegistry, ModelService
     from mlx_backend.server.auth import Client
     from mlx_backend.server.in_flight import InFlightRequests
+    from mlx_backend.server.metrics import Metrics
     from mlx_backend.server.preparations import Preparations
     from mlx_backend.server.rate_limits import RateLimits
     from mlx_backend.server.request_log import RequestRecord
@@ -53,6 +54,7 @@ class Backend:
     in_flight: InFlightRequests
     preparations: Preparations
     rate_limits: RateLimits
+    metrics: Metrics
     record: RequestRecord
 
     @property
@@ -113,10 +115,12 @@ class ReplyHandler:
                 reply, writer = call.start(service)
             backend.charge(reply.usage.prompt_tokens)
             stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
+            model = lease.service.engine.model_id
             responder = ReplyResponder(
                 reply,
                 writer,
-                ReplyLog(backend.record, writer.id, lease.service.engine.model_id, call.ignored),
+                ReplyLog(backend.record, writer.id, model, call.ignored),
+                backend.metrics.token_clock(model),
                 keepalive_seconds=settings.keepalive_seconds,
                 on_disconnect=on_disconnect,
                 explain=backend.explain,

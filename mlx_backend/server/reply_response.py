@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlx_backend.api.base import OnDisconnect, ReplyWriter
     from mlx_backend.api.errors import ApiError
     from mlx_backend.chat.reply import Reply, ReplyEvent
+    from mlx_backend.server.metrics import TokenClock
     from mlx_backend.server.request_log import RequestRecord
 
 
@@ -41,6 +42,7 @@ class ReplyResponder:
         reply: Reply,
         writer: ReplyWriter,
         log: ReplyLog,
+        tokens: TokenClock,
         *,
         keepalive_seconds: float,
         on_disconnect: OnDisconnect,
@@ -49,6 +51,7 @@ class ReplyResponder:
         self._reply = reply
         self._writer = writer
         self._log = log
+        self._tokens = tokens
         self._keepalive_seconds = keepalive_seconds
         self._on_disconnect = on_disconnect
         self._explain = explain
@@ -117,6 +120,7 @@ class ReplyResponder:
                         self._log.outcome = finish
                     case _:
                         self._log.first_event()
+                        self._tokens.advance(self._reply.usage.completion_tokens)
                 yield event
         if self._reply.finish is None:
             raise ClientLeft if self._left else EngineStopped("The server is shutting down.")

@@ -25,15 +25,15 @@ log = logging.getLogger("mlx_backend.requests")
 
 MAX_PATH_CHARACTERS = 200
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_PROBES = frozenset(["/", "/health", "/ready"])
-"""What monitors and containers ask all the time: logged at the level debug."""
+_PROBES = frozenset(["/", "/health", "/ready", "/metrics"])
+"""What monitors and containers ask all the time: logged at the level debug, and not counted."""
 _MAY_QUOTE = frozenset([400, 422])
 """Errors whose words may repeat a value of the request."""
 LEFT = "client left"
 
 
 class RequestRecord:
-    """One request, from its arrival to the end of its response. `on_end` is called once, with itself."""
+    """One request, from its arrival to the end of its response. `on_end` is called once; for probes not at all."""
 
     def __init__(
         self, request: Request, client: Client, on_end: Callable[[RequestRecord], None] | None = None
@@ -44,11 +44,14 @@ class RequestRecord:
         self.method, self.path = request.method, request.path[:MAX_PATH_CHARACTERS]
         self.status = 0
         self.error: ApiError | None = None
+        self.fields: Mapping[str, Any] = {}
+        """What is known of a reply when it has ended."""
         self._on_end = on_end
         self._started = time.perf_counter()
         self._ended = threading.Lock()
-        is_probe = self.method in ("GET", "HEAD", "OPTIONS") and self.path in _PROBES
-        self._level = logging.DEBUG if is_probe or self.method == "OPTIONS" else logging.INFO
+        is_probe = self.method in ("GET", "HEAD") and self.path in _PROBES
+        self._is_counted = not (is_probe or self.method == "OPTIONS")
+        self._level = logging.INFO if self._is_counted else logging.DEBUG
 
     def arrived(self) -> None:
         """Log that the request has come."""
@@ -75,6 +78,7 @@ class RequestRecord:
         if not self._ended.acquire(blocking=False):
             return
         seconds = time.perf_counter() - self._started
+        self.fields = fields or {}
         words = words or f"{self.status} {self.method} {self.path} {seconds:.3f}s"
         what = {
             "event": "response",
@@ -82,8 +86,8 @@ class RequestRecord:
             "seconds": round(seconds, 4),
             **self._what(),
         }
-        self._log("%s", words, fields={**what, **(fields or {})})
-        if self._on_end is not None:
+        self._log("%s", words, fields={**what, **self.fields})
+        if self._on_end is not None and self._is_counted:
             self._on_end(self)
 
     def _what(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mlx_backend.api.openai.rerank import Rerank
 from mlx_backend.api.openai.tokenize import Detokenize, Tokenize
 from mlx_backend.server.handlers import JsonHandler, ReplyHandler, ResourceHandler, Route
 from mlx_backend.server.openapi import OpenAPIHandler
-from mlx_backend.server.status import HealthHandler, HomeHandler, ReadyHandler
+from mlx_backend.server.status import HealthHandler, HomeHandler, MetricsHandler, ReadyHandler
 
 if TYPE_CHECKING:
     from mlx_backend.server.handlers import Handler
@@ -40,6 +40,7 @@ def all_routes(settings: Settings) -> list[Route]:
         Route("GET", "/", HomeHandler([*addresses, "/health"]), needs_key=False),
         Route("GET", "/health", HealthHandler(), needs_key=False),
         Route("GET", "/ready", ReadyHandler(), needs_key=False),
+        Route("GET", "/metrics", MetricsHandler()),
         Route("GET", "/openapi.json", OpenAPIHandler(lambda: routes)),
         *(Route(method, prefix + path, handler) for prefix in ("/v1", "") for method, path, handler in api),
     ]

@@ -1,24 +1,27 @@
-"""The server about itself: its name at /, /health and /ready. None is part of an API.
+"""The server about itself: its name at /, /health, /ready and /metrics. None is part of an API.
 
-All are open to everybody. On a server with a key, whoever does not send it learns that the server is there and whether
-it serves, and nothing of its models.
+All but /metrics are open to everybody. On a server with a key, whoever does not send it learns that the server is there
+and whether it serves, and nothing of its models.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from werkzeug import Response
+
 from mlx_backend import __version__
 from mlx_backend.api import json_text
 from mlx_backend.api.base import Operation
 from mlx_backend.server.errors import DEFAULT_ERRORS
 from mlx_backend.server.handlers import json_response
+from mlx_backend.server.metrics import CONTENT_TYPE
 from mlx_backend.server.objects import Health, HealthOfModel, Home, Ready
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from werkzeug import Request, Response
+    from werkzeug import Request
 
     from mlx_backend.registry.base import ModelState, ModelStatus
     from mlx_backend.server.handlers import Backend
@@ -93,6 +96,20 @@ class ReadyHandler:
         elif default is not None and (default.pinned or default.state != "unloaded"):
             ready = {"status": default.state}
         return json_response(json_text.body(ready), 200 if ready["status"] == "ready" else 503)
+
+
+class MetricsHandler:
+    """What is counted and measured, in Prometheus' text format (docs/shared-server.md lists it)."""
+
+    error = staticmethod(DEFAULT_ERRORS.error)
+    error_type = DEFAULT_ERRORS.error_type
+    operation = Operation(
+        summary="Say what was counted and measured, for Prometheus", answer=str, media_type="text/plain"
+    )
+
+    def handle(self, _request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
+        """Return the page."""
+        return Response(backend.metrics.text(), content_type=CONTENT_TYPE)
 
 
 def _entry(state: ModelStatus) -> HealthOfModel:

@@ -63,6 +63,8 @@ def test_settings_are_described_with_their_limits_and_their_help(document: dict[
 REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/", None),
     ("GET", "/health", None),
+    ("GET", "/ready", None),
+    ("GET", "/metrics", None),
     ("GET", "/openapi.json", None),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/{name}", None),
