@@ -12,9 +12,11 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
+import pytest
 from server_process import COMMAND, ENVIRONMENT, ended, server_process
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -63,7 +65,15 @@ def test_keys_are_read_again_and_a_broken_file_keeps_the_old_ones(tmp_path: Path
         assert "sk-" not in server.printed + server.log_to_end()
 
 
-def test_a_server_with_nothing_to_read_again_stops_in_order() -> None:
+@pytest.fixture
+def hangups_end_a_process() -> Iterator[None]:
+    """Also where the tests themselves were started with nohup: children inherit what is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_server_with_nothing_to_read_again_stops_in_order(hangups_end_a_process: None) -> None:
     with server_process() as server:
         server.send(signal.SIGHUP)
         assert server.process.wait(60) == 0

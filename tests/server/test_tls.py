@@ -100,7 +100,7 @@ def test_who_speaks_plain_http_is_told_to_write_https() -> None:
 
 
 def test_large_bodies_and_replies_cross_many_records() -> None:
-    text = "word " * 200_000
+    text = "word " * 100_000
     with https(ScriptedEngine(lambda _: ANSWER)) as server, httpx.Client(verify=TRUST, timeout=60) as http:
         answered = http.post(f"{server.url}/tokenize", json={"prompt": text, "return_token_strs": True})
         assert answered.status_code == 200

@@ -372,7 +372,7 @@ def test_where_memory_is_short_cached_prefixes_go_and_chunks_get_shorter_before_
     )
     assert tight.loaded.runtime.prefixes.covered_tokens(prompt(0, 100)) == 0
     info = tight.loaded.runtime.cache_budget
-    assert 1024 <= info.fitting_tokens() < 1280
+    assert 768 <= info.fitting_tokens() < 1280  # counted in steps of 256, from what was measured at load
     assert tight.admits(request_for(prompt(0, 900), 100))
     with pytest.raises(EngineRefused, match=f"enough for {info.fitting_tokens()} tokens of prompt and reply"):
         tight.admits(request_for(prompt(0, 900), info.fitting_tokens()))
