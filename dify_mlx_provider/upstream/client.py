@@ -124,9 +124,7 @@ class Client:
                 json=body,
                 headers={"Accept": "text/event-stream, application/json", "Accept-Encoding": "gzip"},
                 auth=BearerAuth(self._credentials.api_key),
-                stream=True,
                 timeout=(self._credentials.connect_timeout, self._credentials.timeout),
-                allow_redirects=False,
             )
         except requests.exceptions.ConnectTimeout as error:
             raise self._no_server() from error

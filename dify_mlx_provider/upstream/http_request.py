@@ -1,7 +1,8 @@
-"""One HTTP request, as `requests.request` sends it, with bounds on the head of the answer.
+"""One HTTP request: its body is streamed, redirects are not followed, and the head of the answer is bounded.
 
-Python's http.client bounds a header's length and how many there are. It does not bound how often a server says
-`100 Continue` before it answers, nor how long a head may take that comes a byte at a time. Knows no bodies.
+The only module that opens connections. Python's http.client bounds a header's length and how many there are. It does
+not bound how often a server says `100 Continue` before it answers, nor how long a head may take that comes a byte at a
+time. Knows no bodies.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ MAX_HEAD_SECONDS = 30.0
 """From the first byte of a head to its end."""
 
 
-def send(method: str, url: str, **arguments: Any) -> requests.Response:
-    """Send a request. Takes and raises what `requests.request` does; an endless head is a ConnectionError."""
+def send(method: str, url: str, *, timeout: tuple[float, float], **arguments: Any) -> requests.Response:
+    """Send a request. Raises what `requests.request` does; an endless head is a ConnectionError.
+
+    `timeout` is for connecting and for each read, in seconds; `arguments` are `json`, `headers` and `auth` as there.
+    """
     with requests.Session() as session:
         for scheme in ("http://", "https://"):
             session.mount(scheme, _Adapter())
-        return session.request(method, url, **arguments)
+        return session.request(method, url, timeout=timeout, stream=True, allow_redirects=False, **arguments)
 
 
 class EndlessHead(HTTPException):

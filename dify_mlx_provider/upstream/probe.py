@@ -85,8 +85,6 @@ class Probe:
                 headers={"Accept": "application/json"},
                 auth=self._auth,
                 timeout=(CONNECT_TIMEOUT, READ_TIMEOUT),
-                allow_redirects=False,
-                stream=True,
             ) as response:
                 content = _bounded_body(response)
                 header = response.headers.get("Server", "")

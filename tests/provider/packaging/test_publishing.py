@@ -119,20 +119,24 @@ def test_the_readme_says_what_the_marketplace_wants_to_read(published: dict[str,
         assert words in text
 
 
-def test_only_two_modules_open_connections_and_neither_follows_redirects(plain: dict[str, bytes]) -> None:
-    openers = set()
+def test_only_one_module_opens_connections_and_it_has_a_timeout_and_follows_no_redirects(
+    plain: dict[str, bytes],
+) -> None:
+    opener = "dify_mlx_provider/upstream/http_request.py"
+    openers = {"requests.", "session.", "socket.", "urllib.request.", "http.client.", "subprocess.", "httpx."}
     for path, content in plain.items():
         if not path.endswith(".py"):
             continue
         for node in ast.walk(ast.parse(content)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if {"requests", "socket", "urllib.request", "http.client", "subprocess", "httpx"} & set(names):
-                openers.add(path)
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("requests."):
-                follows = [ast.unparse(each.value) for each in node.keywords if each.arg == "allow_redirects"]
-                limits = [each.arg for each in node.keywords if each.arg == "timeout"]
-                assert (follows, limits) == (["False"], ["timeout"]), ast.unparse(node)
-    assert openers == {"dify_mlx_provider/upstream/client.py", "dify_mlx_provider/upstream/probe.py"}
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            if path != opener:
+                assert not called.startswith(tuple(openers)), f"{path}: {called}"
+            elif called == "session.request":
+                given = {each.arg: ast.unparse(each.value) for each in node.keywords}
+                assert given["allow_redirects"] == "False"
+                assert given["timeout"] == "timeout"
 
 
 @pytest.fixture(scope="module")
