@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from mlx_backend.engine.mlx.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.kv_cache import (
     TOKEN_BYTES,
     LayerCaches,
@@ -154,7 +155,7 @@ class PrefixCache:
             if tokens.startswith(near):
                 return self._entries[adapter, near]
             # Whatever is a prefix of `tokens` and sorts before `near` is a prefix of both.
-            tokens = tokens[: _common_prefix_length(tokens, near)]
+            tokens = tokens[: common_prefix_length(tokens, near)]
         return None
 
     def _find_longer_owner(self, adapter: str, tokens: bytes) -> _Entry | None:
@@ -227,15 +228,3 @@ def _shareable(one: _Entry, other: _Entry) -> list[tuple[Any, Any]]:
 def _holds_keys(layer: Any) -> bool:
     """Whether a layer's cache can be shared in part. A layer without attention (Nemotron NAS has some) fills none."""
     return type(layer) is KVCache and layer.keys is not None
-
-
-def _common_prefix_length(one: bytes, other: bytes) -> int:
-    """Return how many bytes the two start with in common, by bisection: comparing slices is one memcmp each."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

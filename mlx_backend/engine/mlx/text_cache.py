@@ -13,6 +13,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlx_backend.engine.mlx.common_prefix import common_prefix_length
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -54,7 +56,7 @@ class TextCache:
         )  # a text that begins alike, and how many of its control tokens can be taken over
         for each in every:
             # Behind a marker, what is in common has to go on for long enough that it cannot be part of a longer one.
-            common = common_length(each.text, text) - self._longest
+            common = common_prefix_length(each.text, text) - self._longest
             if (found := bisect_right(each.starts, common)) > count:
                 known, count = each, found
         if known is None:
@@ -84,15 +86,3 @@ class TextCache:
                 sum(len(each.text) for each in self._known) > MAX_CHARACTERS or len(self._known) > MAX_TEXTS
             ):
                 self._known.pop(0)
-
-
-def common_length(one: str, other: str) -> int:
-    """Return how many characters the two start with in common, by bisection: comparing slices is one memcmp each."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

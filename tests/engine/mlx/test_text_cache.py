@@ -8,7 +8,8 @@ from engine_models import byte_level, sentencepiece, words_and_markers
 from tokenizers import Tokenizer
 
 from mlx_backend.engine.mlx import text_cache
-from mlx_backend.engine.mlx.text_cache import TextCache, common_length
+from mlx_backend.engine.mlx.common_prefix import common_prefix_length
+from mlx_backend.engine.mlx.text_cache import TextCache
 
 KINDS: list[Callable[[], Tokenizer]] = [byte_level, sentencepiece, words_and_markers]
 
@@ -84,4 +85,4 @@ def test_what_is_remembered_is_bounded_and_cannot_be_changed_from_outside(
 
 def test_common_lengths() -> None:
     for one, other, length in (("", "a", 0), ("abc", "abd", 2), ("ab", "abcd", 2), ("日本語", "日本", 2)):
-        assert common_length(one, other) == length
+        assert common_prefix_length(one, other) == length
