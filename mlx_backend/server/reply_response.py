@@ -148,7 +148,6 @@ class ReplyLog:
         self._id = reply_id
         self._model = model
         self._ignored = ignored
-        self._started = time.perf_counter()
         self._first: float | None = None
 
     def first_event(self) -> None:
@@ -167,7 +166,7 @@ class ReplyLog:
         """Log the line."""
         usage, effort = reply.usage, reply.effort
         speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
-        first = (self._first or time.perf_counter()) - self._started
+        first = (self._first or time.perf_counter()) - self._record.started
         words = [
             f"{self._id} model={self._model}",
             f"effort={f'{effort.effort} ({effort.source})' if effort else '-'}",

@@ -47,7 +47,7 @@ class RequestRecord:
         self.fields: Mapping[str, Any] = {}
         """What is known of a reply when it has ended."""
         self._on_end = on_end
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()
         self._ended = threading.Lock()
         is_probe = self.method in ("GET", "HEAD") and self.path in _PROBES
         self._is_counted = not (is_probe or self.method == "OPTIONS")
@@ -77,7 +77,7 @@ class RequestRecord:
         """Log that the response has ended; only the first call counts. `words` replace what is known of any request."""
         if not self._ended.acquire(blocking=False):
             return
-        seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self.started
         self.fields = fields or {}
         words = words or f"{self.status} {self.method} {self.path} {seconds:.3f}s"
         what = {
