@@ -65,10 +65,13 @@ class Metrics:
     def count(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         key, fields, error = record.client.key_name, record.fields, record.error
-        outcome = fields.get("finish")
-        if outcome is None:
-            outcome = "answered" if error is None else "error" if error.status >= 500 else "refused"
-            outcome = LEFT if record.status == CLIENT_CLOSED_REQUEST else outcome
+        outcome = fields.get("finish", "answered")
+        if record.status == CLIENT_CLOSED_REQUEST:
+            outcome = LEFT
+        elif error is not None:
+            outcome = "refused"
+            if error.status >= 500:
+                outcome = "error"
         with self._guard:
             self._requests.labels(outcome.replace(" ", "_"), key).inc()
             if error is not None:
