@@ -1,8 +1,8 @@
 """The tokens of texts seen before, so that a conversation's next turn tokenises what is new in it.
 
-Tokenising 100,000 tokens takes 0.1 to 0.2 seconds, many times what a decode step takes. A text may be cut in front of a
-control token: tokenizers split there before they do anything else, so both parts have the tokens that they have
-together. Knows no requests. Safe to use from several threads.
+Tokenising 65,000 tokens took 0.12 seconds of a processor, many times what a decode step takes. A text may be cut in
+front of a control token: tokenizers split there before they do anything else, so both parts have the tokens that they
+have together. Knows no requests. Safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ class TextCache:
             return self._encode(text)
         with self._lock:
             every = list(self._known)
-        known, count = (
-            None,
-            0,
-        )  # a text that begins alike, and how many of its control tokens can be taken over
+        known: _Known | None = None  # a text that begins alike,
+        count = 0  # and how many of its control tokens can be taken over
         for each in every:
             # Behind a marker, what is in common has to go on for long enough that it cannot be part of a longer one.
             common = common_prefix_length(each.text, text) - self._longest
