@@ -135,6 +135,10 @@ class Causes:
 
 
 LOADING = {"message": "The model 'm' is being loaded (40 %); try again in 900 s.", "code": "model_loading"}
+FETCHING = {
+    "message": "The model 'm' is being downloaded (40 %); try again in 900 s.",
+    "code": "model_loading",
+}
 BUSY = {"message": "The server is busy: 272 requests are running or waiting already.", "code": "queue_full"}
 CUT = 'data: {{"choices": [{{"index": 0, "delta": {}, "finish_reason": "length"}}]}}\n\ndata: [DONE]\n\n'
 LONG_TEXT = {"type": "object", "properties": {"n": {"type": "string", "minLength": 400}}, "required": ["n"]}
@@ -176,6 +180,9 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     ],
     "The model … is being loaded": [
         lambda cause: cause.ask_stub(json.dumps({"error": LOADING}), status=503, type="application/json"),
+    ],
+    "downloaded": [
+        lambda cause: cause.ask_stub(json.dumps({"error": FETCHING}), status=503, type="application/json"),
     ],
     "The server is busy: …": [
         lambda cause: cause.ask_stub(json.dumps({"error": BUSY}), status=503, type="application/json"),
