@@ -77,7 +77,12 @@ class ReplySuperseded(Exception):
     """A reply was ended because a newer request goes on from what it had said: nobody waits for it."""
 
 
+MAX_QUOTE_LENGTH = 300
+"""Characters of another program's error that are repeated: a server may have written them."""
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, without its full stop; its class's name if it has none."""
+    """Return the first line of an error's text, not all of a long one, without its full stop; else its class's name."""
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(" .:?") if lines else type(error).__name__
+    line = lines[0].rstrip(" .:?") if lines else type(error).__name__
+    return line if len(line) <= MAX_QUOTE_LENGTH else line[: MAX_QUOTE_LENGTH - 1] + "…"

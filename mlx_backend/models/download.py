@@ -73,7 +73,11 @@ def download(repository: str, on_progress: Callable[[int, int], None]) -> Path:
         missing = [file for file in needed if not (folder / file.name).exists()]
         if missing:
             _fetch(repository, commit, needed, missing, on_progress)
-        return _snapshot(repository, patterns)
+        folder = _snapshot(repository, patterns)
+        if missing:
+            total = sum(file.size for file in needed)
+            on_progress(total, total)
+        return folder
 
 
 def downloaded(repository: str) -> Path:
@@ -122,7 +126,10 @@ def _fetch(
     missing: Sequence[_RemoteFile],
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Fetch the missing files that have a checksum, several at once. What is reported counts all files."""
+    """Fetch the missing files that have a checksum, several at once; the others are left to the library.
+
+    What is reported is out of all files.
+    """
     folder = f"models--{repository.replace('/', '--')}"  # as the library names it
     cache = Path(constants.HF_HUB_CACHE)
     blobs, locks = cache / folder / "blobs", cache / ".locks" / folder
@@ -143,7 +150,6 @@ def _fetch(
         if file.sha256 and file.size <= MAX_HTTP_BYTES
     }
     left = sum(file.size for file in absent) - sum(file.begun for file in resumable.values())
-    others = left - sum(file.size - file.begun for file in resumable.values())
     free = shutil.disk_usage(blobs).free
     if left > free:
         raise no_space(
@@ -153,18 +159,19 @@ def _fetch(
     shown = "" if there < left // 100 else f" more; {format_size(there)} are there"
     log.info("Downloading %s: %s%s.", repository, format_size(left), shown)
     progress.add(there)
-    with ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="download") as executor:
+    executor = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="download")
+    try:
         futures = [
             executor.submit(file.fetch, locks / f"{sha256}.lock") for sha256, file in resumable.items()
         ]
-        try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:
-            progress.is_over = True  # the others end with their next piece
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
-    progress.add(others)  # which the library fetches next: they are small
+        for future in as_completed(futures):
+            future.result()
+    except BaseException:
+        progress.give_up()
+        raise
+    finally:
+        # After a failure the others end with their next piece. That is not waited for: it may not come for a while.
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 class _Progress:
@@ -172,7 +179,7 @@ class _Progress:
 
     def __init__(self, total: int, on_progress: Callable[[int, int], None]) -> None:
         self.total = total
-        self.is_over = False
+        self._is_over = False
         self._done = self._reported = 0
         self._on_progress = on_progress
         self._lock = threading.Lock()
@@ -180,10 +187,15 @@ class _Progress:
     def add(self, size: int) -> None:
         """Count bytes; fewer than none if some have to be fetched again. Raises when the download has been given up."""
         with self._lock:
-            if self.is_over:
+            if self._is_over:
                 raise EngineStopped("The download has been given up.")
             self._done += size
             if size > 0 and self._done < min(self._reported + REPORTED_BYTES, self.total):
                 return
             self._reported = self._done
             self._on_progress(self._done, self.total)
+
+    def give_up(self) -> None:
+        """End the other files' downloads; nothing more is reported."""
+        with self._lock:
+            self._is_over = True

@@ -49,10 +49,16 @@ def no_space(repository: str, detail: str = "") -> EngineError:
     )
 
 
+class BrokenOff(Exception):
+    """A connection that ended before all had come."""
+
+
 def is_transport_error(error: BaseException) -> bool:
     """Whether a connection could not be made, or broke."""
     # httpx's error, or httpx2's: that depends on the version of huggingface_hub.
-    return any(each.__name__ == "TransportError" for each in type(error).__mro__)
+    return isinstance(error, BrokenOff) or any(
+        each.__name__ == "TransportError" for each in type(error).__mro__
+    )
 
 
 def _explained(repository: str, error: Exception) -> EngineError | None:
@@ -66,9 +72,9 @@ def _explained(repository: str, error: Exception) -> EngineError | None:
         case DisabledRepoError():
             return EngineError(f"Hugging Face has disabled the repository {repository!r}: choose another.")
         case OfflineModeIsEnabled():
-            return _not_here(repository, "HF_HUB_OFFLINE forbids to download it. Unset that")
+            return _not_here(repository, "HF_HUB_OFFLINE forbids downloading it. Unset that")
         case LocalEntryNotFoundError():
-            return _not_here(repository, "it has not been downloaded, or not completely. Download it")
+            return _not_here(repository, "nothing may be downloaded here. Download it")
         case HfHubHTTPError():
             return _refused(repository, error.response.status_code)
         case OSError() if error.errno in _FULL:
@@ -87,8 +93,8 @@ def _explained(repository: str, error: Exception) -> EngineError | None:
 
 def _not_here(repository: str, why: str) -> EngineError:
     return EngineError(
-        f"There is no folder {repository!r}, and of the repository not everything is on this machine: {why}, or name a "
-        "folder that holds the model."
+        f"There is no folder {repository!r}, and the repository of that name is not, or not completely, in the cache: "
+        f"{why}, or name a folder that holds the model."
     )
 
 

@@ -26,10 +26,10 @@ def find_folder(
 
     `on_progress` is called with the bytes that are there and those there will be. Raises EngineError with advice.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path, is_folder, is_file = _look_at(model)
+    if is_folder:
         return path, path.resolve().name
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() == ".gguf":
             raise EngineError(gguf(model))
         raise EngineError(
@@ -46,6 +46,16 @@ def find_folder(
     from mlx_backend.models.download import download, downloaded
 
     return (download(model, on_progress) if allow_download else downloaded(model)), model
+
+
+def _look_at(model: str) -> tuple[Path, bool, bool]:
+    """Return the path that a name is, and whether it is a folder or a file."""
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        return path, path.is_dir(), path.is_file()
+    except (OSError, RuntimeError):  # too long for a path; the home of a user that does not exist
+        return path, False, False
 
 
 @contextmanager

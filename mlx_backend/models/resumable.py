@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import time
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, hf_raise_for_status
 
 from mlx_backend.errors import EngineError, first_line
-from mlx_backend.models.download_errors import is_transport_error
+from mlx_backend.models.download_errors import BrokenOff, is_transport_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 30
 """How long the other end may send nothing."""
-MAX_FAILURES = 6  # in a row, with nothing received in between
+MAX_FAILURES = 6  # in a row, none of which got further than those before
 MAX_RETRY_SECONDS = 16.0
 LOCK_SECONDS = 1.0  # between two looks at how far another program is
 _RETRIED_STATUSES = frozenset([408, 429, 500, 502, 503, 504])
@@ -75,8 +76,8 @@ class ResumableFile:
                 return
             begun = self._received()
             self._count_up_to(begun)
-            self._receive()
-            if begun and not self._is_whole():
+            parts = self._receive()
+            if (begun or parts > 1) and not self._is_whole():
                 log.warning("What was there of %s was damaged; it is downloaded anew.", self._name)
                 self._start_over()
                 self._receive()
@@ -85,22 +86,29 @@ class ResumableFile:
                     raise EngineError(
                         f"{self._name} arrives damaged, with a wrong checksum: try again later."
                     )
+            with self._partial.open("rb") as file:
+                os.fsync(file.fileno())  # or a power failure could leave a name without its bytes
             self._partial.replace(self._target)
 
-    def _receive(self) -> None:
+    def _receive(self) -> int:
+        """Receive what is missing; return in how many parts it came."""
         self._partial.touch()
-        failures = 0
-        while (before := self._received()) != self.size:
-            broken: Exception = ConnectionError("it ended early")
+        parts = failures = 0
+        furthest = self._received()
+        while (have := self._received()) != self.size:
+            parts += 1
+            broken: Exception = BrokenOff("the connection ended early")
             try:
-                self._receive_once(before)
+                self._receive_once(have)
             except Exception as error:
                 if not _may_pass(error):
                     raise
                 broken = error
             if (now := self._received()) == self.size:
-                return
-            failures = 1 if now > before else failures + 1
+                break
+            # A server that cannot begin in the middle sends the same beginning again and again.
+            failures = 1 if now > furthest else failures + 1
+            furthest = max(furthest, now)
             if failures > MAX_FAILURES:
                 raise broken
             seconds = min(MAX_RETRY_SECONDS, 2.0 ** (failures - 1))
@@ -111,7 +119,8 @@ class ResumableFile:
                 seconds,
             )
             pause(seconds)
-            self._count(0)  # whoever wants the download to end raises here
+            self._count(0)  # raises if the download has been given up
+        return parts
 
     def _receive_once(self, have: int) -> None:
         """Ask for what follows the first bytes, and write what comes."""

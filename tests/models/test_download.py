@@ -167,6 +167,35 @@ def test_a_file_that_arrives_damaged_twice_is_not_used(server: HubServer, tmp_pa
     assert not (tmp_path / "cache" / "models--maker--model" / "blobs" / SHA256).exists()
 
 
+def test_a_file_whose_parts_do_not_fit_each_other_is_downloaded_anew(server: HubServer) -> None:
+    parts = iter([Fault(stop_after=100_000, damage=True), Fault()])
+    server.on_fault = lambda name: server.faults.__setitem__(name, next(parts, Fault()))
+    server.faults["model.safetensors"] = Fault(status=503)
+    assert (download(NAME, Reports()) / "model.safetensors").read_bytes() == WEIGHTS
+    assert server.ranges == [("model.safetensors", begin) for begin in (0, 0, 100_000, 0)]
+
+
+def test_a_server_that_always_begins_anew_and_never_ends_is_given_up(server: HubServer) -> None:
+    server.faults["model.safetensors"] = Fault(ignores_range=True, stop_after=100_000)
+    server.on_fault = lambda name: setattr(
+        server.faults[name], "stop_after", 150_000 - server.faults[name].stop_after
+    )
+    with pytest.raises(EngineError, match="Hugging Face cannot be reached"):
+        download(NAME, Reports())
+    assert len(server.ranges) <= 10
+
+
+def test_an_answer_that_ends_early_without_an_error_is_the_networks_fault(
+    server: HubServer, tmp_path: Path
+) -> None:
+    partial(tmp_path).parent.mkdir(parents=True)
+    partial(tmp_path).write_bytes(WEIGHTS[:1000])
+    server.faults["model.safetensors"] = Fault(headers={"Content-Range": "bytes 7-299999/300000"}, times=1)
+    server.on_fault = lambda name: server.faults.__setitem__(name, Fault(status=416))
+    with pytest.raises(EngineError, match=r"Hugging Face cannot be reached \(the connection ended early\)"):
+        download(NAME, Reports())
+
+
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_a_hub_that_is_busy_is_asked_again(server: HubServer, status: int) -> None:
     server.faults["model.safetensors"] = Fault(status=status, times=2)
@@ -312,6 +341,33 @@ def test_of_several_files_the_failure_that_came_first_is_told(server: HubServer)
     server.on_fault = lambda _name: refused.set()
     with pytest.raises(EngineError, match="does not let this token read"):
         download(NAME, Reports())
+
+
+def test_a_failure_is_told_while_another_file_is_silent(server: HubServer) -> None:
+    parts = {f"model-{n}.safetensors": random.Random(n).randbytes(200_000) for n in range(2)}
+    server.repositories = {NAME: {"config.json": CONFIG, **parts}}
+    server.faults["model-0.safetensors"] = Fault(status=403)
+    silent, told = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def stop_sending(name: str, sent: int) -> None:
+        if name == "model-1.safetensors" and sent:
+            silent.set()
+            waited.append(not told.wait(5))
+
+    server.on_body = stop_sending
+    server.on_fault = lambda _name: silent.wait(20)
+    with pytest.raises(EngineError, match="does not let this token read"):
+        download(NAME, Reports())
+    assert waited == [], "it was told before the other file went on"
+    told.set()
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "owner/" + "x" * 5000, "x" * 5000])
+def test_what_can_be_no_path_is_no_folder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(EngineError, match="There is no folder"):
+        find_folder(name, allow_download=True)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 
+from mlx_backend.models import time_limit as time_limit_module
 from mlx_backend.models.time_limit import TimeLimitExceeded, time_limit
 
 
@@ -45,6 +47,28 @@ def test_a_block_that_ends_as_its_time_does_either_ends_or_raises_and_nothing_co
         for _ in range(1000):  # here nothing may be raised
             pass
     assert outcomes <= {"ended", "raised"}
+
+
+def test_a_block_that_ends_while_it_is_interrupted_leaves_all_others_their_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupt, about_to, leaving = time_limit_module._interrupt, threading.Event(), threading.Event()
+
+    def interrupt_as_it_ends(thread: int) -> None:
+        about_to.set()
+        leaving.wait(10)
+        interrupt(thread)
+
+    monkeypatch.setattr(time_limit_module, "_interrupt", interrupt_as_it_ends)
+    for _ in range(20):
+        about_to.clear()
+        leaving.clear()
+        with suppress(TimeLimitExceeded), time_limit(0.001):
+            about_to.wait(10)
+            leaving.set()
+    monkeypatch.undo()
+    with pytest.raises(TimeLimitExceeded):
+        loop_for_ever(0.02)
 
 
 def test_what_the_block_raises_is_raised() -> None:

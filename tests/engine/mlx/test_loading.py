@@ -71,7 +71,7 @@ def test_without_a_network_an_unknown_repository_says_what_to_do(tmp_path: Path)
     message = done.stderr.splitlines()[-1]
     assert message.startswith("mlx_backend.errors.EngineError: There is no folder 'nobody/no-such-model'")
     assert message.endswith(
-        "HF_HUB_OFFLINE forbids to download it. Unset that, or name a folder that holds the model."
+        "HF_HUB_OFFLINE forbids downloading it. Unset that, or name a folder that holds the model."
     )
 
 
