@@ -83,7 +83,10 @@ class Client:
 
     def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a request that a model answers with one JSON value; return the value."""
-        return self._parse_body(self._send_with_retries(path, body))
+        answer = self._parse_body(self._send_with_retries(path, body))
+        if isinstance(answer, dict) and "error" in answer:
+            return {**answer, "error": self._without_key(answer["error"])}
+        return answer
 
     def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Send a chat request; return its chunks. What fails before the first chunk is raised here, not later."""

@@ -1,8 +1,8 @@
-"""One HTTP request: its body is streamed, redirects are not followed, and the head of the answer is bounded.
+"""One HTTP request: its body is streamed, redirects are not followed, and what is not body is bounded in the answer.
 
 The only module that opens connections. Python's http.client bounds a header's length and how many there are. It does
-not bound how often a server says `100 Continue` before it answers, nor how long a head may take that comes a byte at a
-time. Knows no bodies.
+not bound how often a server says `100 Continue` before it answers, how many trailers follow a body, nor how long a head
+or the size of a chunk may take that comes a byte at a time. Knows nothing of what is in a body.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 MAX_HEAD_BYTES = 256 * 1024
-"""Bytes of all heads before a body; a server's usual one has a few hundred."""
+"""Bytes of lines with nothing of the body in between, such as all heads before it; a usual head has a few hundred."""
 
 MAX_HEAD_SECONDS = 30.0
-"""From the first byte of a head to its end."""
+"""From the first byte of such lines to the next of the body."""
 
 
 def send(method: str, url: str, *, timeout: tuple[float, float], **arguments: Any) -> requests.Response:
@@ -38,14 +38,17 @@ def send(method: str, url: str, *, timeout: tuple[float, float], **arguments: An
 
 
 class EndlessHead(HTTPException):
-    """The head of an answer does not end."""
+    """Lines that belong to no body do not end."""
 
 
-class _Head:
-    """What http.client reads a head from."""
+class _Stream:
+    """What http.client reads from: lines (heads, sizes of chunks, trailers), and bodies."""
 
     def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream
+        self._begin()
+
+    def _begin(self) -> None:
         self._left = MAX_HEAD_BYTES
         self._deadline: float | None = None
 
@@ -66,9 +69,13 @@ class _Head:
             line += piece
         return line
 
-    def close(self) -> None:
-        """Close what is read from."""
-        self._stream.close()
+    def read1(self, size: int) -> bytes:
+        """Return some of the body, as it arrives."""
+        self._begin()
+        return self._stream.read1(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Response(HTTPResponse):
@@ -76,13 +83,8 @@ class _Response(HTTPResponse):
 
     def begin(self) -> None:
         """Read the head."""
-        stream = self.fp
-        head = self.fp = _Head(stream)
-        try:
-            super().begin()
-        finally:
-            if self.fp is head:  # not closed, as it is where nothing came
-                self.fp = stream
+        self.fp = _Stream(self.fp)
+        super().begin()
 
 
 class _Connection(HTTPConnection):

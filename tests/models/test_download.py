@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import threading
@@ -176,10 +177,11 @@ def test_a_file_whose_parts_do_not_fit_each_other_is_downloaded_anew(server: Hub
 
 
 def test_a_server_that_always_begins_anew_and_never_ends_is_given_up(server: HubServer) -> None:
-    server.faults["model.safetensors"] = Fault(ignores_range=True, stop_after=100_000)
-    server.on_fault = lambda name: setattr(
-        server.faults[name], "stop_after", 150_000 - server.faults[name].stop_after
+    lengths = itertools.cycle([50_000, 100_000])
+    server.on_fault = lambda name: server.faults.__setitem__(
+        name, Fault(ignores_range=True, stop_after=next(lengths))
     )
+    server.faults["model.safetensors"] = Fault(ignores_range=True, stop_after=100_000)
     with pytest.raises(EngineError, match="Hugging Face cannot be reached"):
         download(NAME, Reports())
     assert len(server.ranges) <= 10
