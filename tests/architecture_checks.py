@@ -22,6 +22,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_backend.device import Device
+from mlx_backend.device.mlx import set_precision
 from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
@@ -61,6 +62,7 @@ class Model:
         self.folder = folder
         self.draft = draft
         self.network: Any = mlx_lm.load(str(folder))[0]
+        set_precision(self.network, folder.name)  # as in the engine: what is compared is not the rounding
         self._expected: dict[tuple[int, ...], list[int]] = {}
         self._batch: MLXBatch | None = None
         self._cleanup = ExitStack()

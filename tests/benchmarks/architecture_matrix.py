@@ -53,7 +53,8 @@ WEIGHTS: Final[dict[str, dict[str, Any]]] = {
     "4-bit": {"dtype": "bfloat16", "bits": 4},
     "8-bit": {"dtype": "bfloat16", "bits": 8},
 }
-MAX_SECONDS: Final = 600  # for one architecture; alone on a core most take less than 20
+MAX_SECONDS: Final = 600  # of processor time for one architecture; most take less than 20
+MAX_WAIT: Final = 3600  # seconds, after which a process is stopped that does nothing any more
 MAX_BYTES: Final = 12 << 30  # of addresses; libraries take several GB of them before anything runs
 BUILD, GENERATE, LOAD = "building it", "mlx-lm's generation", "loading it"
 
@@ -119,11 +120,13 @@ def _run(command: list[str]) -> str:
     """Run a process; return how it ended, if it did not end by itself."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        status = process.wait(MAX_SECONDS)
+        status = process.wait(MAX_WAIT)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return f"no end after {MAX_SECONDS} s"
+        return f"no end after {MAX_WAIT} s"
+    if status == -signal.SIGXCPU:
+        return f"no end after {MAX_SECONDS} s of processor time"
     if status < 0:
         return signal.Signals(-status).name
     return f"exit status {status}" if status else ""
@@ -157,6 +160,7 @@ def _commit() -> str:
 
 def _check(name: str, weights: str, file: Path) -> None:
     """Check one architecture, and write down what is known after each step, in case this process does not live."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS + 60))
     if sys.platform == "linux":  # elsewhere a GPU's driver reserves more addresses than there is memory
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     result: dict[str, Any] = {"name": name, "stage": BUILD, "checks": {}}

@@ -3,23 +3,31 @@
 Merged caches are fastest while every sequence gets one token in a step. Caches of their own can take any number of
 tokens, and give back those that are rejected, each sequence by itself: so drafts need them. A sequence alone always
 has its own. Knows nothing of networks or sampling.
+
+mlx-lm's caches may refuse to be merged, extended, filtered or taken apart, and have changed some layers by then. So
+these change all layers or, with a CacheError, none.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
+from mlx_backend.engine.mlx.kv_cache import alias, extract_row, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
 from mlx_backend.engine.mlx.packed_forward import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
     import mlx.core as mx
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
+
+
+class CacheError(Exception):
+    """A cache raised the cause when rows were put together or taken apart. All are as they were."""
 
 
 class BatchCaches:
@@ -44,46 +52,52 @@ class BatchCaches:
         return twin
 
     def join(self, caches: Sequence[LayerCaches], *, merge: bool) -> None:
-        """Add rows. Without `merge` all rows have caches of their own afterwards."""
-        self._num_rows += len(caches)
+        """Add rows. Without `merge` all rows have caches of their own afterwards. Raises CacheError."""
         if not merge:
             self.separate()
-            self._own += caches
-        elif self._merged is not None:
-            for ours, theirs in zip(self._merged, merged(caches), strict=True):
-                ours.extend(theirs)
-        else:
-            self._own += caches
-            self.merge()
+        with _cause():
+            if self._merged is not None:
+                extended = [alias(layer) for layer in self._merged]
+                for ours, theirs in zip(extended, merged(caches), strict=True):
+                    ours.extend(theirs)
+                self._merged = extended
+            elif merge and self._num_rows + len(caches) > 1:
+                self._merged, self._own = merged([*self._own, *caches]), []
+            else:
+                self._own += caches
+        self._num_rows += len(caches)
 
     def merge(self) -> None:
-        """Merge the rows' own caches, if there are several."""
+        """Merge the rows' own caches, if there are several. Raises CacheError."""
         if len(self._own) > 1:
-            self._merged, self._own = merged(self._own), []
+            with _cause():
+                self._merged, self._own = merged(self._own), []
 
     def separate(self) -> None:
-        """Give each row caches of its own."""
+        """Give each row caches of its own. Raises CacheError."""
         if self._merged is not None:
             self._own = [self.extract(row) for row in range(self._num_rows)]
             self._merged = None
 
     def extract(self, row: int) -> LayerCaches:
-        """Return the caches of a row, of the model's own kind."""
+        """Return the caches of a row, of the model's own kind. Raises CacheError."""
         if self._merged is None:
             return self._own[row]
-        return [layer.extract(row) for layer in self._merged]
+        with _cause():
+            return extract_row(self._merged, row)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep some rows."""
-        self._num_rows = len(rows)
+        """Keep some rows. Raises CacheError."""
         if self._merged is None:
             self._own = [self._own[row] for row in rows]
         elif not rows:
             self._merged = None
         elif len(rows) == 1:
-            self._own, self._merged = [select_rows(rows, self._merged)], None
+            self._own, self._merged = [self.extract(rows[0])], None
         else:
-            self._merged = select_rows(rows, self._merged)
+            with _cause():
+                self._merged = select_rows(rows, [alias(layer) for layer in self._merged])
+        self._num_rows = len(rows)
 
     def segments(self, tokens: mx.array) -> list[Segment]:
         """Return what runs one token of each row ([rows])."""
@@ -100,3 +114,11 @@ class BatchCaches:
         """Take back the last tokens of a row."""
         for layer in self._own[row] if count else ():
             layer.trim(count)
+
+
+@contextmanager
+def _cause() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise CacheError from error

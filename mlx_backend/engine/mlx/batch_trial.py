@@ -197,12 +197,21 @@ def _head_counts(layers: LayerCaches) -> set[int]:
 
 
 def _largest_difference(found: mx.array, expected: mx.array) -> float:
-    """Return by how much the worst row is off, relative to its norm; what all logits have in common does not count."""
+    """Return by how much the worst row is off, relative to its norm; what all logits have in common does not count.
+
+    Tokens that a network rules out, by logits of minus infinity, must be the same ones.
+    """
     if found.shape != expected.shape:
         return float("inf")
+    found, expected = found.astype(mx.float32), expected.astype(mx.float32)
+    is_possible = expected > -mx.inf
+    if mx.any(~is_possible & (found != expected)).item():
+        return float("inf")
+    count = is_possible.sum(axis=-1, keepdims=True)
+    found, expected = (mx.where(is_possible, each, 0.0) for each in (found, expected))
     found, expected = (
-        each - each.mean(axis=-1, keepdims=True)
-        for each in (found.astype(mx.float32), expected.astype(mx.float32))
+        mx.where(is_possible, each - each.sum(axis=-1, keepdims=True) / count, 0.0)
+        for each in (found, expected)
     )
     relative = mx.linalg.norm(found - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
     largest: float = relative.max().item()  # type: ignore[assignment]  # a scalar of float32 is a float

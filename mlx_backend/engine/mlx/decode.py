@@ -21,16 +21,18 @@ Knows nothing of queues, the prefix cache, or how prompts are prefilled up to th
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.batch_caches import BatchCaches
+from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
+from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.drafting import DraftedRows
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 from mlx_backend.engine.mlx.sampling import sample
-from mlx_backend.engine.mlx.sequences import AdmittedSequences
+from mlx_backend.engine.mlx.sequences import AdmittedSequences, start_computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -44,10 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEPS_BEFORE_MERGE = 64  # without drafts, after which the caches of several sequences are merged again
-
-
-class BatchError(Exception):
-    """A batch could not be stepped after a sequence joined it. Its sequences are as they were: `Decoder.split`."""
 
 
 class Decoder:
@@ -91,7 +89,7 @@ class Decoder:
         logits = self._forward((), prefilled)
         first_tokens = self._sample(logits, sequences, [sequence.next_position() for sequence in sequences])
         self._admitted = AdmittedSequences(prefilled, first_tokens)
-        self._start_computing(sequences, first_tokens)
+        start_computing(sequences, first_tokens)
 
     def emit_first_tokens(self) -> list[GeneratedToken]:
         """Wait for the first tokens of the sequences admitted last, and emit them before they are fed.
@@ -125,14 +123,10 @@ class Decoder:
             return []
         caches = [each.layers for each in admitted.prefilled]
         merge = not (self._can_pack and self._is_drafting([*self.sequences, *admitted.sequences]))
-        before = self._caches.copy()
         try:
             self._caches.join(caches, merge=merge)
-        except Exception as error:
-            log.warning(
-                "The caches of replies could not be merged; they are decoded by themselves: %r", error
-            )
-            self._caches = before
+        except CacheError as error:
+            _log_unmerged(error)
             return [
                 self._split_off(sequence, layers, admitted.first_tokens[row : row + 1])
                 for row, (sequence, layers) in enumerate(zip(admitted.sequences, caches, strict=True))
@@ -145,12 +139,15 @@ class Decoder:
         return []
 
     def split(self) -> list[Decoder]:
-        """Return a decoder for each of several sequences; this one is left without any."""
+        """Return a decoder for each of several sequences; this one is left without any. Raises LostCachesError."""
         assert self._next is not None
-        decoders = [
-            self._split_off(sequence, self._caches.extract(row), self._next[row : row + 1])
-            for row, sequence in enumerate(self.sequences)
-        ]
+        try:
+            decoders = [
+                self._split_off(sequence, self._caches.extract(row), self._next[row : row + 1])
+                for row, sequence in enumerate(self.sequences)
+            ]
+        except CacheError as error:
+            raise self._lose(self.sequences) from error.__cause__
         self.sequences, self._caches, self._next = [], BatchCaches(), None
         return decoders
 
@@ -175,7 +172,10 @@ class Decoder:
     def remove(
         self, leaving: Collection[DecodingSequence], keep_caches: Collection[DecodingSequence] = ()
     ) -> dict[int, LayerCaches]:
-        """Remove sequences; return the caches of those named in `keep_caches`, by their keys."""
+        """Remove sequences; return the caches of those named in `keep_caches`, by their keys, as far as possible.
+
+        Raises LostCachesError with the sequences that stay.
+        """
         caches: dict[int, LayerCaches] = {}
         if self._admitted is not None:
             staying_rows = []
@@ -189,14 +189,22 @@ class Decoder:
         staying = [sequence for sequence in self.sequences if sequence not in leaving]
         for sequence in self.sequences:
             if sequence in leaving and sequence in keep_caches:
-                caches[sequence.key] = self._caches.extract(index[sequence.key])
+                with suppress(CacheError):  # they would only have been cached
+                    caches[sequence.key] = self._caches.extract(index[sequence.key])
         if len(staying) < len(self.sequences):
             rows = [index[sequence.key] for sequence in staying]
             assert self._next is not None
+            try:
+                self._caches.keep(rows)
+            except CacheError as error:
+                raise self._lose(staying) from error.__cause__
             self._next = self._next[mx.array(rows)] if rows else None
-            self._caches.keep(rows)
         self.sequences = staying
         return caches
+
+    def _lose(self, sequences: Sequence[DecodingSequence]) -> LostCachesError:
+        self.sequences, self._caches, self._next = [], BatchCaches(), None
+        return LostCachesError(sequences)
 
     def _advance(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
         fed, sequences = self._next, self.sequences
@@ -214,7 +222,7 @@ class Decoder:
         positions += [each.sequence.next_position() for each in prefilled]
         all_sequences = [*sequences, *(each.sequence for each in prefilled)]
         sampled = self._sample(logits, all_sequences, positions)
-        self._start_computing(all_sequences, sampled)
+        start_computing(all_sequences, sampled)
         if prefilled:
             self._admitted = AdmittedSequences(prefilled, sampled[len(sequences) :])
             sampled = sampled[: len(sequences)]
@@ -305,20 +313,6 @@ class Decoder:
             sequence.logprobs = (logprobs, row) if logprobs is not None and is_asked else None
         return sampled
 
-    def _start_computing(self, sequences: Sequence[DecodingSequence], sampled: mx.array) -> None:
-        """Start computing the tokens, and all that would otherwise pile up uncomputed."""
-        steps = {
-            id(sequence.logprobs[0]): sequence.logprobs[0]
-            for sequence in sequences
-            if sequence.logprobs is not None
-        }
-        penalties = [
-            (sequence.penalties.seen, sequence.penalties.counts)
-            for sequence in sequences
-            if sequence.penalties is not None
-        ]
-        mx.async_eval(sampled, [step.arrays for step in steps.values()], penalties)  # type: ignore[no-untyped-call]
-
     # -- drafts ----------------------------------------------------------------------------------------------
 
     def _is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
@@ -370,12 +364,15 @@ class Decoder:
 
         After a ForwardError all sequences are as they were, if there are several.
         """
-        self._caches.separate()
+        try:
+            self._caches.separate()
+        except CacheError as error:
+            raise ForwardError from error.__cause__
         rows = DraftedRows(self.sequences, tokens, drafts, ended)
         logits = run_packed(self._network, rows.segments(self._caches))
         self._is_untried = False
         sampled = self._sample(logits, rows.owners, rows.next_positions())
-        self._start_computing(self.sequences, sampled)
+        start_computing(self.sequences, sampled)
         generated, last = rows.accept(_as_list(sampled), self._caches)
         self._next = sampled[mx.array(last)]
         return generated
@@ -383,8 +380,14 @@ class Decoder:
     def _merge_own_caches(self) -> None:
         try:
             self._caches.merge()
-        except Exception as error:
-            log.warning("The caches of replies could not be merged: %r", error)
+        except CacheError as error:
+            _log_unmerged(error)
+        else:
+            self._is_untried = len(self.sequences) > 1
+
+
+def _log_unmerged(error: CacheError) -> None:
+    log.warning("The caches of replies could not be merged; each keeps its own: %r", error.__cause__)
 
 
 def _as_list(tokens: mx.array) -> list[int]:

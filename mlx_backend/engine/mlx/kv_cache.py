@@ -7,7 +7,15 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
 
 from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache, is_in_order, set_write_index
 
@@ -52,10 +60,31 @@ def merged(caches: Sequence[LayerCaches]) -> LayerCaches:
 def select_rows(rows: Sequence[int], layers: LayerCaches) -> LayerCaches:
     """Keep some rows of a batch's caches; one alone gets caches of the model's own kind."""
     if len(rows) == 1:
-        return [layer.extract(rows[0]) for layer in layers]
+        return extract_row(layers, rows[0])
     for layer in layers:
         layer.filter(list(rows))
     return layers
+
+
+def extract_row(layers: LayerCaches, row: int) -> LayerCaches:
+    """Return the caches of one row of a batch's, of the model's own kind."""
+    return [_extract(layer, row) for layer in layers]
+
+
+def _extract(layer: Any, row: int) -> Any:
+    """Extract a row also where nothing is cached, as in a layer without attention: mlx-lm's batches cannot."""
+    match layer:
+        case CacheList():
+            return CacheList(*(_extract(each, row) for each in layer.caches))
+        case BatchKVCache(keys=None):
+            return KVCache()
+        case BatchRotatingKVCache(keys=None):
+            return RotatingKVCache(layer.max_size)
+        case ArraysCache() if any(each is None for each in layer.cache):
+            own = ArraysCache(len(layer.cache))
+            own.cache = [each if each is None else each[row : row + 1] for each in layer.cache]
+            return own
+    return layer.extract(row)
 
 
 def can_merge(layer: Any) -> bool:

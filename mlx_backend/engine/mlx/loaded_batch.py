@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx.decode import BatchError, Decoder
+from mlx_backend.engine.mlx.decode import Decoder
+from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
 from mlx_backend.engine.mlx.drafting import Drafting
 from mlx_backend.engine.mlx.packed_forward import ForwardError
@@ -28,13 +29,14 @@ from mlx_backend.engine.mlx.sequences import DecodingSequence
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Collection, Generator, Iterator, Sequence
 
     from mlx_backend.device.lock import FairLock
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.kv_cache_budget import KVCacheBudget
     from mlx_backend.engine.mlx.collectives import Ranks
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.prefill_plan import PrefillJob
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.engine.mlx.sequences import GeneratedToken
@@ -130,7 +132,7 @@ class LoadedBatch:
             return
         for decoder in self._decoders.get(sequence.adapter, ()):
             if sequence in decoder.all_sequences:
-                decoder.remove([sequence])
+                self._leave(decoder, [sequence])
         self._drop_empty_decoders(sequence.adapter)
 
     def _adapter_of(self, request: GenerationRequest) -> str:
@@ -172,7 +174,7 @@ class LoadedBatch:
         """Generate one token for every reply of an adapter, and admit the prompts whose last chunks are due."""
         self._merge_admitted(adapter)
         stepped: Decoder | None = None
-        if due and self.runtime.can_pack:
+        if due and self.runtime.can_pack and not any(job.sequence.is_alone for job in due):
             decoder = self._decoder_for(due[0].sequence)
             try:
                 generated = decoder.step([self.prefill_queue.prefilled_sequence(job) for job in due])
@@ -208,7 +210,11 @@ class LoadedBatch:
             log.warning(
                 "Replies could not be decoded together, and are now decoded alone: %r", error.__cause__
             )
-            alone = decoder.split()
+            try:
+                alone = decoder.split()
+            except LostCachesError as lost:
+                self._prefill_again(lost)
+                return
             self._decoders[adapter] = [
                 each for one in self._decoders[adapter] for each in (alone if one is decoder else [one])
             ]
@@ -226,8 +232,12 @@ class LoadedBatch:
 
     def _decoder_for(self, sequence: DecodingSequence) -> Decoder:
         """Return the sequence's decoder: the one that runs its network, if it can be batched, or a new one."""
-        decoders = self._decoders.get(sequence.adapter)
-        if decoders and self.runtime.can_batch:
+        decoders = [
+            decoder
+            for decoder in self._decoders.get(sequence.adapter, ())
+            if not any(each.is_alone for each in decoder.all_sequences)
+        ]
+        if decoders and self.runtime.can_batch and not sequence.is_alone:
             return decoders[-1]
         return Decoder(
             self.runtime.networks[sequence.adapter],
@@ -271,13 +281,40 @@ class LoadedBatch:
                 sequence.key,
                 EngineError(f"Choosing the next token failed: {sequence.sampler.error}"),
             )
-        caches = decoder.remove([*ended, *failed], keep_caches=ended if self.prefix_store.enabled else ())
+        kept = ended if self.prefix_store.enabled else ()
+        caches = self._leave(decoder, [*ended, *failed], keep_caches=kept)
         for sequence in [*ended, *failed]:
             if sequence.key in caches:
                 self.prefix_store.store(sequence, sequence.cache_length, caches.pop(sequence.key))
             self._forget(sequence)
         self._drop_empty_decoders(adapter)
         yield from self._extend_reservations(decoder)
+
+    def _leave(
+        self,
+        decoder: Decoder,
+        leaving: Collection[DecodingSequence],
+        keep_caches: Collection[DecodingSequence] = (),
+    ) -> dict[int, LayerCaches]:
+        """Have sequences leave a decoder; return the caches that are to be kept."""
+        try:
+            return decoder.remove(leaving, keep_caches)
+        except LostCachesError as error:
+            self._prefill_again(error)
+            return {}
+
+    def _prefill_again(self, lost: LostCachesError) -> None:
+        """Resume replies whose caches are lost, each by itself from now on."""
+        if self._ranks is not None:  # the other processes may have lost nothing
+            raise lost.__cause__ or lost
+        log.warning(
+            "The caches of replies that were decoded together could not be taken apart. Their prompts are prefilled "
+            "again, and they are decoded alone: %r",
+            lost.__cause__,
+        )
+        for sequence in lost.sequences:
+            sequence.is_alone = True
+            self._suspend(sequence)
 
     def _drop_empty_decoders(self, adapter: str) -> None:
         running = [decoder for decoder in self._decoders.pop(adapter, ()) if decoder.all_sequences]
@@ -303,7 +340,7 @@ class LoadedBatch:
                     self.preempt(max(others, key=lambda other: (other.request.priority, other.key)))
                     continue
                 if self._cache_budget.used > self._cache_budget.max_room:  # alone: it cannot get any longer
-                    decoder.remove([sequence])
+                    self._leave(decoder, [sequence])
                     self._drop_empty_decoders(sequence.adapter)
                     self._forget(sequence)
                     yield sequence.key, Ended("length")
@@ -313,6 +350,9 @@ class LoadedBatch:
         """Take a reply out; when there is room it is resumed, by prefilling its prompt and its reply so far."""
         log.info("Memory is short: a reply of %d tokens so far is preempted.", sequence.num_emitted)
         self._detach(sequence)
+        self._suspend(sequence)
+
+    def _suspend(self, sequence: DecodingSequence) -> None:
         self._cache_budget.release(sequence.key)
         if sequence.num_emitted and not sequence.has_pending_token:
             # The last token was emitted before it was fed, so the constraint has not seen it.

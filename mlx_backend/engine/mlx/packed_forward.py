@@ -72,7 +72,9 @@ def _forward(network: Any, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
 
 def _positions(segment: Segment) -> mx.array:
     rows, length = segment.tokens.shape
-    offset = segment.layers[0].offset
+    # A layer without attention has an empty cache, which says nothing of positions.
+    layer = next((each for each in segment.layers if not each.empty()), segment.layers[0])
+    offset = layer.offset
     if length == 1 and isinstance(offset, mx.array) and offset.shape == (rows,):
         return copy(offset)  # the cache may change its own in place
     start = mx.broadcast_to(mx.array(offset), (rows,))

@@ -197,6 +197,9 @@ class PrefillQueue:
             self.on_packed_failure(error)
             for chunk in chunks:
                 yield from self._prefill_ahead([chunk])
+        except Exception as error:  # what of their caches has changed is not known
+            for job, _ in chunks:
+                yield self.fail(job, error)
 
     def _run(self, chunks: Sequence[tuple[PrefillJob, int]]) -> list[mx.array]:
         network = self._runtime.networks[chunks[0][0].sequence.adapter]

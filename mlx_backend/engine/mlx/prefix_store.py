@@ -5,6 +5,7 @@ Decides what is stored where and what has to be evicted; not when something is s
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.prefill_plan import PrefillJob
     from mlx_backend.engine.mlx.prefix_cache import PrefixCache
     from mlx_backend.engine.mlx.sequences import DecodingSequence
+
+log = logging.getLogger(__name__)
 
 
 class PrefixStore:
@@ -63,9 +66,18 @@ class PrefixStore:
     def store(
         self, sequence: DecodingSequence, length: int, layers: LayerCaches, *, persist: bool = False
     ) -> None:
-        """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too."""
+        """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too.
+
+        Nothing fails for want of a stored prefix: one whose caches cannot be copied is left out.
+        """
         if not self.enabled:
             return
+        try:
+            self._store(sequence, length, layers, persist=persist)
+        except Exception as error:
+            log.warning("The caches of a prefix of %d tokens could not be stored: %r", length, error)
+
+    def _store(self, sequence: DecodingSequence, length: int, layers: LayerCaches, *, persist: bool) -> None:
         tokens = sequence.packed(length)
         self._prefixes.insert(tokens, layers, sequence.adapter)
         self.evict_to_fit()

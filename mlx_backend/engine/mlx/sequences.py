@@ -27,7 +27,8 @@ class DecodingSequence:
 
     A token is sampled, fed to the network to sample the next one, and emitted. One that ends the reply, or that the
     constraint has to see first, is emitted before it is fed. `adapter` says which network runs the sequence and
-    whose prefixes it shares; "" is the model without an adapter.
+    whose prefixes it shares; "" is the model without an adapter. `is_alone` says that it is never decoded with others,
+    because that went wrong before.
     """
 
     key: int
@@ -37,6 +38,7 @@ class DecodingSequence:
     tokens: list[int]
     end_tokens: Collection[int]
     adapter: str = ""
+    is_alone: bool = False
     drafter: Drafter | None = None
     drafts: DraftRecord = field(default_factory=DraftRecord)
     num_cached: int = 0  # tokens of the prompt that were in the prefix cache
@@ -132,3 +134,18 @@ class GeneratedToken(NamedTuple):
     token: int
     logprobs: Logprobs | None
     finish_reason: Literal["stop", "length"] | None
+
+
+def start_computing(sequences: Sequence[DecodingSequence], sampled: mx.array) -> None:
+    """Start computing the tokens, and all that would otherwise pile up uncomputed."""
+    steps = {
+        id(sequence.logprobs[0]): sequence.logprobs[0]
+        for sequence in sequences
+        if sequence.logprobs is not None
+    }
+    penalties = [
+        (sequence.penalties.seen, sequence.penalties.counts)
+        for sequence in sequences
+        if sequence.penalties is not None
+    ]
+    mx.async_eval(sampled, [step.arrays for step in steps.values()], penalties)  # type: ignore[no-untyped-call]

@@ -64,6 +64,31 @@ def network_of(config: dict[str, Any], *, seed: int = 3) -> Any:
     return network
 
 
+NAS = {
+    "model_type": "nemotron-nas",
+    **{name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "head_dim")},
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+ATTENTION = {"attention": {"n_heads_in_group": 3}, "ffn": {"ffn_mult": 1.5}}
+LINEAR = {"attention": {"replace_with_linear": True}, "ffn": {"ffn_mult": 1.5}}
+PHI3_SMALL = {
+    "model_type": "phi3small",
+    "vocab_size": 100_352,  # mlx-lm rules out tokens by their ids in the real vocabulary
+    "hidden_size": 64,
+    "dense_attention_every_n_layers": 2,
+    "ff_intermediate_size": 32,
+    "gegelu_limit": 20.0,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "layer_norm_epsilon": 1e-5,
+    "blocksparse_num_local_blocks": 1,
+    "blocksparse_vert_stride": 2,
+}
+
+
 def trial_of(network: Any) -> BatchTrial:
     return BatchTrial(network, partial(make_prompt_cache, network))
 
@@ -80,8 +105,13 @@ def trial_of(network: Any) -> BatchTrial:
         ),
         (BIGCODE, "several at once raise ValueError"),
         (AFM, "logits of one are off by"),
+        (PHI3_SMALL, r"logits of one are off by \d+%"),
+        (NAS | {"block_configs": [LINEAR, ATTENTION, ATTENTION]}, "logits of one are off by"),
     ],
-    ids=["gemma2", "gemma2 with three heads", "dynamic rope", "internlm2", "gpt_bigcode", "afm7"],
+    ids=[
+        *("gemma2", "gemma2 with three heads", "dynamic rope", "internlm2", "gpt_bigcode", "afm7"),
+        *("phi3small, where some logits are minus infinity", "Nemotron NAS, no attention in its first layer"),
+    ],
 )
 def test_networks_made_for_one_sequence_are_found_out(config: dict[str, Any], words: str) -> None:
     trial = trial_of(network_of(config))
@@ -89,6 +119,38 @@ def test_networks_made_for_one_sequence_are_found_out(config: dict[str, Any], wo
         trial.try_batching()
     with pytest.raises(BatchTrialError):
         trial.try_packing()
+
+
+def test_layers_without_attention_whose_caches_stay_empty_are_batched_and_packed() -> None:
+    trial = trial_of(network_of(NAS | {"block_configs": [ATTENTION, LINEAR, ATTENTION]}))
+    trial.try_batching()
+    trial.try_packing()
+    assert trial.difference < 0.01
+
+
+class RulesOut(nn.Module):  # type: ignore[misc]
+    """A network for which some tokens are impossible: `ruled_out`, and `beside_others` in a batch."""
+
+    def __init__(self, ruled_out: list[int], beside_others: list[int]) -> None:
+        super().__init__()
+        self.inner = network_of(LLAMA)
+        self._ruled_out = ruled_out, beside_others
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits: mx.array = self.inner(tokens, cache=cache)
+        logits[..., mx.array(self._ruled_out[tokens.shape[0] > 1])] = -mx.inf
+        return logits
+
+
+def test_tokens_that_a_network_rules_out_have_to_be_the_same_ones() -> None:
+    network = RulesOut([7, 9], [7, 9])
+    trial = BatchTrial(network, partial(make_prompt_cache, network.inner))
+    trial.try_batching()
+    assert trial.difference < 0.01
+    for ruled_out, beside_others in (([7, 9], [7]), ([7], [7, 9])):
+        network = RulesOut(ruled_out, beside_others)
+        with pytest.raises(BatchTrialError, match="off by"):
+            BatchTrial(network, partial(make_prompt_cache, network.inner)).try_batching()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -13,7 +13,8 @@ from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
+from mlx_backend.engine.mlx.batch_trial import BatchTrial
+from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, patch_for_packing
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.models.engine_options import EngineOptions
@@ -180,6 +181,67 @@ def _refuse_in_the_second_layer(monkeypatch: pytest.MonkeyPatch, refuses: str) -
         raise ValueError("[broadcast_shapes] Shapes (1,2) and (1,3) cannot be broadcast")
 
     monkeypatch.setattr(BatchKVCache, refuses, staticmethod(refused) if refuses == "merge" else refused)
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
+@pytest.mark.parametrize("refuses", ["filter", "extract"])
+@pytest.mark.parametrize("leaves", ["at its end", "cancelled"])
+def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
+    model: Path,
+    refuses: str,
+    leaves: str,
+    packing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first of three, then the second, leaves the batch; a fourth comes when its caches have been found out."""
+    asked = [request([20 + at] * (1 + 4 * at), count=30 + 20 * at) for at in range(3)]
+    late = request([30] * 3, count=90)
+    with load_engine(model, cache_bytes=0) as plain:
+        expected = [tokens(plain.generate(each)) for each in (*asked, late)]
+    _refuse_in_the_second_layer(monkeypatch, refuses)
+    batch = MLXBatch(model, EngineOptions(packing=packing), device=Device(8 << 30))
+    monkeypatch.setattr(BatchTrial, "try_packing" if packing else "try_batching", _succeed)
+    with ThreadedEngine(batch) as engine:
+        assert batch.loaded.runtime.can_batch
+        running = [engine.generate(each) for each in asked]
+        begun: list[list[int]] = [[], [], []]
+        for generation, begins in zip(running, begun, strict=True):
+            while len(begins) < 3:
+                if isinstance(item := generation.next(SOON), TokenDelta):
+                    begins.append(item.token)
+        if leaves == "cancelled":
+            running[0].close()
+        else:
+            begun[0] += tokens(running[0])
+        beside = engine.generate(late)
+        found = [begins + tokens(each) for begins, each in zip(begun[1:], running[1:], strict=True)]
+        assert [*found, tokens(beside)] == expected[1:]
+        assert leaves == "cancelled" or begun[0] == expected[0]
+        assert engine.is_healthy()
+    assert "could not be taken apart" in caplog.text
+    assert "The engine broke" not in caplog.text
+
+
+def _succeed(trial: BatchTrial) -> None:
+    patch_for_packing(trial._network)
+
+
+def test_caches_that_cannot_be_copied_are_not_stored_and_fail_nobody(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=9, checkpoints=(10, 20))
+    with load_engine(model, cache_bytes=0) as plain:
+        expected = tokens(plain.generate(asked))
+
+    def refused(_: Any) -> Any:
+        raise ValueError("[contiguous] not this one")
+
+    with load_engine(model) as engine:
+        monkeypatch.setattr("mlx_backend.engine.mlx.prefix_cache.compact_copies", refused)
+        assert [tokens(engine.generate(asked)) for _ in range(2)] == [expected] * 2
+        assert engine.is_healthy()
+    assert "of a prefix of 10 tokens could not be stored" in caplog.text
 
 
 def test_two_engines_in_one_process_generate_what_each_does_alone(model: Path, tmp_path: Path) -> None:
