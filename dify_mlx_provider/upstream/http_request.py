@@ -41,16 +41,26 @@ class EndlessHead(HTTPException):
     """Lines that belong to no body do not end."""
 
 
+def is_endless(error: BaseException) -> bool:
+    """Whether an error was raised because of an EndlessHead."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, EndlessHead):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
 class _Stream:
     """What http.client reads from: lines (heads, sizes of chunks, trailers), and bodies."""
 
     def __init__(self, stream: BufferedReader) -> None:
         self._stream = stream
-        self._begin()
-
-    def _begin(self) -> None:
         self._left = MAX_HEAD_BYTES
         self._deadline: float | None = None
+
+    def begin(self) -> None:
+        """Allow as much as ever for the lines that follow; they may be long in coming."""
+        self._left = MAX_HEAD_BYTES
+        self._deadline = None
 
     def readline(self, limit: int) -> bytes:
         """Return a line with its end, or its first `limit` bytes."""
@@ -71,7 +81,7 @@ class _Stream:
 
     def read1(self, size: int) -> bytes:
         """Return some of the body, as it arrives."""
-        self._begin()
+        self.begin()
         return self._stream.read1(size)
 
     def __getattr__(self, name: str) -> Any:
@@ -83,8 +93,9 @@ class _Response(HTTPResponse):
 
     def begin(self) -> None:
         """Read the head."""
-        self.fp = _Stream(self.fp)
+        stream = self.fp = _Stream(self.fp)
         super().begin()
+        stream.begin()
 
 
 class _Connection(HTTPConnection):

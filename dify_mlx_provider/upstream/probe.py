@@ -95,7 +95,8 @@ class Probe:
         except requests.exceptions.SSLError as error:
             self.has_untrusted_certificate = "CERTIFICATE_VERIFY_FAILED" in str(error)
             return None
-        except Exception:  # whatever a server or a network does, Dify must be given a schema
+        except Exception as error:  # whatever a server or a network does, Dify must be given a schema
+            self._gave_up = http_request.is_endless(error)
             return None
 
 

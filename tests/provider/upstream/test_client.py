@@ -6,6 +6,7 @@ import gzip
 import json
 import time
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -73,6 +74,41 @@ def test_a_head_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(http_request, "MAX_HEAD_SECONDS", -1.0)
     with pytest.raises(Refused, match="is not an OpenAI-compatible server"):
         chat(STREAM[:40], None)
+
+
+CHUNKED = JSON.replace(b"Connection", b"Transfer-Encoding: chunked\r\nConnection")
+
+
+def test_trailers_that_do_not_end_are_abandoned() -> None:
+    with pytest.raises(Unavailable, match="broke off"):
+        chat(CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 50_000, None)
+
+
+def test_the_size_of_a_chunk_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RawServer([CHUNKED, b"0", None]) as server:
+        chunks = Client(Credentials(base_url=server.address)).chat({})
+        monkeypatch.setattr(http_request, "MAX_HEAD_SECONDS", -1.0)
+        with pytest.raises(Unavailable, match="broke off"):
+            list(chunks)
+
+
+def test_a_server_may_be_silent_between_its_head_and_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(http_request, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    answer = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (HI, DONE))
+    with RawServer(
+        [STREAM.replace(b"Connection", b"Transfer-Encoding: chunked\r\nConnection"), answer]
+    ) as server:
+        chunks = Client(Credentials(base_url=server.address)).chat({})
+        now[0] = 100.0
+        assert text_of(list(chunks)) == "Hi"
+
+
+def test_many_small_chunks_are_no_endless_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_request, "MAX_HEAD_BYTES", 200)
+    stream = STREAM.replace(b"Connection", b"Transfer-Encoding: chunked\r\nConnection")
+    pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in HI + DONE)
+    assert text_of(chat(stream + pieces + b"0\r\n\r\n")) == "Hi"
 
 
 def test_a_server_may_say_continue_before_it_answers_and_cut_its_head_anywhere() -> None:
@@ -210,6 +246,12 @@ def test_a_server_that_repeats_the_key_does_not_bring_it_to_the_user(answer: byt
     with RawServer([answer]) as server, pytest.raises(ServerError) as caught:
         list(Client(Credentials(base_url=server.address, api_key="sesame-street")).chat({}))
     assert "sesame" not in str(caught.value)
+
+
+def test_a_server_that_repeats_the_key_with_status_200_does_not_bring_it_to_the_user() -> None:
+    with RawServer([JSON + json.dumps(ECHO).encode()]) as server:
+        answer = Client(Credentials(base_url=server.address, api_key="sesame-street")).post_json("/x", {})
+    assert "sesame" not in str(answer["error"]["message"])
 
 
 def test_a_stream_with_another_content_type_is_read_as_a_stream() -> None:

@@ -22,7 +22,7 @@ from raw_server import JSON, RawServer, status
 
 from dify_mlx_provider.upstream import discovery
 from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.probe import MAX_RESPONSE_BYTES
+from dify_mlx_provider.upstream.probe import MAX_RESPONSE_BYTES, Probe
 from dify_mlx_provider.upstream.server_info import ServerInfo
 from dify_mlx_provider.upstream.server_kinds import ServerKind
 
@@ -265,3 +265,14 @@ def test_an_endless_answer_is_abandoned() -> None:
         found: Any = discovery.find_server(at(server, server_kind="vllm"))
     assert found.models == ()
     assert server.left.is_set()
+
+
+def test_a_server_whose_answer_has_endless_trailers_is_asked_once() -> None:
+    head = JSON.replace(b"Connection", b"Transfer-Encoding: chunked\r\nConnection")
+    with CannedServer(head + b"0\r\n" + b"a: b\r\n" * 50_000) as server:
+        probe = Probe(at(server))
+        assert probe.get_models() is None
+    with FakeServer({"/v1/models": listed(GPT_OSS)}) as other:
+        probe._base = f"{other.address}/v1"
+        assert probe.get_models() is None
+    assert other.paths == []
