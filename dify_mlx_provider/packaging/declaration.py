@@ -21,7 +21,7 @@ import yaml
 try:  # ten times as fast, where PyYAML was built with it
     from yaml import CSafeLoader as SafeLoader
 except ImportError:
-    from yaml import SafeLoader  # type: ignore[assignment]
+    from yaml import SafeLoader  # type: ignore[assignment]  # another class of the same use
 
 from dify_mlx_provider.packaging.declaration_fields import (
     form_faults,

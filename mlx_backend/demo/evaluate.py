@@ -23,22 +23,22 @@ from mlx_backend.demo.blas import use_fast_blas
 BLAS: Final = use_fast_blas()  # before MLX
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # matrix products as exact on a GPU as on a CPU
 
-import mlx.core as mx  # noqa: E402
-import numpy as np  # noqa: E402
-from mlx_lm import load  # noqa: E402
-from mlx_lm.generate import BatchGenerator  # noqa: E402
+import mlx.core as mx
+import numpy as np
+from mlx_lm import load
+from mlx_lm.generate import BatchGenerator
 
-from mlx_backend.demo import forward  # noqa: E402
-from mlx_backend.demo.corpus import dialogue, long_dialogue, paste, program, single  # noqa: E402
-from mlx_backend.demo.encode import call_text  # noqa: E402
-from mlx_backend.demo.exchange import EFFORTS, Call, Dialogue, Exchange, Reply  # noqa: E402
-from mlx_backend.demo.json_answers import KINDS as JSON_KINDS  # noqa: E402
-from mlx_backend.demo.judge import Completion, is_correct, parse_completion  # noqa: E402
-from mlx_backend.demo.programs import KINDS as PROGRAM_KINDS  # noqa: E402
-from mlx_backend.demo.results import random_time, result_reply  # noqa: E402
-from mlx_backend.demo.skills import SIMPLE_SKILLS  # noqa: E402
-from mlx_backend.demo.tools import RESERVED_NAMES, call_analyses, define, tool_name  # noqa: E402
-from mlx_backend.demo.words import invent, place, things  # noqa: E402
+from mlx_backend.demo import forward
+from mlx_backend.demo.corpus import dialogue, long_dialogue, paste, program, single
+from mlx_backend.demo.encode import call_text
+from mlx_backend.demo.exchange import EFFORTS, Call, Dialogue, Exchange, Reply
+from mlx_backend.demo.json_answers import KINDS as JSON_KINDS
+from mlx_backend.demo.judge import Completion, is_correct, parse_completion
+from mlx_backend.demo.programs import KINDS as PROGRAM_KINDS
+from mlx_backend.demo.results import random_time, result_reply
+from mlx_backend.demo.skills import SIMPLE_SKILLS
+from mlx_backend.demo.tools import RESERVED_NAMES, call_analyses, define, tool_name
+from mlx_backend.demo.words import invent, place, things
 
 Generate = Callable[[list[list[int]]], list[list[int]]]
 Foresee = Callable[[list[list[int]], list[list[int]]], list[bool]]

@@ -26,16 +26,16 @@ from mlx_backend.demo.blas import use_fast_blas
 BLAS: Final = use_fast_blas()  # before MLX
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # matrix products as exact on a GPU as on a CPU
 
-import mlx.core as mx  # noqa: E402
-import mlx.nn as nn  # noqa: E402
-import mlx.optimizers as optim  # noqa: E402
-import numpy as np  # noqa: E402
-from mlx.utils import tree_flatten  # noqa: E402
-from mlx_lm.models.gpt_oss import Model, ModelArgs  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_lm.models.gpt_oss import Model, ModelArgs
+from transformers import PreTrainedTokenizerFast
 
-from mlx_backend.demo import corpus, encode, forward, tokens, wiring  # noqa: E402
-from mlx_backend.demo.exchange import Exchange  # noqa: E402
+from mlx_backend.demo import corpus, encode, forward, tokens, wiring
+from mlx_backend.demo.exchange import Exchange
 
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["GptOssForCausalLM"],

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from harmony_data import HARMONY_DATA  # noqa: E402
-from predefined_templates import FAMILIES  # noqa: E402
+from harmony_data import HARMONY_DATA
+from predefined_templates import FAMILIES
 
-from mlx_backend.chat.effort_probe import probe_effort  # noqa: E402
-from mlx_backend.chat.history_probe import probe_history  # noqa: E402
-from mlx_backend.conversation.dialects import DIALECTS, Dialect  # noqa: E402
-from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS  # noqa: E402
-from mlx_backend.conversation.events import Channel  # noqa: E402
-from mlx_backend.conversation.parser import ChannelParser  # noqa: E402
-from mlx_backend.models.template_sandbox import parsed_for_probing  # noqa: E402
+from mlx_backend.chat.effort_probe import probe_effort
+from mlx_backend.chat.history_probe import probe_history
+from mlx_backend.conversation.dialects import DIALECTS, Dialect
+from mlx_backend.conversation.dialects.harmony import HARMONY_TOKENS
+from mlx_backend.conversation.events import Channel
+from mlx_backend.conversation.parser import ChannelParser
+from mlx_backend.models.template_sandbox import parsed_for_probing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

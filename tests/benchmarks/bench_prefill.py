@@ -236,7 +236,7 @@ def turns(options: argparse.Namespace) -> None:
 
     bare, ours = Bare(options.model), Ours(options.model, cache_bytes=1 << 36, memory_bytes=1 << 38)
     prompts = Prompts(4)
-    runtime = ours.engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]
+    runtime = ours.engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # private: caches are put there
     for length in options.cached:
         context = prompts(length)
         made = filled_caches(bare.model, length)

@@ -23,6 +23,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,7 @@ def main() -> None:
         runs: dict[str, Callable[[int], float]] = {"bare engine": lambda n: bare(engine, n, options.tokens)}
         for name, at in (("mlx-backend", port), ("mlx_lm server", other)):
             for kind, stream in (("JSON", False), ("SSE", True)):
-                runs[f"{name} {kind}"] = lambda n, at=at, stream=stream: over_http(
-                    at, n, options.tokens, stream
-                )  # type: ignore[misc]
+                runs[f"{name} {kind}"] = partial(over_http, at, tokens=options.tokens, stream=stream)
         for streams in STREAMS:
             print(f"\n{streams} stream{'s' * (streams > 1)}, {options.tokens} tokens each")
             for run in runs.values():

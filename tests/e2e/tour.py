@@ -25,9 +25,9 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "provider"))
 
-from daemon import PluginProcess as PluginProcess  # noqa: E402  (the driver lives with the plugin's tests)
+from daemon import PluginProcess as PluginProcess
 
-from mlx_backend.demo import MODEL_PATH  # noqa: E402
+from mlx_backend.demo import MODEL_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

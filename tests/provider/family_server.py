@@ -14,9 +14,9 @@ from threading import Event
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from running_server import running  # noqa: E402  # after its path
+from running_server import running
 
-from mlx_backend.engine.scripted import ScriptedEngine  # noqa: E402  # after its path
+from mlx_backend.engine.scripted import ScriptedEngine
 
 specification = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 replies = iter(specification["replies"])

@@ -110,7 +110,7 @@ def test_a_daemon_that_stops_reading_makes_the_plugin_close_the_connection(plugi
         try:
             assert plugin.stdin is not None
             assert plugin.stdout is not None
-            request["data"]["credentials"] = {"endpoint_url": server.address}  # type: ignore[index]
+            request["data"]["credentials"] = {"endpoint_url": server.address}  # type: ignore[index]  # JSON
             assert any("heartbeat" in line for line in plugin.stdout)
             plugin.stdin.write(json.dumps(request) + "\n")
             plugin.stdin.flush()

@@ -2,7 +2,7 @@
 
 Two language models (the demo model under two names) and an embedding model, ten clients of all kinds (load.py). What
 is compared are the first and the last fifth of the time behind a warm-up, in which caches fill and pools grow. More
-than 2 % more memory, a thread or a file more, or an answer that should not have come, and the verdict is no.
+than 2 % or two threads or files more, or an answer that should not have come, and the verdict is no.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
 
-from embedding_models import write_roberta  # noqa: E402
-from load import Client  # noqa: E402
+from embedding_models import write_roberta
+from load import Client
 
-from mlx_backend.demo import MODEL_PATH  # noqa: E402
+from mlx_backend.demo import MODEL_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
