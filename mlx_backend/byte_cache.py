@@ -1,5 +1,6 @@
-"""A cache that is bounded by the bytes of what it holds, since clients decide how large that is.
+"""Caches that are bounded by the bytes of what they hold, since clients decide how large that is.
 
+All caches of one `CacheBudget` share its bytes: what was used longest ago is evicted first, whichever of them holds it.
 Knows nothing of what is cached, not even how large it is: the caller says.
 """
 
@@ -7,40 +8,82 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+DEFAULT_BYTES = 64 << 20
+MAX_SHARE = 0.5
+"""Of a budget, for one of its caches: a client that fills one leaves the others something."""
 
-class ByteCache[K: Hashable, V]:
-    """Key -> value; the least recently used are evicted first. Safe to use from any thread.
 
-    A value is made once, outside of every lock but its own: who wants another one never waits for it.
+class CacheBudget:
+    """How many bytes several caches may hold together. A callable is called when the bytes are first needed.
+
+    A cache that is no longer referred to holds nothing.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int | Callable[[], int] = DEFAULT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._guard = threading.Lock()
-        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._caches: WeakSet[ByteCache[Any, Any]] = WeakSet()
+        self._uses = count()
+
+    @cached_property
+    def max_bytes(self) -> int:
+        """What all caches may hold."""
+        return self._max_bytes if isinstance(self._max_bytes, int) else self._max_bytes()
+
+    @property
+    def nbytes(self) -> int:
+        """What all caches hold, as their users said."""
+        with self._guard:
+            return sum(cache.nbytes for cache in self._caches)
+
+    def _join(self, cache: ByteCache[Any, Any]) -> threading.Lock:
+        """Take a cache in; return the lock that guards what it holds."""
+        with self._guard:
+            self._caches.add(cache)
+        return self._guard
+
+    def _evict(self) -> None:
+        """Evict what was used longest ago until all is within bounds. Call this with the lock held."""
+        caches = list(self._caches)
+        while sum(cache.nbytes for cache in caches) > self.max_bytes:
+            min(caches, key=lambda cache: cache._oldest_use())._drop_oldest()
+
+
+class ByteCache[K: Hashable, V]:
+    """Key -> value; the least recently used are evicted first. Safe to use from any thread."""
+
+    def __init__(self, budget: CacheBudget | None = None) -> None:
+        self._budget = budget = budget or CacheBudget()
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._being_made: dict[K, _Making] = {}
         self._bytes = 0
+        self._guard = budget._join(self)
 
     def get(self, key: K, nbytes: int, make: Callable[[], V]) -> V:
-        """Return a value, made if it is not there. It is kept if its `nbytes`, with the key's, are within bounds."""
+        """Return a value, made if it is not there. It is kept if its `nbytes`, with the key's, are within bounds.
+
+        It is made once, outside of every lock but its own: who wants another one never waits for it.
+        """
         with self._guard:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key][0]
+            if (found := self._use(key)) is not None:
+                return found.value
             making = self._being_made.setdefault(key, _Making())
             making.users += 1
         try:
             with making.lock:
                 with self._guard:
-                    if key in self._values:
-                        return self._values[key][0]
+                    if (found := self._use(key)) is not None:
+                        return found.value
                 value = make()
-                self._keep(key, value, nbytes)
+                self.put(key, value, nbytes)
                 return value
         finally:
             with self._guard:
@@ -48,23 +91,70 @@ class ByteCache[K: Hashable, V]:
                 if not making.users:
                     self._being_made.pop(key, None)
 
+    def find(self, key: K) -> V | None:
+        """Return a value, which counts as used; None if it is not there."""
+        with self._guard:
+            found = self._use(key)
+            return None if found is None else found.value
+
+    def put(self, key: K, value: V, nbytes: int) -> None:
+        """Hold a value, in place of any that there is, if its `nbytes`, with the key's, are within bounds."""
+        max_bytes = int(self._budget.max_bytes * MAX_SHARE)
+        with self._guard:
+            self._drop(key)
+            if nbytes > max_bytes:
+                return
+            self._entries[key] = _Entry(value, nbytes, next(self._budget._uses))
+            self._bytes += nbytes
+            while self._bytes > max_bytes:
+                self._drop_oldest()
+            self._budget._evict()
+
+    def drop(self, key: K) -> None:
+        """Forget a value, if it is there."""
+        with self._guard:
+            self._drop(key)
+
+    def values(self) -> list[V]:
+        """Return what is held, the least recently used first. None of it counts as used."""
+        with self._guard:
+            return [entry.value for entry in self._entries.values()]
+
     @property
     def nbytes(self) -> int:
         """The bytes of all that is held, as the callers said."""
         return self._bytes
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._entries)
 
-    def _keep(self, key: K, value: V, nbytes: int) -> None:
-        if nbytes > self._max_bytes:
-            return
-        with self._guard:
-            self._values[key] = value, nbytes
-            self._bytes += nbytes
-            while self._bytes > self._max_bytes:
-                _, (_, evicted) = self._values.popitem(last=False)
-                self._bytes -= evicted
+    # With the lock held.
+
+    def _use(self, key: K) -> _Entry[V] | None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+            entry.used = next(self._budget._uses)
+        return entry
+
+    def _drop(self, key: K) -> None:
+        if (entry := self._entries.pop(key, None)) is not None:
+            self._bytes -= entry.nbytes
+
+    def _drop_oldest(self) -> None:
+        self._drop(next(iter(self._entries)))
+
+    def _oldest_use(self) -> float:
+        return next(iter(self._entries.values())).used if self._entries else float("inf")
+
+
+class _Entry[V]:
+    __slots__ = ("nbytes", "used", "value")
+
+    def __init__(self, value: V, nbytes: int, used: int) -> None:
+        self.value = value
+        self.nbytes = nbytes
+        self.used = used
 
 
 class _Making:

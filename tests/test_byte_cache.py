@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from mlx_backend.byte_cache import ByteCache
+from mlx_backend.byte_cache import ByteCache, CacheBudget
 
 
 def test_a_value_is_made_once_and_the_least_recently_used_go_first() -> None:
-    cache, made = ByteCache[str, str](10), list[str]()
+    cache, made = ByteCache[str, str](CacheBudget(20)), list[str]()
 
     def get(key: str, nbytes: int = 4) -> str:
         return cache.get(key, nbytes, lambda: made.append(key) or key)  # type: ignore[func-returns-value]
@@ -26,15 +26,46 @@ def test_a_value_is_made_once_and_the_least_recently_used_go_first() -> None:
     assert (made[-2:], cache.nbytes) == (["d", "d"], 8)
 
 
+def test_caches_share_a_budget_and_what_was_used_longest_ago_goes_first_wherever_it_is() -> None:
+    budget = CacheBudget(lambda: 20)
+    texts, numbers = ByteCache[str, str](budget), ByteCache[int, str](budget)
+    third = ByteCache[str, str](budget)
+    texts.put("a", "A", 9)
+    numbers.put(1, "one", 4)
+    numbers.put(2, "two", 4)
+    assert texts.find("a") == "A"
+    third.put("x", "X", 5)  # two bytes too many: 1 was used before all others
+    assert (numbers.values(), texts.values(), budget.nbytes) == (["two"], ["A"], 18)
+    third.put("y", "Y", 5)
+    assert numbers.values() == []
+    third.put("z", "Z", 5)  # a cache has half of the budget at most, so one of its own goes
+    assert (third.values(), texts.values()) == (["Y", "Z"], ["A"])
+    del third
+    assert budget.nbytes == 9, "a cache that nobody has any more holds nothing"
+
+
+def test_a_value_takes_the_place_of_another_and_can_be_dropped() -> None:
+    cache = ByteCache[str, str](CacheBudget(20))
+    cache.put("a", "A", 8)
+    cache.put("a", "B", 5)
+    assert (cache.find("a"), cache.nbytes, cache.values()) == ("B", 5, ["B"])
+    cache.put("a", "C", 11)
+    assert (cache.find("a"), cache.nbytes) == (None, 0), "the old one is wrong, and the new one is too large"
+    cache.put("b", "B", 5)
+    cache.drop("b")
+    cache.drop("b")
+    assert (len(cache), cache.nbytes) == (0, 0)
+
+
 def test_what_fails_is_not_kept() -> None:
-    cache = ByteCache[str, int](10)
+    cache = ByteCache[str, int](CacheBudget(20))
     with pytest.raises(ZeroDivisionError):
         cache.get("a", 1, lambda: 1 // 0)
     assert cache.get("a", 1, lambda: 2) == 2
 
 
 def test_while_a_value_is_made_others_are_had_and_only_those_who_want_it_wait() -> None:
-    cache, may_end, made = ByteCache[str, str](10), threading.Event(), list[str]()
+    cache, may_end, made = ByteCache[str, str](CacheBudget(20)), threading.Event(), list[str]()
     begun = threading.Event()
 
     def slow() -> str:

@@ -28,6 +28,7 @@ from mlx_backend.models.time_limit import interruptible
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.chat.limits import ReplyLimits
     from mlx_backend.chat.prompt import Prompt, TextSize
     from mlx_backend.chat.reasoning_store import ReasoningStore
@@ -84,6 +85,7 @@ class ChatPrompts:
         server_effort: Effort | None,
         limits: ReplyLimits,
         reasoning_store: ReasoningStore,
+        caches: CacheBudget | None = None,
     ) -> None:
         self._template = tokenizer.chat_template
         self._dialect = dialect
@@ -95,7 +97,7 @@ class ChatPrompts:
         self._traits = probe_history(tokenizer.chat_template)
         self._logged_words: set[str] = set()
         self._has_logged_tools = False
-        self._builder = PromptBuilder(tokenizer, dialect)
+        self._builder = PromptBuilder(tokenizer, dialect, caches)
 
     def conversation(self, request: ChatRequest) -> Conversation:
         """Bring the history into canonical form and decide the effort. Raises HistoryError or EffortError."""

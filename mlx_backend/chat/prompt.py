@@ -27,13 +27,13 @@ from mlx_backend.errors import EngineError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.events import Channel
     from mlx_backend.engine.base import Tokenizer
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-_MAX_FRAME_BYTES = 1 << 20
 _TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
 
 
@@ -62,11 +62,11 @@ class TextSize(Protocol):
 class PromptBuilder:
     """Builds the prompts of one model. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, caches: CacheBudget | None = None) -> None:
         self._tokenizer = tokenizer
         self._dialect = dialect
         self._markers = _Markers(tokenizer.special_tokens)
-        self._frames: ByteCache[str, tuple[str, str]] = ByteCache(_MAX_FRAME_BYTES)
+        self._frames: ByteCache[str, tuple[str, str]] = ByteCache(caches)
 
     def build(
         self,

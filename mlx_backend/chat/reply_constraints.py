@@ -13,6 +13,7 @@ from mlx_backend.constraints.reasoning_budget import CombinedConstraint, Reasoni
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
+    from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.chat.chat_prompt import Conversation
     from mlx_backend.chat.limits import ReplyLimits
     from mlx_backend.chat.prompt import Prompt
@@ -27,8 +28,10 @@ log = logging.getLogger(__name__)
 class ReplyConstraints:
     """The constraints of one model's replies. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, limits: ReplyLimits) -> None:
-        self._grammars = Grammars(tokenizer, dialect)
+    def __init__(
+        self, tokenizer: Tokenizer, dialect: Dialect, limits: ReplyLimits, caches: CacheBudget | None = None
+    ) -> None:
+        self._grammars = Grammars(tokenizer, dialect, caches)
         self._budgets = ReasoningBudgets(tokenizer, dialect)
         self._limits = limits
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat.background import recognised
 from mlx_backend.chat.capabilities import describe, effort_scale
 from mlx_backend.chat.chat_prompt import ChatPrompts
@@ -59,7 +60,8 @@ class Service:
     """One chat model: its engine, and what a conversation with it means. Safe to use from several threads.
 
     What `defaults` leaves open is decided by the other arguments, the server's own. `one_process` is False
-    where several processes share the model: then replies cannot be constrained to a grammar.
+    where several processes share the model: then replies cannot be constrained to a grammar. `caches` bounds the bytes
+    of what is cached here.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Service:
         background_detection: bool = True,
         prewarm: bool = True,
         one_process: bool = True,
+        caches: CacheBudget | None = None,
     ) -> None:
         self.engine = engine
         self.defaults = defaults = defaults or ModelDefaults()
@@ -88,7 +91,8 @@ class Service:
         self._prewarm = prewarm
         self._one_process = one_process
         self._client = QueueClient()
-        self._reasoning_store = ReasoningStore()
+        caches = caches or CacheBudget()
+        self._reasoning_store = ReasoningStore(caches)
         self._superseded = SupersededReplies(engine.model_id)
         self._limits = ReplyLimits(
             context_length=engine.context_length,
@@ -107,7 +111,7 @@ class Service:
                 log.warning, "%s is read without the response template of its tokenizer: %s.", engine.model_id
             ),
         )
-        self._constraints = ReplyConstraints(tokenizer, self._dialect, self._limits)
+        self._constraints = ReplyConstraints(tokenizer, self._dialect, self._limits, caches)
         self._prompts = ChatPrompts(
             tokenizer,
             self._dialect,
@@ -116,6 +120,7 @@ class Service:
             server_effort=effort,
             limits=self._limits,
             reasoning_store=self._reasoning_store,
+            caches=caches,
         )
 
     def for_client(self, client: QueueClient) -> Self:

@@ -57,7 +57,11 @@ class BlockGrammar:
     def __init__(self, vocabulary: Vocabulary, matchers: Matchers, dialect: Dialect) -> None:
         calls, openers = dialect.calls, dialect.blocks
         self._has_calls = calls is not None
-        self.calls = CallGrammar(calls, vocabulary) if calls is not None and can_enforce(calls) else None
+        self.calls = (
+            CallGrammar(calls, vocabulary, matchers.rules)
+            if calls is not None and can_enforce(calls)
+            else None
+        )
         self.vocabulary = vocabulary
         self.matchers = matchers
         self.end_tokens = frozenset(vocabulary.ids[text] for text in vocabulary.ends)

@@ -19,7 +19,6 @@ from mlx_backend.constraints.call_values import (
     properties_of,
     report_unwritable_name,
 )
-from mlx_backend.constraints.compiler import schema_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.lark import Lark, Marked, is_mark, literal, pattern, without
 from mlx_backend.conversation.argument_values import resolve, types_of
@@ -102,7 +101,7 @@ class JsonBody(CallBody):
         before, found, behind = self.written({_KEY: 1}).rpartition(f'{{"{_KEY}": 1}}')
         if not found:
             raise unknown_format()
-        rule = schema_rule(dict(parameters), strict=report.strict, what=report.what)
+        rule = report.rules.schema(dict(parameters), strict=report.strict, what=report.what)
         report.notes += rule.ignored
         return self.call(before, name, lark.schema(rule.lark), self.lark(behind))
 

@@ -48,6 +48,7 @@ from mlx_backend.conversation.tools import ToolSet
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mlx_backend.constraints.compiler import Rules
     from mlx_backend.constraints.vocabulary import Vocabulary
     from mlx_backend.conversation.dialects.base import CallCodec
     from mlx_backend.conversation.dialects.calls.base import CallSyntax
@@ -60,11 +61,12 @@ class CallGrammar:
     without one.
     """
 
-    def __init__(self, codec: CallCodec, vocabulary: Vocabulary) -> None:
+    def __init__(self, codec: CallCodec, vocabulary: Vocabulary, rules: Rules) -> None:
         body = _body_of(codec)
         if body is None or not isinstance(codec, SyntaxCodec):
             raise unknown_format()
         make, self._syntax = body
+        self._rules = rules
         self._body = make(codec, self._syntax, Marked(vocabulary))
         begins, _ = self._body.around
         self.opener = self._body.marked.token((begins or self._body.written({}))[0])
@@ -74,7 +76,7 @@ class CallGrammar:
     def rule(self, at: int, name: str, parameters: Mapping[str, Any], *, strict: bool, what: str) -> Rule:
         """Return the rule of the calls of one tool, the `at`-th. Raises GrammarError if it cannot be enforced."""
         self._check_name(name)
-        lark, report = Lark(f"call_{at}"), Report(what, strict=strict)
+        lark, report = Lark(f"call_{at}"), Report(what, self._rules, strict=strict)
         written = self._body.write(lark, name, parameters, report)
         return Rule(lark.finish(written), tuple(report.notes))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.constraints.compiler import regex_rule, schema_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.lark import literal, pattern
 from mlx_backend.conversation.argument_values import resolve, types_of
@@ -16,6 +15,7 @@ from mlx_backend.conversation.argument_values import resolve, types_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mlx_backend.constraints.compiler import Rules
     from mlx_backend.constraints.lark import Lark
 
 ANNOTATIONS = frozenset(
@@ -31,10 +31,14 @@ MAX_LENGTH = 5_000  # of a text whose length is counted
 
 
 class Report:
-    """What of a schema has no effect: an error if the schema is strict, else a note for the log."""
+    """What of a schema has no effect: an error if the schema is strict, else a note for the log.
 
-    def __init__(self, what: str, *, strict: bool) -> None:
+    `rules` makes the rules of its parts.
+    """
+
+    def __init__(self, what: str, rules: Rules, *, strict: bool) -> None:
         self.what = what
+        self.rules = rules
         self.strict = strict
         self.notes: list[str] = []
 
@@ -58,7 +62,7 @@ class Report:
                 raise GrammarError(
                     "a $ref to anything but $defs or definitions is not followed here", pointer
                 )
-            rule = schema_rule(
+            rule = self.rules.schema(
                 {**schema, **definitions}, strict=self.strict, what=f"{self.what} at {pointer}"
             )
         except GrammarError as error:
@@ -66,7 +70,7 @@ class Report:
                 raise
             self.notes.append(f"at {pointer}: any value is accepted. {error}")
             types = sorted(types_of(schema, root) & {*TYPES})
-            rule = schema_rule({"type": types} if types else {}, strict=False)
+            rule = self.rules.schema({"type": types} if types else {}, strict=False)
         self.notes += [f"at {pointer}: {note}" for note in rule.ignored]
         return lark.schema(rule.lark)
 
@@ -83,7 +87,7 @@ def bare_text(schema: Mapping[str, Any], report: Report, pointer: str) -> str | 
     limits = []
     if isinstance(schema.get("pattern"), str) and (regex := _searched(schema["pattern"])) is not None:
         try:
-            limits.append(regex_rule(regex).lark.removeprefix("start: ").strip())
+            limits.append(report.rules.regex(regex).lark.removeprefix("start: ").strip())
         except GrammarError as error:
             report.ignore(pointer, str(error))
     elif "pattern" in schema:

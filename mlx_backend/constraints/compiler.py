@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
+    from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.constraints.vocabulary import Vocabulary
 
 # The model chooses how a text is cut into tokens: it knows that better than a tokenizer called in mid-mask.
@@ -38,10 +39,9 @@ _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 
 MAX_CHOICES = 10_000
 MAX_LENGTH = 200_000  # characters of a pattern, or of all choices together
-MAX_VERDICT_BYTES = 16 << 20  # for all models
-MAX_MATCHER_BYTES = 64 << 20  # for one model
 _BYTES_OF_MATCHER = 100_000  # of the smallest; measured, as is the growth with the text of its grammar
-_BYTES_PER_CHARACTER = 12
+_BYTES_PER_CHARACTER = 120
+_VERDICT_BYTES = 1000  # of a verdict, beside the text of its grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,61 +52,59 @@ class Rule:
     ignored: tuple[str, ...] = field(default=(), compare=False)
 
 
-def schema_rule(schema: object, *, strict: bool, what: str = "The schema") -> Rule:
-    """Return the rule of a JSON Schema. Strict: every keyword counts, and objects are closed."""
-    checked = check_schema(schema)
-    if strict:
-        checked = close_objects(checked)
-    lark = f"start: %json {serialise(checked, strict=strict)}\n"
-    current().check()
-    verdict = _verdict(lark, is_hard=has_intersections(checked))
-    if verdict.error:
-        error = describe_error(verdict.error)
-        pointer = locate_error(checked, error, lambda part: _error_of(part, strict=strict))
-        where = f"{what} at {pointer}" if pointer else what
-        raise GrammarError(f"{where} cannot be used: {error}.", pointer)
-    return Rule(lark, verdict.ignored)
+class Rules:
+    """Makes rules of what a client sends. Each is validated once, and again when it has left the cache."""
 
+    def __init__(self, caches: CacheBudget | None = None) -> None:
+        self._verdicts: ByteCache[tuple[str, bool], Verdict] = ByteCache(caches)
 
-def regex_rule(pattern: str) -> Rule:
-    """Return the rule of a regular expression, which has to match all of the text."""
-    from llguidance import regex_to_lark
+    def schema(self, schema: object, *, strict: bool, what: str = "The schema") -> Rule:
+        """Return the rule of a JSON Schema. Strict: every keyword counts, and objects are closed."""
+        checked = check_schema(schema)
+        if strict:
+            checked = close_objects(checked)
+        lark = f"start: %json {serialise(checked, strict=strict)}\n"
+        current().check()
+        verdict = self._verdict(lark, is_hard=has_intersections(checked))
+        if verdict.error:
+            error = describe_error(verdict.error)
+            pointer = locate_error(checked, error, lambda part: _error_of(part, strict=strict))
+            where = f"{what} at {pointer}" if pointer else what
+            raise GrammarError(f"{where} cannot be used: {error}.", pointer)
+        return Rule(lark, verdict.ignored)
 
-    _check_text("pattern", pattern)
-    return _rule(f"start: /{regex_to_lark(pattern)}/\n", "The pattern")
+    def regex(self, pattern: str) -> Rule:
+        """Return the rule of a regular expression, which has to match all of the text."""
+        from llguidance import regex_to_lark
 
+        _check_text("pattern", pattern)
+        return self._rule(f"start: /{regex_to_lark(pattern)}/\n", "The pattern")
 
-def choice_rule(choices: Sequence[str]) -> Rule:
-    """Return the rule of a text that is one of these."""
-    if not choices or len(choices) > MAX_CHOICES:
-        raise GrammarError(f"A choice has 1 to {MAX_CHOICES} texts, not {len(choices)}.")
-    _check_text("choice", "".join(choices))
-    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return _rule(f"start: {texts}\n", "The choice")
+    def choice(self, choices: Sequence[str]) -> Rule:
+        """Return the rule of a text that is one of these."""
+        if not choices or len(choices) > MAX_CHOICES:
+            raise GrammarError(f"A choice has 1 to {MAX_CHOICES} texts, not {len(choices)}.")
+        _check_text("choice", "".join(choices))
+        texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+        return self._rule(f"start: {texts}\n", "The choice")
+
+    def _rule(self, lark: str, what: str) -> Rule:
+        verdict = self._verdict(lark, is_hard=False)
+        if verdict.error:
+            raise GrammarError(f"{what} cannot be used: {describe_error(verdict.error)}.")
+        return Rule(lark, verdict.ignored)
+
+    def _verdict(self, lark: str, *, is_hard: bool) -> Verdict:
+        def find() -> Verdict:
+            grammar = _grammar(lark)
+            return validate_isolated(grammar) if is_hard else validate(grammar)
+
+        return self._verdicts.get((lark, is_hard), getsizeof(lark) + _VERDICT_BYTES, find)
 
 
 def joined_rule(lark: str) -> Rule:
     """Return the rule of a grammar that was put together from valid rules."""
     return Rule(lark)
-
-
-def _rule(lark: str, what: str) -> Rule:
-    verdict = _verdict(lark, is_hard=False)
-    if verdict.error:
-        raise GrammarError(f"{what} cannot be used: {describe_error(verdict.error)}.")
-    return Rule(lark, verdict.ignored)
-
-
-def _verdict(lark: str, *, is_hard: bool) -> Verdict:
-    def find() -> Verdict:
-        grammar = _grammar(lark)
-        return validate_isolated(grammar) if is_hard else validate(grammar)
-
-    return _verdicts.get((lark, is_hard), getsizeof(lark) + _VERDICT_BYTES, find)
-
-
-_VERDICT_BYTES = 1000
-_verdicts: ByteCache[tuple[str, bool], Verdict] = ByteCache(MAX_VERDICT_BYTES)
 
 
 def _error_of(schema: Schema, *, strict: bool) -> str:
@@ -127,11 +125,15 @@ def _check_text(what: str, text: str) -> None:
 
 
 class Matchers:
-    """The matchers of one vocabulary. A rule is compiled once; every reply gets copies."""
+    """The matchers of one vocabulary. A rule is compiled once; every reply gets copies.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    `rules` makes the rules that they are compiled from.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, caches: CacheBudget | None = None) -> None:
+        self.rules = Rules(caches)
         self._vocabulary = vocabulary
-        self._compiled: ByteCache[Rule, LLMatcher] = ByteCache(MAX_MATCHER_BYTES)
+        self._compiled: ByteCache[Rule, LLMatcher] = ByteCache(caches)
 
     def of(self, rule: Rule) -> LLMatcher:
         """Return a rule's matcher, to be copied for a reply. Raises GrammarError if no token can begin its text."""

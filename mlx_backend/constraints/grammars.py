@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.constraints.compiler import Matchers, Rule, choice_rule, regex_rule, schema_rule
+from mlx_backend.constraints.compiler import Matchers, Rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.machines import machine_of
 from mlx_backend.constraints.plan import ReplyPlan
@@ -22,6 +22,7 @@ from mlx_backend.conversation.json_values import excerpt
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.constraints.machines import ReplyGrammar
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.events import Channel
@@ -61,9 +62,10 @@ class Spec:
 class Grammars:
     """The grammars of one model. Safe to use from several threads; the constraint of a reply is for one."""
 
-    def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, caches: CacheBudget | None = None) -> None:
         self._vocabulary = Vocabulary(tokenizer, ends=dialect.ends, has_suffixes=bool(dialect.suffixes))
-        self._matchers = Matchers(self._vocabulary)
+        self._matchers = Matchers(self._vocabulary, caches)
+        self._rules = self._matchers.rules
         self._dialect = dialect
 
     def prepare(self) -> None:
@@ -77,7 +79,7 @@ class Grammars:
 
     def json_object(self) -> Spec:
         """Constrain the answer to any JSON object."""
-        return self._answer(schema_rule(_ANY_OBJECT, strict=False))
+        return self._answer(self._rules.schema(_ANY_OBJECT, strict=False))
 
     def json_schema(self, schema: Mapping[str, Any], *, strict: bool) -> Spec:
         """Constrain the answer to a JSON Schema.
@@ -85,15 +87,15 @@ class Grammars:
         Strict: a keyword that cannot be enforced is an error, and objects have no properties but those that are
         named, where the schema does not say. Otherwise such keywords are ignored.
         """
-        return self._answer(schema_rule(_with_type(schema), strict=strict))
+        return self._answer(self._rules.schema(_with_type(schema), strict=strict))
 
     def regex(self, pattern: str) -> Spec:
         """Constrain the answer to a regular expression, from its first character to its last."""
-        return self._answer(regex_rule(pattern))
+        return self._answer(self._rules.regex(pattern))
 
     def choice(self, choices: Sequence[str]) -> Spec:
         """Constrain the answer to one of these texts."""
-        return self._answer(choice_rule(choices))
+        return self._answer(self._rules.choice(choices))
 
     def tool_calls(
         self,

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlx_backend.constraints.closers import ReasoningCloser
-from mlx_backend.constraints.compiler import schema_rule
 from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.mask import only
 from mlx_backend.constraints.states import EndOfReply, FixedTokens, FreeText, MatchedText
@@ -70,7 +69,7 @@ class HarmonyGrammar:
 
     def call_rule(self, at: int, name: str, parameters: Schema, *, strict: bool, what: str) -> Rule:
         """Return the rule of a call's arguments: its header is not part of it."""
-        return schema_rule(parameters, strict=strict, what=what)
+        return self._matchers.rules.schema(parameters, strict=strict, what=what)
 
     def first_state(self, plan: ReplyPlan, opens_in: Channel | None, begun: str) -> State:
         """Return the state behind `<|start|>assistant`, or in the body of a message that the prompt has opened."""

@@ -49,7 +49,7 @@ class Lark:
         return self._named(body, is_terminal=True)
 
     def schema(self, lark: str) -> str:
-        """Write the rule of a schema (`compiler.schema_rule`)."""
+        """Write the rule of a schema (`Rules.schema`)."""
         return self.rule(lark.removeprefix("start: ").rstrip("\n"))
 
     def finish(self, body: str) -> str:

@@ -10,18 +10,32 @@ import threading
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from mlx_backend.byte_cache import CacheBudget
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 WORKING_SET_SHARE = 0.9  # of what the device recommends, for models and caches together
 RAM_SHARE = 0.7  # of the machine's memory, where the device recommends nothing
-STEP_MARGIN = 0.05  # of the limit, for the intermediate results of a step
+MARGIN = 0.05  # of the limit, for what is neither weights nor KV caches: the host's caches, and a step's working memory
+HOST_CACHE_SHARE = 0.01  # of the limit, out of that margin
+MAX_HOST_CACHE_BYTES = 512 << 20  # more would save no more work
 _UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB"))
 
 
 def room_for_weights(limit: int) -> int:
     """Return how much of a limit weights may take: more would not leave room for a single step."""
-    return int(limit * (1 - STEP_MARGIN))
+    return int(limit * (1 - MARGIN))
+
+
+def host_cache_bytes(limit: int) -> int:
+    """Return how much of a limit the caches outside of MLX's memory may take: of texts, grammars and tokens."""
+    return min(int(limit * HOST_CACHE_SHARE), MAX_HOST_CACHE_BYTES)
+
+
+def step_margin(limit: int) -> int:
+    """Return how much of a limit is left for the intermediate results of a step, without being reserved for one."""
+    return limit - room_for_weights(limit) - host_cache_bytes(limit)
 
 
 class MemoryBudget:
@@ -36,6 +50,11 @@ class MemoryBudget:
     def limit(self) -> int:
         """The limit in bytes; a callable is called the first time."""
         return self._limit if isinstance(self._limit, int) else self._limit()
+
+    @cached_property
+    def host_caches(self) -> CacheBudget:
+        """What the caches of all models outside of MLX's memory share. It is set aside, however much of it is used."""
+        return CacheBudget(lambda: host_cache_bytes(self.limit))
 
     @property
     def reserved(self) -> int:

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from mlx_backend.device.machine import this_machine
-from mlx_backend.device.memory import STEP_MARGIN, WORKING_SET_SHARE, format_bytes, room_for_weights
+from mlx_backend.device.memory import MARGIN, WORKING_SET_SHARE, format_bytes, room_for_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def too_large(
     """
     machine = machine or this_machine()
     room = room_for_weights(limit)
-    needed = math.ceil(weights / (1 - STEP_MARGIN) / (1 << 30))  # as --memory-gb
+    needed = math.ceil(weights / (1 - MARGIN) / (1 << 30))  # as --memory-gb
     parts = [f"The model {name!r} needs {format_bytes(weights)} of memory for its weights alone,"]
     if is_given:
         parts.append(f"and --memory-gb {limit / (1 << 30):.3g} leaves {format_bytes(room)} for weights.")
@@ -58,7 +58,7 @@ def too_large(
 
 def _advice_for_macs(weights: int, needed: int, machine: Machine) -> Iterator[str]:
     """Yield the command that lets the GPU use enough, if enough is left for the rest, and how to insist."""
-    megabytes = weights / (1 - STEP_MARGIN) / WORKING_SET_SHARE / (1 << 20)
+    megabytes = weights / (1 - MARGIN) / WORKING_SET_SHARE / (1 << 20)
     rounded = _WIRED_STEP * math.ceil(megabytes / _WIRED_STEP)
     rest = machine.memory - (rounded << 20)
     if rest >= MIN_FOR_THE_REST:

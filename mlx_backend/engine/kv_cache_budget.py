@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from mlx_backend.device.memory import format_bytes, room_for_weights
+from mlx_backend.device.memory import format_bytes, step_margin
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class KVCacheBudget:
 
     @property
     def _margin(self) -> int:
-        return self.limit - room_for_weights(self.limit)
+        return step_margin(self.limit)
 
     def _beyond_margin(self, tokens: int, end: int) -> int:
         """Return the bytes of a chunk's working memory for which the limit's margin is not enough."""

@@ -248,6 +248,7 @@ class MultiModelRegistry:
             background_detection=settings.background_detection,
             prewarm=settings.prewarm,
             one_process=distributed_backend() is None,
+            caches=self.memory.host_caches if self.memory is not None else None,
         )
         service.prepare()
         return service

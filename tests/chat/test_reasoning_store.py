@@ -1,5 +1,6 @@
 """The store of reasoning behind tool calls."""
 
+from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.chat.reasoning_store import ReasoningStore
 
 
@@ -18,20 +19,19 @@ def test_a_finished_turn_is_dropped() -> None:
     assert store.get("call_b") == "because"
 
 
-def test_the_least_recently_used_entry_is_evicted_first() -> None:
-    store = ReasoningStore(max_entries=2)
-    store.put(["a"], "1")
-    store.put(["b"], "2")
+def test_the_least_recently_used_entries_are_evicted_when_the_bytes_are_used_up() -> None:
+    store = ReasoningStore(CacheBudget(12_000))  # of which one cache has half
+    for name in "ab":
+        store.put([name], name * 2000)
     store.get("a")
-    store.put(["c"], "3")
-    assert [store.get(name) for name in "abc"] == ["1", None, "3"]
+    store.put(["c"], "c" * 2000)
+    assert [store.get(name) for name in "abc"] == ["a" * 2000, None, "c" * 2000]
+    store.put(["d"], "d" * 7000)
+    assert store.get("d") is None, "it would take more than there is"
 
 
-def test_it_is_bounded_in_bytes_too() -> None:
-    store = ReasoningStore(max_bytes=100)
-    store.put(["a"], "12345")
-    store.put(["a"], "123456")
-    store.put(["b"], "1234")
-    assert len(store) == 2
-    store.put(["c"], "x" * 60)
-    assert len(store) == 0
+def test_an_entry_of_its_own_size_takes_no_more_when_it_is_put_again() -> None:
+    store = ReasoningStore(CacheBudget(4000))
+    for _ in range(100):
+        store.put(["a"], "x" * 1000)
+    assert (len(store), store.get("a")) == (1, "x" * 1000)

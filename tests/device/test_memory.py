@@ -1,6 +1,15 @@
 """The memory that models share: what each sees of the others, and that closing gives everything back."""
 
-from mlx_backend.device.memory import MemoryBudget, format_bytes
+import pytest
+
+from mlx_backend.device.memory import (
+    MAX_HOST_CACHE_BYTES,
+    MemoryBudget,
+    format_bytes,
+    host_cache_bytes,
+    room_for_weights,
+    step_margin,
+)
 
 
 def test_what_one_model_reserves_is_no_room_for_another() -> None:
@@ -51,6 +60,15 @@ def test_the_limit_is_asked_for_once_and_only_when_it_is_needed() -> None:
     assert not asked
     assert budget.limit == budget.reserve(100).limit == 1000
     assert asked == [1]
+
+
+def test_caches_outside_of_the_devices_memory_and_a_step_share_the_margin() -> None:
+    limit = 1 << 30
+    assert host_cache_bytes(limit) + step_margin(limit) + room_for_weights(limit) == limit
+    assert host_cache_bytes(limit) == MemoryBudget(limit).host_caches.max_bytes == limit // 100
+    assert host_cache_bytes(1 << 50) == MAX_HOST_CACHE_BYTES
+    budget = MemoryBudget(lambda: pytest.fail("the limit is not needed yet"))
+    assert budget.host_caches is budget.host_caches
 
 
 def test_sizes_are_written_in_the_unit_that_fits() -> None:

@@ -75,10 +75,10 @@ def with_chunks(memory: MemoryBudget, per_token: int) -> KVCacheBudget:
 def test_chunks_get_shorter_where_their_working_memory_does_not_fit_beside_the_caches() -> None:
     budget = with_chunks(MemoryBudget(10_000), per_token=4)
     assert budget.room == 9_500 - WEIGHTS
-    assert budget.fitting_chunk(0, 2_048) == 2_048  # 8,192 bytes of 9,000, the margin of 500 included
+    assert budget.fitting_chunk(0, 2_048) == 2_048  # 8,192 bytes of 8,900, the margin of 400 included
     budget.reserve(0, 400)
     assert budget.fitting_chunk(0, 2_048) == 1_024
-    budget.reserve(0, 845)  # 550 bytes are left
+    budget.reserve(0, 835)  # 550 bytes are left
     assert budget.fitting_chunk(0, 2_048) == 128
     assert budget.fitting_chunk(0, 7) == 7
     budget.reserve(0, 900)
@@ -89,21 +89,21 @@ def test_cached_prefixes_make_room_for_a_chunk() -> None:
     budget = with_chunks(MemoryBudget(10_000), per_token=4)
     budget.reserve(0, 400)
     assert budget.prefix_room() == 8_500 - 4_000
-    assert budget.prefix_room(0, 125) == 8_500 - 4_000, "the margin is enough for it"
-    assert budget.prefix_room(0, 1_024) == 8_500 - 4_000 - (4_096 - 500)
+    assert budget.prefix_room(0, 100) == 8_500 - 4_000, "the margin is enough for it"
+    assert budget.prefix_room(0, 1_024) == 8_500 - 4_000 - (4_096 - 400)
 
 
 def test_only_what_leaves_no_room_for_the_shortest_chunk_is_refused_and_told_what_would_fit() -> None:
     memory = MemoryBudget(10_000)
-    budget = with_chunks(memory, per_token=100)  # 800 bytes for the shortest: 300 more than the margin
-    assert budget.fitting_tokens() == 820
-    budget.check(820, "The request")
-    with pytest.raises(EngineRefused, match=r"enough for 820 tokens of prompt and reply together\. Ask for"):
-        budget.check(821, "The request")
+    budget = with_chunks(memory, per_token=100)  # 800 bytes for the shortest: 400 more than the margin
+    assert budget.fitting_tokens() == 810
+    budget.check(810, "The request")
+    with pytest.raises(EngineRefused, match=r"enough for 810 tokens of prompt and reply together\. Ask for"):
+        budget.check(811, "The request")
     memory.reserve(0).set_working(1_000)
-    assert budget.fitting_tokens() == 720
-    with pytest.raises(EngineBusy, match=r"enough for 720 tokens of prompt and reply together\. Try again"):
-        budget.check(721, "The request")
+    assert budget.fitting_tokens() == 710
+    with pytest.raises(EngineBusy, match=r"enough for 710 tokens of prompt and reply together\. Try again"):
+        budget.check(711, "The request")
     budget.reserve(0, 20)
     assert budget.fits(340)
     assert not budget.fits(361)

@@ -114,6 +114,8 @@ def test_memory_is_what_is_reserved_now() -> None:
         found = samples_of(client)
         assert value(found, "memory_bytes", kind="limit") == 1000
         assert value(found, "memory_bytes", kind="reserved") == 300
+        assert value(found, "memory_bytes", kind="host_cache_limit") == 10
+        assert value(found, "memory_bytes", kind="host_caches") == 0
         reservation.close()
         assert value(samples_of(client), "memory_bytes", kind="reserved") == 0
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend import __version__
-from mlx_backend.device.memory import STEP_MARGIN
+from mlx_backend.device.memory import MARGIN
 from mlx_backend.engine.distributed.launch import LAUNCHERS, distributed_backend
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
 from mlx_backend.engine.mlx.cache_cost import CacheCost
@@ -142,7 +142,7 @@ class Ranks:
         all have the same caches. If they have not, they would evict different prefixes, and must cache none.
         """
         everyone = self.all_gather([limit, weights, cost.as_plain(), unbatched])
-        least = min(everyone, key=lambda each: each[0] * (1 - STEP_MARGIN) - each[1])
+        least = min(everyone, key=lambda each: each[0] * (1 - MARGIN) - each[1])
         highest_cost = max(
             (CacheCost.from_plain(each[2]) for each in everyone), key=lambda each: each(1 << 16)
         )

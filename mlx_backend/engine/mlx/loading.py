@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from mlx_backend.byte_cache import CacheBudget
+
 log = logging.getLogger(__name__)
 
 type CheckSize = Callable[
@@ -65,10 +67,12 @@ def load_model(
     on_progress: Callable[[float], None] = lambda _share: None,
     group: mx.distributed.Group | None = None,
     check_size: CheckSize = lambda _name, _nbytes: None,
+    caches: CacheBudget | None = None,
 ) -> LoadedNetwork:
     """Load a folder or a Hugging Face repository; with a group, this process's part of it. Raises EngineError.
 
-    `check_size` is called before the weights are read, and raises for those that are too large.
+    `check_size` is called before the weights are read, and raises for those that are too large. `caches` bounds what
+    the tokenizer remembers.
     """
     folder, name = find_folder(str(model), allow_download=options.allow_download)
     config = read_config(folder, name)
@@ -91,7 +95,7 @@ def load_model(
     check_size(name, weight_bytes(network))
     with explain_load_errors(name):
         load_weights(network, on_progress)
-    tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper))
+    tokenizer = MLXTokenizer(wrapper, _vocabulary_size(config, wrapper), caches)
     if options.chat_template is not None:
         try:
             tokenizer.render([{"role": "user", "content": "hello"}], None)

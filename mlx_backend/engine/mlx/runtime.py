@@ -71,7 +71,7 @@ class Runtime:
         self.options = options
         sizes = _SizeCheck(options, memory)
         group = ranks.group if ranks else None
-        model = self.model = load_model(source, options, on_progress, group, sizes.add)
+        model = self.model = load_model(source, options, on_progress, group, sizes.add, memory.host_caches)
         _check_context_length(options, model)
         with ExitStack() as cleanup:  # if a step fails, undoes those before it
             self.networks = _load_networks(model, options, sizes)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+    from mlx_backend.byte_cache import CacheBudget
     from mlx_backend.engine.mlx.detokenizer import Detokenizer
 
 
@@ -54,7 +55,9 @@ _RENDERING_SECONDS = 60.0
 class MLXTokenizer:
     """Implements the `Tokenizer` protocol over what mlx-lm loads."""
 
-    def __init__(self, wrapper: TokenizerWrapper, vocabulary_size: int) -> None:
+    def __init__(
+        self, wrapper: TokenizerWrapper, vocabulary_size: int, caches: CacheBudget | None = None
+    ) -> None:
         backend = getattr(wrapper, "backend_tokenizer", None)
         if not isinstance(backend, Backend):
             raise EngineError(
@@ -89,6 +92,7 @@ class MLXTokenizer:
         self._texts = TextCache(
             partial(self._ids, self._with_control),
             {text: token for token, text in self._special.items()} if _splits_plainly(backend) else {},
+            caches,
         )
         bos = wrapper.bos_token_id
         added = self._with_control.encode("", add_special_tokens=True).ids

@@ -1,12 +1,15 @@
 """Texts that continue others are tokenised from where they part, and get the tokens that they would get whole."""
 
+import gc
 import random
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 from engine_models import byte_level, sentencepiece, words_and_markers
 from tokenizers import Tokenizer
 
+from mlx_backend.byte_cache import CacheBudget
 from mlx_backend.engine.mlx import text_cache
 from mlx_backend.engine.mlx.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.text_cache import TextCache
@@ -70,17 +73,34 @@ def test_the_next_turn_tokenises_what_is_new() -> None:
 def test_what_is_remembered_is_bounded_and_cannot_be_changed_from_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(text_cache, "MAX_CHARACTERS", 1000)
     monkeypatch.setattr(text_cache, "MAX_TEXTS", 3)
-    counted = Counted(byte_level())
+    counted, budget = Counted(byte_level()), CacheBudget(20_000)
     marker = max(counted.markers, key=len)
-    cache = TextCache(counted, counted.markers)
+    cache = TextCache(counted, counted.markers, budget)
     for size in (10, 20, 30, 40, 400, 700, 2000):
         text = f"{size}{marker}" * size
         cache.encode(text).clear()
         assert cache.encode(text) == counted(text)
         assert len(cache._known) <= 3
-        assert sum(len(each.text) for each in cache._known) <= 1000
+        assert budget.nbytes <= 10_000
+
+
+def test_a_long_text_is_remembered_in_a_few_bytes_for_each_token() -> None:
+    """A list of integers would take forty for each, and a long conversation leave no room for others."""
+    counted, budget = Counted(byte_level()), CacheBudget(1 << 30)
+    marker = max(counted.markers, key=len)
+    cache = TextCache(counted, counted.markers, budget)
+    text = "".join(f"{marker}some words of turn {number} " * 50 for number in range(200))
+    tracemalloc.start()
+    try:
+        tokens = len(cache.encode(text))
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert tokens > 100_000
+    assert held < 6 * tokens, "the text itself was there before"
+    assert budget.nbytes == pytest.approx(held + len(text), rel=0.2)
 
 
 def test_common_lengths() -> None:
