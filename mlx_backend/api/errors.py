@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+SUPERSEDED = "superseded"
 type LimitKind = Literal["requests", "tokens"]
 
 
@@ -137,7 +138,7 @@ def as_api_error(error: Exception) -> ApiError:
                 return ApiError(503, str(error), param="model", code="no_room")
             return unavailable(error.retry_after, str(error), "no_room", "model")
         case ReplySuperseded():
-            return ApiError(409, str(error), code="superseded")
+            return ApiError(409, str(error), code=SUPERSEDED)
         case EngineRefused():
             return refuse(str(error), _REQUEST_FIELDS.get(error.field, error.field))
         case EngineBusy():

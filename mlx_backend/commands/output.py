@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_WAITING_LINES = 4096
 MAX_LINE_CHARACTERS = 8192
+MAX_TRACEBACK_CHARACTERS = 16384
 LAST_LINES_SECONDS = 0.5
 """How long the last lines may take when the server ends."""
 
@@ -45,8 +46,17 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         """Escape control characters, and cut what is longer than `MAX_LINE_CHARACTERS`."""
-        line = _CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
+        line = _without_control_characters(super().formatMessage(record))
         return line if len(line) <= MAX_LINE_CHARACTERS else line[:MAX_LINE_CHARACTERS] + " …"
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """Indent the lines of a traceback, whose last may come from a client; keep the end of one that is long."""
+        lines = super().formatException(ei)[-MAX_TRACEBACK_CHARACTERS:].split("\n")
+        return "\n".join(f"  {_without_control_characters(line)}" for line in lines)
+
+
+def _without_control_characters(text: str) -> str:
+    return _CONTROL_CHARACTERS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class JsonFormatter(logging.Formatter):
@@ -58,7 +68,9 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, Any] = {"time": time, "level": record.levelname, "message": record.getMessage()}
         line |= getattr(record, "fields", {})
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = self.formatException(record.exc_info)[
+                -MAX_LINE_CHARACTERS:
+            ]  # what it was is last
         cut = {
             name: value[:MAX_LINE_CHARACTERS] if isinstance(value, str) else value
             for name, value in line.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from werkzeug import Response
@@ -22,7 +23,8 @@ from mlx_backend.server.request_log import LEFT
 from mlx_backend.server.wsgi_server import ON_DISCONNECT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from werkzeug import Request
 
@@ -101,17 +103,13 @@ class ReplyHandler:
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Start a reply. The model is released when the response is closed."""
         settings, on_disconnect = backend.settings, _on_disconnect(request)
-        body = read_body(request, settings.max_body_bytes)
-        size = len(body)
-        with backend.preparations.of(size, on_disconnect):
-            call = self._protocol.parse(body)
-        del body
+        call, preparation = _parsed(self._protocol.parse, request, backend)
         with ExitStack() as stack:
             lease = stack.enter_context(
                 backend.in_flight.admit(lambda: backend.models.acquire(call.model, settings.load_seconds))
             )
             service = lease.service.for_client(backend.client.in_queue)
-            with backend.preparations.of(size, on_disconnect):
+            with preparation():
                 reply, writer = call.start(service)
             backend.charge(reply.usage.prompt_tokens)
             stack.callback(lambda: backend.charge(reply.usage.completion_tokens))
@@ -153,19 +151,12 @@ class JsonHandler[S: ModelService]:
     def handle(self, request: Request, backend: Backend, _arguments: Mapping[str, str]) -> Response:
         """Wait for the answer, and stop computing if the client disconnects."""
         settings, on_disconnect = backend.settings, _on_disconnect(request)
-        body = read_body(request, settings.max_body_bytes)
-        size = len(body)
-        with backend.preparations.of(size, on_disconnect):
-            call = self._protocol.parse(body)
-        del body
+        call, preparation = _parsed(self._protocol.parse, request, backend)
         with backend.in_flight.admit(lambda: call.acquire(backend.models, settings.load_seconds)) as lease:
             started = time.perf_counter()
             service = lease.service.for_client(backend.client.in_queue)
-            if call.waits_for_engine:
+            with nullcontext() if call.waits_for_engine else preparation():
                 answer = call.answer(service, on_disconnect)
-            else:
-                with backend.preparations.of(size, on_disconnect):
-                    answer = call.answer(service, on_disconnect)
         if answer.cost is not None:
             backend.charge(answer.cost.tokens)
             _end(backend.record, answer.cost, time.perf_counter() - started, left=answer.body is None)
@@ -190,6 +181,16 @@ class ResourceHandler:
 def json_response(body: bytes, status: int = 200) -> Response:
     """Answer with a JSON body."""
     return Response(body, status=status, mimetype="application/json")
+
+
+def _parsed[C](
+    parse: Callable[[bytes], C], request: Request, backend: Backend
+) -> tuple[C, Callable[[], AbstractContextManager[None]]]:
+    """Return what is made of a request's body, and the context in which the rest of the request is prepared."""
+    body = read_body(request, backend.settings.max_body_bytes)
+    preparation = partial(backend.preparations.of, len(body), _on_disconnect(request))
+    with preparation():
+        return parse(body), preparation
 
 
 def _end(record: RequestRecord, cost: Cost, seconds: float, *, left: bool) -> None:

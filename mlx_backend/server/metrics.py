@@ -21,6 +21,8 @@ from mlx_backend.server.request_log import LEFT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from prometheus_client import Metric
+
     from mlx_backend.device.memory import MemoryBudget
     from mlx_backend.registry.base import ModelRegistry
     from mlx_backend.server.request_log import RequestRecord
@@ -36,7 +38,7 @@ class Metrics:
     """Counters and histograms of one application. Safe to use from any thread."""
 
     def __init__(self, models: ModelRegistry, memory: MemoryBudget | None = None) -> None:
-        self._registry = registry = CollectorRegistry()
+        self._registry = registry = _Registry()
         self._guard = threading.Lock()  # a request is on a page with all that it adds, or not at all
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -65,13 +67,11 @@ class Metrics:
     def count(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         key, fields, error = record.client.key_name, record.fields, record.error
-        outcome = fields.get("finish", "answered")
+        outcome = fields.get("finish")
         if record.status == CLIENT_CLOSED_REQUEST:
             outcome = LEFT
-        elif error is not None:
-            outcome = "refused"
-            if error.status >= 500:
-                outcome = "error"
+        elif outcome is None:  # it has generated nothing
+            outcome = "answered" if error is None else "error" if error.status >= 500 else "refused"
         with self._guard:
             self._requests.labels(outcome.replace(" ", "_"), key).inc()
             if error is not None:
@@ -95,6 +95,19 @@ class Metrics:
         """Return the page."""
         with self._guard:
             return generate_latest(self._registry)
+
+
+class _Registry(CollectorRegistry):
+    """prometheus_client's, without the time since when each series is counted: Prometheus has no use for it.
+
+    The library can leave these out only for all registries of a process at once.
+    """
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all collectors."""
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 class TokenClock:

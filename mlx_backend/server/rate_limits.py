@@ -45,9 +45,13 @@ class _Bucket:
         self._left = self.left(now) - count
 
     def with_limit(self, limit: int, now: float) -> _Bucket:
-        """Return the bucket for another limit: what was used stays used."""
+        """Return the bucket for another limit: what was used stays used.
+
+        Of a lower limit no larger share than of this one: what was within the limits takes no longer to be forgotten.
+        """
+        used, share = self.limit - self.left(now), self.left(now) / self.limit
         bucket = _Bucket(limit, now)
-        bucket.take(math.ceil(self.limit - self.left(now)), now)
+        bucket._left = max(limit - used, share * limit)
         return bucket
 
     def seconds_until(self, count: float, now: float) -> float:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from werkzeug import Response
 
+from mlx_backend.api.errors import SUPERSEDED
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.engine.base import Progress
-from mlx_backend.errors import EngineStopped, ReplySuperseded
+from mlx_backend.errors import EngineStopped
 from mlx_backend.server.errors import CLIENT_CLOSED_REQUEST
 from mlx_backend.server.request_log import LEFT
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from mlx_backend.chat.reply import Reply, ReplyEvent
     from mlx_backend.server.metrics import TokenClock
     from mlx_backend.server.request_log import RequestRecord
-
-
-_STATUS_OF_OUTCOME = {LEFT: CLIENT_CLOSED_REQUEST, "superseded": 409}
 
 
 class ClientLeft(Exception):
@@ -67,8 +65,9 @@ class ReplyResponder:
         except ClientLeft:
             return Response(status=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            self._log.failed(error)
-            raise
+            explained = self._explain(error)
+            self._log.failed(explained)
+            raise explained from error
         else:
             return Response(body, mimetype="application/json")
         finally:
@@ -104,8 +103,9 @@ class ReplyResponder:
         except ClientLeft:
             pass
         except Exception as error:
-            self._log.failed(error)
-            yield writer.error(self._explain(error))
+            explained = self._explain(error)
+            self._log.failed(explained)
+            yield writer.error(explained)
         finally:
             self._end()
 
@@ -143,7 +143,6 @@ class ReplyLog:
 
     def __init__(self, record: RequestRecord, reply_id: str, model: str, ignored: Sequence[str]) -> None:
         self.outcome = LEFT
-        self._has_failed = False
         self._record = record
         self._id = reply_id
         self._model = model
@@ -155,12 +154,11 @@ class ReplyLog:
         if self._first is None:
             self._first = time.perf_counter()
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: ApiError) -> None:
         """Note what ended the reply before its end."""
-        self.outcome = "error"
-        self._has_failed = True
-        if isinstance(error, ReplySuperseded):
-            self.outcome = "superseded"
+        self.outcome = SUPERSEDED if error.code == SUPERSEDED else "error"
+        self._record.error = error
+        self._record.status = self._record.status or error.status
 
     def write(self, reply: Reply) -> None:
         """Log the line."""
@@ -192,8 +190,7 @@ class ReplyLog:
             "first_token_seconds": round(first, 4),
             "finish": self.outcome,
         }
-        if not (self._record.status or self._has_failed):
-            self._record.status = _STATUS_OF_OUTCOME.get(self.outcome, 200)
+        self._record.status = self._record.status or (CLIENT_CLOSED_REQUEST if self.outcome == LEFT else 200)
         self._record.end(" ".join(words), fields)
 
 

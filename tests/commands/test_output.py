@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from mlx_backend.commands.output import MAX_LINE_CHARACTERS, LineFormatter, QueuedHandler
+from mlx_backend.commands.output import MAX_LINE_CHARACTERS, JsonFormatter, LineFormatter, QueuedHandler
 
 
 def logger_of(handler: logging.Handler) -> logging.Logger:
@@ -69,6 +69,23 @@ def test_a_log_whose_reader_has_gone_holds_nobody_up() -> None:
 def test_what_clients_send_stays_in_its_line(text: str, line: str) -> None:
     record = logging.LogRecord("name", logging.INFO, "path", 1, "%s", (text,), None)
     assert LineFormatter("%(message)s").format(record) == line
+
+
+@pytest.mark.parametrize("formatter", [LineFormatter("%(levelname)s %(message)s"), JsonFormatter()])
+def test_what_clients_send_begins_no_line_of_a_traceback_either_and_its_end_is_kept(
+    formatter: logging.Formatter,
+) -> None:
+    try:
+        raise ValueError("x" * 50_000 + "\nINFO everything is fine\r\x1b[31m")
+    except ValueError:
+        record = logging.LogRecord("name", logging.ERROR, "path", 1, "broken", (), sys.exc_info())
+    text = formatter.format(record)
+    first, *rest = text.splitlines()
+    assert "ERROR" in first
+    assert all(line.startswith("  ") for line in rest)
+    assert "\x1b" not in text
+    assert len(text) < 20_000
+    assert "everything is fine" in text
 
 
 def test_a_line_is_cut_where_it_is_too_long() -> None:

@@ -116,6 +116,13 @@ def test_a_web_page_of_another_origin_is_refused(client: Client) -> None:
     assert own.status_code == 200
 
 
+@pytest.mark.parametrize("origin", ["null", "", "http://[", "http://localhost.evil.test", "localhost"])
+@pytest.mark.parametrize("host", ["localhost", "a b"])
+def test_an_origin_that_is_none_is_not_this_servers(client: Client, origin: str, host: str) -> None:
+    response = client.post(CHAT, json={"messages": [USER]}, headers={"Origin": origin, "Host": host})
+    assert response.status_code == 403
+
+
 @pytest.mark.parametrize(("allowed", "expected"), [("http://page.test", "http://page.test"), ("*", "*")])
 def test_a_web_page_of_an_allowed_origin_is_served(
     engine: ScriptedEngine, allowed: str, expected: str

@@ -8,11 +8,13 @@ import pytest
 from scripted_server import ANSWER, CHAT, USER, client_of
 from werkzeug.test import Client
 
+from mlx_backend.api.errors import ApiError
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
+from mlx_backend.server.api_key_file import ApiKey
 from mlx_backend.server.app import App
 from mlx_backend.server.rate_limits import RATE_LIMIT_HEADERS, RateLimits
 from mlx_backend.settings import Settings
@@ -142,6 +144,22 @@ def test_a_limit_that_is_changed_holds_at_once_and_forgets_nothing(
     with_keys(tmp_path, '[keys]\nalice = "sk-alice"')
     app.api_keys.reload()
     assert asked(client).status_code == 200
+
+
+def test_a_limit_that_is_lowered_locks_nobody_out_for_what_the_old_one_allowed(
+    engine: ScriptedEngine, clock: Clock
+) -> None:
+    limits = RateLimits(clock)
+    high = ApiKey(name="alice", digest=b"", tokens_per_minute=100_000)
+    low = ApiKey(name="alice", digest=b"", tokens_per_minute=1000)
+    limits.charge(high, 50_000)
+    limits.admit(low)
+    assert dict(limits.headers(low))["x-ratelimit-remaining-tokens"] == "500"
+    limits.charge(low, 1500)  # a minute's worth too much
+    with pytest.raises(ApiError, match="try again in 61 s"):
+        limits.admit(low)
+    limits.admit(high)  # what was used is little of this
+    assert dict(limits.headers(high))["x-ratelimit-remaining-tokens"] == "98000"
 
 
 @pytest.fixture

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_server import CHAT, USER, answered, client_of, streamed
 from werkzeug.test import Client
 
 from mlx_backend.chat.service import Service
 from mlx_backend.device.memory import MemoryBudget
-from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.engine.scripted import ScriptedEngine, Transcript
+from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
 from mlx_backend.server.metrics import TokenClock
 from mlx_backend.settings import Settings
-
-if TYPE_CHECKING:
-    import pytest
 
 type Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -76,6 +75,34 @@ def test_refusals_are_counted_by_reason() -> None:
         found = samples_of(client)
     assert value(found, "requests_total", outcome="refused", key="") == 3
     assert value(found, "requests_refused_total", reason="model_not_found", key="") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "reason"), [(EngineFailed("It broke."), "engine_failed"), (EngineError("No."), "engine")]
+)
+def test_a_reply_that_fails_is_an_error_with_its_reason_whether_it_is_streamed_or_not(
+    failure: EngineError, reason: str, stream: bool
+) -> None:
+    with ScriptedEngine(
+        lambda _: Transcript(text=REPLY.removesuffix("<|return|>"), failure=failure)
+    ) as engine:
+        client = client_of(engine)
+        status = status_of(client, CHAT, {"messages": [USER], "stream": stream})
+        found = samples_of(client)
+    assert status == 200 if stream else status >= 500
+    assert value(found, "requests_total", outcome="error", key="") == 1
+    assert value(found, "requests_refused_total", reason=reason, key="") == 1
+    assert value(found, "decode_tokens_total", model="scripted", key="") > 0
+
+
+def test_there_is_a_series_for_what_is_counted_and_none_for_when_that_began() -> None:
+    with ScriptedEngine(lambda _: REPLY) as engine:
+        client = client_of(engine)
+        answered(client)
+        names = {name for name, _ in samples_of(client)}
+    assert "requests_total" in names
+    assert not [name for name in names if name.endswith("_created")]
 
 
 def test_the_page_is_as_long_as_before_whatever_clients_send_and_monitors_are_not_counted() -> None:
