@@ -1,4 +1,4 @@
-"""The kind of a setting that holds named API keys: alice=KEY,bob=KEY. No error repeats a key."""
+"""The kinds of settings that hold API keys: one, or named ones (alice=KEY,bob=KEY). No error repeats a key."""
 
 import re
 
@@ -14,6 +14,15 @@ def key_name(value: object) -> str:
     return value
 
 
+def check_key(key: str) -> str:
+    """Return an API key that a header can hold. Raises SettingError."""
+    if not key.strip():
+        raise SettingError("is empty (an unset variable?)")
+    if key != key.strip() or not key.isprintable():
+        raise SettingError("must be on one line, without blanks at either end")
+    return key
+
+
 def _named_keys(value: str) -> NamedKeys:
     """Return the keys in alice=KEY,bob=KEY. The errors repeat none of them."""
     pairs = [part.strip().partition("=") for part in value.split(",") if part.strip()]
@@ -24,11 +33,16 @@ def _named_keys(value: str) -> NamedKeys:
             key_name(name)
         except SettingError as error:
             raise SettingError(f"the name of key {position} {error}") from None
+        try:
+            check_key(key)
+        except SettingError as error:
+            raise SettingError(f"key {position} {error}") from None
     if not pairs:
         raise SettingError("is empty (an unset variable?)")
     return tuple((name, key) for name, _, key in pairs)
 
 
+API_KEY = Kind(words="a key", metavar="KEY", type=str, parse=check_key, show=lambda _: "…")
 NAMED_KEYS = Kind(
     words="names with a key each, such as alice=KEY,bob=KEY",
     metavar="NAME=KEY,…",

@@ -6,12 +6,13 @@ server's. None always means "not set": the next of these decides, and last the m
 Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
 """
 
+import ipaddress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from mlx_backend.api_key_kind import NAMED_KEYS, NamedKeys
+from mlx_backend.api_key_kind import API_KEY, NAMED_KEYS, NamedKeys
 from mlx_backend.conversation.effort import Effort, parse_effort
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.declaration import (
@@ -86,6 +87,15 @@ _EFFORT_BUDGETS = Kind(
     parse=_effort_budgets,
     convert=_effort_budgets,
     show=lambda budgets: ",".join(f"{effort}={tokens}" for effort, tokens in budgets),
+)
+
+type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NETWORK = Kind(
+    words="an IP address or a network, such as 10.0.0.0/8",
+    metavar="ADDRESS",
+    type=Any,
+    parse=lambda text: ipaddress.ip_network(text.strip(), strict=False),
 )
 
 _SHARE = number(0, 1)
@@ -240,7 +250,7 @@ class Settings(ReplySettings):
     api_key: Annotated[
         str | None,
         Setting(
-            kind=text("KEY"),
+            kind=API_KEY,
             help="key that clients must send; other users of the machine can see an option in `ps`, "
             "but not an environment variable",
             group="network",
@@ -293,6 +303,16 @@ class Settings(ReplySettings):
             default="in the certificate's file",
         ),
     ] = None
+    trusted_proxies: Annotated[
+        tuple[Network, ...],
+        Setting(
+            kind=_NETWORK,
+            help="address or network of a reverse proxy, whose X-Forwarded-For says where requests come from",
+            group="network",
+            option="--trusted-proxy",
+            repeatable=True,
+        ),
+    ] = ()
     cors_origins: Annotated[
         tuple[str, ...],
         Setting(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationInfo, create_model
+from pydantic import BeforeValidator, PlainValidator, ValidationInfo
 
 from mlx_backend.declaration import (
     Kind,
@@ -25,6 +25,7 @@ from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.model_type import TYPES
 from mlx_backend.models.spec import RESERVED_KWARGS, ModelDefaults, is_repository
+from mlx_backend.registry.toml_tables import table_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,16 +157,5 @@ MODEL_KEYS: Mapping[str, Setting] = {
 }
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-def _table(name: str, keys: Mapping[str, Setting]) -> type[BaseModel]:
-    fields: dict[str, Any] = {
-        key: (_TYPES.get(key) or setting.kind.annotation(), None) for key, setting in keys.items()
-    }
-    return create_model(name, __base__=_Table, **fields)
-
-
-SharedTable = _table("SharedTable", SHARED_KEYS)
-ModelTable = _table("ModelTable", MODEL_KEYS)
+SharedTable = table_model("SharedTable", SHARED_KEYS, _TYPES)
+ModelTable = table_model("ModelTable", MODEL_KEYS, _TYPES)

@@ -10,7 +10,7 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from mlx_backend.conversation.json_values import excerpt
 from mlx_backend.declaration import SettingError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
-    from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
     from mlx_backend.declaration import Setting
@@ -51,6 +50,18 @@ def decode(text: str, name: str) -> dict[str, Any]:
 def toml_key(key: str) -> str:
     """Return a key as TOML spells it."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else excerpt(key)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def table_model(name: str, keys: Mapping[str, Setting], types: Mapping[str, Any]) -> type[BaseModel]:
+    """Return the type of a table with these keys; `types` has those that a setting's kind does not say."""
+    fields: dict[str, Any] = {
+        key: (types.get(key) or setting.kind.annotation(), None) for key, setting in keys.items()
+    }
+    return create_model(name, __base__=_Table, **fields)
 
 
 class TableParser:

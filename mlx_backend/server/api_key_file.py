@@ -22,12 +22,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, create_model
+from pydantic import PlainValidator
 
-from mlx_backend.api_key_kind import key_name
+from mlx_backend.api_key_kind import check_key, key_name
 from mlx_backend.declaration import Kind, Setting, SettingError, text, whole
 from mlx_backend.registry.file_keys import check_name
-from mlx_backend.registry.toml_tables import TableParser, decode, read_text, toml_key
+from mlx_backend.registry.toml_tables import TableParser, decode, read_text, table_model, toml_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,9 +71,9 @@ def parse(text: str, *, name: str = "keys.toml") -> list[ApiKey]:
 
 
 def _key(value: object) -> bytes:
-    if not isinstance(value, str) or not value.strip() or value != value.strip() or not value.isprintable():
-        raise SettingError("must be a text in quotes, without blanks at either end")
-    return hashlib.sha256(value.encode()).digest()
+    if not isinstance(value, str):
+        raise SettingError("must be a text in quotes")
+    return hashlib.sha256(check_key(value).encode()).digest()
 
 
 def _key_sha256(value: object) -> bytes:
@@ -121,19 +121,8 @@ _TYPES: Mapping[str, Any] = {
 }
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-def _table(name: str, keys: Mapping[str, Setting]) -> type[BaseModel]:
-    fields: dict[str, Any] = {
-        key: (_TYPES.get(key) or setting.kind.annotation(), None) for key, setting in keys.items()
-    }
-    return create_model(name, __base__=_Table, **fields)
-
-
-_DefaultsTable = _table("DefaultsTable", LIMITS)
-_KeyTable = _table("KeyTable", KEYS)
+_DefaultsTable = table_model("DefaultsTable", LIMITS, _TYPES)
+_KeyTable = table_model("KeyTable", KEYS, _TYPES)
 
 
 class _Parser(TableParser):

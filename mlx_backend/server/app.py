@@ -18,6 +18,7 @@ from mlx_backend.registry.allowed_models import AllowedModels
 from mlx_backend.server import auth
 from mlx_backend.server.allowed_hosts import AllowedHosts
 from mlx_backend.server.api_keys import ApiKeys
+from mlx_backend.server.client_address import TrustedProxies
 from mlx_backend.server.cors import CorsPolicy
 from mlx_backend.server.errors import DEFAULT_ERRORS, as_api_error
 from mlx_backend.server.handlers import Backend, json_response
@@ -62,6 +63,7 @@ class App:
     ) -> None:
         self.in_flight = InFlightRequests()
         self.api_keys = ApiKeys(settings)
+        self._proxies = TrustedProxies(settings.trusted_proxies)
         self._rate_limits = RateLimits()
         self._metrics = Metrics(models, memory)
         self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
@@ -81,7 +83,7 @@ class App:
         """Answer one request."""
         request = Request(environ)
         errors = DEFAULT_ERRORS
-        client = auth.identify(request, self.api_keys, request.remote_addr or "")
+        client = self._client(request, request.remote_addr or "")
         record = RequestRecord(request, client, self._metrics.count)
         record.arrived()
         try:
@@ -112,11 +114,17 @@ class App:
     def admission(self, head: RequestHead, address: str) -> tuple[Admission, str]:
         """Return how a request is to be answered, by its head, and whose it is, by its key or address.
 
+        `address` is the other end of its connection.
+
         One that is refused gets its answer from `__call__`.
         """
         request = Request(_environ_of(head))
-        client = auth.identify(request, self.api_keys, address)
+        client = self._client(request, address)
         return self._admission(request, client), client.share
+
+    def _client(self, request: Request, peer: str) -> auth.Client:
+        address = self._proxies.client_address(peer, request.headers.get("X-Forwarded-For", ""))
+        return auth.identify(request, self.api_keys, address)
 
     def _admission(self, request: Request, client: auth.Client) -> Admission:
         try:

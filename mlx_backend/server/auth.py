@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_backend.api.errors import ApiError
 from mlx_backend.engine.base import QueueClient
+from mlx_backend.server.client_address import network_of
 
 if TYPE_CHECKING:
     from werkzeug import Request
 
     from mlx_backend.server.api_key_file import ApiKey
     from mlx_backend.server.api_keys import ApiKeys
-
-_IPV6_PREFIX = 64
-"""Bits that a network assigns; whoever has one such address has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +33,7 @@ class Client:
     def share(self) -> str:
         """What requests have in common that share one client's part of the server: a key of its own, or an address."""
         if self.key is None or self.key.is_shared:
-            return f"address {_network(self.address)}"
+            return f"address {network_of(self.address)}"
         return f"key {self.key.name}"
 
     @property
@@ -74,15 +71,3 @@ def _given_key(request: Request) -> str:
     if scheme.lower() != "bearer":
         given = request.headers.get("x-api-key", "")
     return given.strip()
-
-
-def _network(address: str) -> str:
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
-        return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
-    return address

@@ -1,7 +1,11 @@
-"""Says at once when the client of a running request has disconnected. Knows sockets; knows no request."""
+"""Whether a client is still there and reads: says at once when that of a running request has disconnected.
+
+Knows sockets; knows no request.
+"""
 
 from __future__ import annotations
 
+import select
 import selectors
 import socket
 import threading
@@ -22,6 +26,13 @@ def has_left(connection: socket.socket | TlsSocket) -> bool:
         raise
     except OSError:
         return True
+
+
+def has_room(connection: socket.socket | TlsSocket) -> bool:
+    """Whether the system takes more to be sent. It does once the other end has read most of what came before."""
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 class DisconnectWatcher:

@@ -1,5 +1,6 @@
 """Requests that wait for a thread: at most so many are answered at once, and the next is of who has fewest of them.
 
+One client never has all threads: its requests may all wait for the same thing, such as a model that is being loaded.
 Belongs to the thread that receives. Knows connections by their clients alone.
 """
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 class FairDispatch:
     """The requests that wait, in the order in which they came for each client, and how many of each are answered."""
 
-    def __init__(self, max_running: int) -> None:
+    def __init__(self, max_running: int, max_of_client: int) -> None:
         self._max_running = max_running
+        self._max_of_client = max_of_client
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, dict[Connection, None]] = {}
 
@@ -37,6 +39,8 @@ class FairDispatch:
         if not self._waiting or self._running.total() >= self._max_running:
             return None
         client = min(self._waiting, key=self._running.__getitem__)  # of equals the one who has waited longest
+        if self._running[client] >= self._max_of_client:
+            return None
         waiting = self._waiting.pop(client)
         connection = next(iter(waiting))
         del waiting[connection]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+from mlx_backend.server.client_address import TrustedProxies
+
+if TYPE_CHECKING:
+    from mlx_backend.server.request_framing import RequestFraming
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,17 @@ class ReceiveLimits:
     """How long to go on receiving what is refused: a client that still sends gets a reset in place of the answer."""
     max_connections: int = 2048
     max_connections_of_address: int = 1024
+    """Or of an IPv6 network, which has one owner."""
+    trusted_proxies: TrustedProxies = field(default_factory=TrustedProxies)
+    """Whose connections are those of many clients, and not limited by address."""
     max_held_bytes: int = 512 << 20
     """Requests that are being received, wait for a thread, or are being answered, altogether."""
+
+    def seconds_for(self, framing: RequestFraming) -> float:
+        """Return how long the part of a request may take that is being received: its head, or its body so far."""
+        if framing.head is None:
+            return self.head_seconds
+        return min(self.body_seconds, self.stalled_seconds + framing.body_bytes / self.min_bytes_per_second)
 
 
 class Admission(Enum):

@@ -33,6 +33,7 @@ class Received:
     __slots__ = (
         "address",
         "admission",
+        "ahead",
         "client",
         "discard_until",
         "framing",
@@ -48,6 +49,8 @@ class Received:
     def __init__(self, address: str, now: float, max_head_bytes: int) -> None:
         self.address = address
         self.framing = RequestFraming(max_head_bytes)
+        self.ahead: bytes | None = None
+        """What came of the request together with the one before, until there is room for that one's answer."""
         self.idle_since = now
         """When it was accepted, or its last request was answered."""
         self.started: float | None = None

@@ -16,20 +16,22 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.server.disconnects import has_left
-from mlx_backend.server.fair_dispatch import FairDispatch
+from mlx_backend.server.connection_count import ConnectionCount
+from mlx_backend.server.disconnects import has_left, has_room
 from mlx_backend.server.held_bytes import HeldBytes
 from mlx_backend.server.receive_limits import Admission
 from mlx_backend.server.received import Received
 from mlx_backend.server.request_framing import FramingError, RequestFraming
+from mlx_backend.server.tls import PlainHttp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlx_backend.server.fair_dispatch import FairDispatch
     from mlx_backend.server.receive_limits import ReceiveLimits
     from mlx_backend.server.received import Connection
     from mlx_backend.server.request_framing import RequestHead
@@ -46,8 +48,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Receiver:
     """Runs in the server's thread. `put`, `finished` and `stop` may be called from any thread.
 
-    `max_heavy` heavy requests are dispatched at the same time; further ones wait here. `admit` is given the head of a
-    request and its address; it says how the request is answered, and whose it is.
+    Heavy requests wait until it is their turn in `heavy`. `admit` is given the head of a request and its address; it
+    says how the request is answered, and whose it is.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Receiver:
         listener: socket.socket,
         limits: ReceiveLimits,
         *,
-        max_heavy: int,
+        heavy: FairDispatch,
         connect: Callable[[socket.socket, Any], Connection],
         admit: Callable[[RequestHead, str], tuple[Admission, str]],
         dispatch: Callable[[Any], None],
@@ -77,9 +79,9 @@ class Receiver:
         self._resume_accepting: float | None = None
         self._last_warning = -_LOG_SECONDS
         self._connections: dict[Connection, None] = {}
-        self._of_address: Counter[str] = Counter()
+        self._count = ConnectionCount(limits.max_connections_of_address, limits.trusted_proxies)
         self._returned: deque[tuple[Connection, bool]] = deque()
-        self._heavy = FairDispatch(max_heavy)
+        self._heavy = heavy
         self._held = HeldBytes(limits.max_held_bytes)
         self._has_ended = threading.Event()
         self._has_ended.set()
@@ -109,8 +111,8 @@ class Receiver:
     def run(self, expiration_interval: float) -> None:
         """Accept and receive until `stop`. Deadlines are checked every `expiration_interval` seconds."""
         self._has_ended.clear()
+        checked = time.monotonic()
         try:
-            checked = time.monotonic()
             while not self._is_stopping:
                 for key, _ in self._selector.select(expiration_interval):
                     if key.fileobj is self._listener:
@@ -167,13 +169,12 @@ class Receiver:
             self._add(accepted, address)
 
     def _add(self, accepted: socket.socket, address: Any) -> None:
-        limits, now = self._limits, time.monotonic()
+        limits = self._limits
         host = str(address[0]) if isinstance(address, tuple) else ""
         connection = self._connect(accepted, address)
-        connection.received = Received(host, now, limits.max_head_bytes)
+        connection.received = Received(host, time.monotonic(), limits.max_head_bytes)
         self._connections[connection] = None
-        self._of_address[host] += 1
-        if self._of_address[host] > limits.max_connections_of_address:
+        if not self._count.add(host):
             self._reject(connection, f"There are too many connections from {host}; close some first.")
         elif len(self._connections) > limits.max_connections and not self._close_idle_connection():
             self._reject(connection, "There are too many connections to this server; try again later.")
@@ -202,12 +203,18 @@ class Receiver:
         received = connection.received
         if not received.is_registered:  # closed or dispatched meanwhile
             return
+        if received.ahead is not None:
+            self._begin_next(connection)
+            return
         if received.is_waiting:
             self._check_left(connection)
             return
         try:
             data = connection.socket.recv(_PIECE)
         except (BlockingIOError, InterruptedError):
+            return
+        except PlainHttp as error:
+            self._refuse(connection, 400, str(error))
             return
         except OSError:
             self._drop(connection)
@@ -305,12 +312,20 @@ class Receiver:
                 self._discard(connection)
 
     def _await_next(self, connection: Connection, before: Received) -> None:
-        received = Received(before.address, time.monotonic(), self._limits.max_head_bytes)
-        connection.received = received
+        connection.received = Received(before.address, time.monotonic(), self._limits.max_head_bytes)
+        connection.received.ahead = before.framing.rest()
         connection.socket.setblocking(False)
+        if has_room(connection.socket):
+            self._begin_next(connection)
+        else:  # the client reads none of its answers: the worker with the next one would be held up
+            self._register(connection, selectors.EVENT_WRITE)
+
+    def _begin_next(self, connection: Connection) -> None:
+        ahead, connection.received.ahead = connection.received.ahead, None
+        self._unregister(connection)
         self._register(connection)
-        if rest := before.framing.rest():
-            self._feed(connection, rest)
+        if ahead:
+            self._feed(connection, ahead)
         self._receive(connection)  # what TLS has decrypted already, no selector sees
 
     # Ending.
@@ -327,21 +342,14 @@ class Receiver:
                 if now > received.discard_until:
                     self._drop(connection)
             elif received.started is None:
-                limits = self._limits
-                allowed = limits.head_seconds if connection.is_handshaking else limits.idle_seconds
+                allowed = (
+                    self._limits.head_seconds if connection.is_handshaking else self._limits.idle_seconds
+                )
                 if now - received.idle_since > allowed:
                     self._drop(connection)
-            elif now - received.started > self._seconds_allowed(received.framing):
+            elif now - received.started > self._limits.seconds_for(received.framing):
                 part = "body" if received.framing.head is not None else "head"
                 self._refuse(connection, 408, f"The {part} of the request did not arrive in time.")
-
-    def _seconds_allowed(self, framing: RequestFraming) -> float:
-        limits = self._limits
-        if framing.head is None:
-            return limits.head_seconds
-        return min(
-            limits.body_seconds, limits.stalled_seconds + framing.body_bytes / limits.min_bytes_per_second
-        )
 
     def _refuse(self, connection: Connection, status: int, message: str) -> None:
         log.info("refused %d %s", status, message)
@@ -368,17 +376,12 @@ class Receiver:
         self._held.set(connection.received, 0)
         if self._connections.pop(connection, self) is self:
             return
-        address = connection.received.address
-        self._of_address[address] -= 1
-        if not self._of_address[address]:
-            del self._of_address[address]
+        self._count.remove(connection.received.address)
         connection.close_socket()
 
-    # Bookkeeping.
-
-    def _register(self, connection: Connection) -> None:
+    def _register(self, connection: Connection, event: int = selectors.EVENT_READ) -> None:
         if not connection.received.is_registered:
-            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+            self._selector.register(connection.socket, event, connection)
             connection.received.is_registered = True
 
     def _unregister(self, connection: Connection) -> None:
@@ -391,6 +394,6 @@ class Receiver:
             self._wake.send(b"x")
 
     def _warn(self, message: str) -> None:
-        if (now := time.monotonic()) - self._last_warning >= _LOG_SECONDS:
-            self._last_warning = now
+        if time.monotonic() - self._last_warning >= _LOG_SECONDS:
+            self._last_warning = time.monotonic()
             log.warning("%s", message)

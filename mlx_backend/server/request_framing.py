@@ -16,6 +16,7 @@ MIN_CHUNK_BYTES = 64
 """A chunk costs as much as some kilobytes of body: beyond the free ones they must carry so much on average."""
 
 _TOO_LONG = "The head of the request is too long."
+_FORWARDED_FOR = b"x-forwarded-for"
 _FRAMING_HEADERS = {b"content-length", b"transfer-encoding", b"expect"}
 
 
@@ -134,7 +135,7 @@ class RequestFraming:
 
 
 def _head(request: h11.Request, max_bytes: int) -> RequestHead:
-    headers = tuple((bytes(name), bytes(value)) for name, value in request.headers)
+    headers = _distinct([(bytes(name), bytes(value)) for name, value in request.headers])
     # h11 bounds only a head that has not ended yet.
     if len(request.target) + sum(len(name) + len(value) + 4 for name, value in headers) > max_bytes:
         raise FramingError(431, _TOO_LONG)
@@ -155,6 +156,17 @@ def _head(request: h11.Request, max_bytes: int) -> RequestHead:
             name == b"expect" and value.lower() == b"100-continue" for name, value in headers
         ),
     )
+
+
+def _distinct(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+    """Return headers whose names mean one thing to everybody.
+
+    WSGI takes `x_forwarded_for` for `X-Forwarded-For`, and a proxy in front does not: such names are left out, as nginx
+    does. A list that came in several headers is one (RFC 9110, 5.3): WSGI would keep the last part.
+    """
+    lists = [value for name, value in headers if name == _FORWARDED_FOR]
+    kept = [(name, value) for name, value in headers if b"_" not in name and name != _FORWARDED_FOR]
+    return tuple([*kept, (_FORWARDED_FOR, b", ".join(lists))] if lists else kept)
 
 
 def _explained(error: h11.RemoteProtocolError, in_head: bool) -> tuple[int, str]:

@@ -39,9 +39,9 @@ class TlsContext:
         """Read the files again. Raises ConfigurationError, and then everything stays as it was."""
         self._context = _context(*self._paths)
 
-    def wrap(self, connection: socket.socket, plain_http: bytes) -> TlsSocket:
-        """Return the server's end of a new connection; `plain_http` answers a client that does not speak TLS."""
-        return TlsSocket(connection, self._context, plain_http)
+    def wrap(self, connection: socket.socket) -> TlsSocket:
+        """Return the server's end of a new connection."""
+        return TlsSocket(connection, self._context)
 
 
 def tls_of(settings: Settings) -> TlsContext | None:
@@ -60,8 +60,8 @@ def _context(certificate: Path, key: Path | None) -> ssl.SSLContext:
         )
 
     for path in (certificate, key):
-        if path is not None and not path.is_file():
-            raise ConfigurationError(f"There is no file {str(path)!r}.")
+        if path is not None:
+            _check_readable(path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     try:
@@ -76,10 +76,24 @@ def _context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     return context
 
 
+def _check_readable(path: Path) -> None:
+    """Raise the ConfigurationError that names the file; OpenSSL would not say which of the two it is."""
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise ConfigurationError(f"There is no file {str(path)!r}.") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+class PlainHttp(OSError):
+    """A client has sent HTTP without TLS. It is answered without TLS, and what it still sends is not decrypted."""
+
+
 class TlsSocket:
     """Has those methods of a socket that the server uses. One thread may send while others receive."""
 
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext, plain_http: bytes) -> None:
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._seconds: float | None = 0.0
@@ -90,13 +104,13 @@ class TlsSocket:
         self._peeked = b""
         self._sending = threading.Lock()  # records leave in the order in which they were made
         self._unsent = b""
-        self._plain_http = plain_http
+        self._is_plain = False
         self.is_handshaking = True
 
     # Receiving.
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return what has arrived, b"" at the end; BlockingIOError if that is nothing yet.
+        """Return what has arrived, b"" at the end; BlockingIOError if that is nothing yet. Raises PlainHttp, once.
 
         With MSG_PEEK the next call returns it too. What is left over when `size` is small is not seen by a selector.
         """
@@ -108,6 +122,8 @@ class TlsSocket:
 
     def _decrypted(self, size: int) -> bytes:
         """Read the socket until there is something. Handshakes meanwhile, and answers the protocol's own messages."""
+        if self._is_plain:
+            return self._socket.recv(size)
         data = b""
         while True:
             try:
@@ -123,9 +139,10 @@ class TlsSocket:
             except ssl.SSLZeroReturnError:
                 return data
             except ssl.SSLError as error:
-                self._flush()  # the alert that says why
                 if error.reason == "HTTP_REQUEST":
-                    self._socket.send(self._plain_http)
+                    self._is_plain = True
+                    raise PlainHttp("This server speaks HTTPS: begin its address with https://.") from None
+                self._flush()  # the alert that says why
                 raise
             if data:
                 return data
@@ -140,6 +157,8 @@ class TlsSocket:
 
     def send(self, payload: Buffer) -> int:
         """Encrypt and send a part of the bytes; return its length. Raises TimeoutError."""
+        if self._is_plain:
+            return self._socket.send(payload)
         with self._lock:
             count = self._tls.write(memoryview(payload)[:_SENT_AT_ONCE])
         self._flush(wait=True)
@@ -184,6 +203,8 @@ class TlsSocket:
         self._socket.close()
 
     def _say_goodbye(self) -> None:
+        if self._is_plain:
+            return
         with suppress(ssl.SSLError), self._lock:  # it would wait for the other end's
             self._tls.unwrap()
         self._flush()

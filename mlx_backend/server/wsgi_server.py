@@ -24,6 +24,7 @@ from cheroot.server import HTTPConnection, HTTPRequest
 
 from mlx_backend import __version__
 from mlx_backend.server.disconnects import DisconnectWatcher
+from mlx_backend.server.fair_dispatch import FairDispatch
 from mlx_backend.server.file_limit import connections_within_file_limit
 from mlx_backend.server.receiver import Receiver
 from mlx_backend.server.tls import TlsSocket
@@ -43,8 +44,8 @@ log = logging.getLogger(__name__)
 
 ON_DISCONNECT = "mlx_backend.on_disconnect"
 SPARE_THREADS = 16
+"""Half of them are for light requests alone; of the other half some are never one client's."""
 BACKLOG = 512
-_SPEAKS_TLS = "This server speaks HTTPS: begin its address with https://."
 SEND_SECONDS = 60
 """How long sending may stall because the client does not read."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -122,7 +123,7 @@ class _Gateway(wsgi.Gateway_10):
     """Adapts cheroot's environment to werkzeug, and adds ON_DISCONNECT."""
 
     def get_environ(self) -> Any:
-        environ = super().get_environ()  # type: ignore[no-untyped-call]
+        environ = super().get_environ()  # type: ignore[no-untyped-call]  # cheroot has no types
         watcher, connection = self.req.server.disconnects, self.req.conn.socket
         del environ["wsgi.input_terminated"]  # werkzeug looks whether the key is there, not at its value
         # cheroot does not decode these; clients write the slash in a model's name so.
@@ -165,7 +166,7 @@ class Server(wsgi.Server):
         self.disconnects = DisconnectWatcher()
         self.max_request_header_size = limits.max_head_bytes
         self._limits = limits
-        self._max_heavy = requests + SPARE_THREADS // 2  # threads are left for the light ones
+        self._requests = requests
 
     def prepare(self) -> None:
         """Bind, listen and start the threads."""
@@ -182,7 +183,7 @@ class Server(wsgi.Server):
         self.receiver = self._connections = Receiver(
             self.socket,
             limits,
-            max_heavy=self._max_heavy,
+            heavy=FairDispatch(self._requests + SPARE_THREADS // 2, self._requests + SPARE_THREADS // 4),
             connect=self._connect,
             admit=self.wsgi_app.admission,
             dispatch=self._dispatch,
@@ -203,7 +204,7 @@ class Server(wsgi.Server):
 
     def _connect(self, accepted: socket.socket, address: Any) -> _Connection:
         tls = self.tls
-        channel = accepted if tls is None else tls.wrap(accepted, _refusal(self, 400, _SPEAKS_TLS))
+        channel = accepted if tls is None else tls.wrap(accepted)
         connection = _Connection(self, channel, MakeFile)
         connection.remote_addr, connection.remote_port = address[:2]
         return connection

@@ -67,7 +67,7 @@ def test_a_file_with_everything_becomes_keys() -> None:
         ),
         (
             '[keys.alice]\nkey = " sk-1"',
-            ["keys.alice.key: must be a text in quotes, without blanks at either end."],
+            ["keys.alice.key: must be on one line, without blanks at either end."],
         ),
         (
             '[keys.alice]\nkey_sha256 = "sk-1"',

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -107,7 +107,7 @@ class Waiting:
 
 @pytest.mark.parametrize("clients", [["a"] * 5 + ["b"], ["a", "b", "a", "c", "a", "a"]])
 def test_the_next_request_is_of_who_has_fewest_that_are_answered(clients: list[str]) -> None:
-    dispatch = FairDispatch(3)
+    dispatch = FairDispatch(3, 3)
     for client in clients:
         dispatch.add(Waiting(client))
     started = []
@@ -123,7 +123,7 @@ def test_the_next_request_is_of_who_has_fewest_that_are_answered(clients: list[s
 
 
 def test_a_request_that_is_dropped_while_it_waits_takes_no_turn() -> None:
-    dispatch = FairDispatch(1)
+    dispatch = FairDispatch(1, 1)
     waiting = [Waiting("a"), Waiting("a"), Waiting("b")]
     for each in waiting:
         dispatch.add(each)
@@ -132,3 +132,50 @@ def test_a_request_that_is_dropped_while_it_waits_takes_no_turn() -> None:
     assert dispatch.next() is waiting[1]
     dispatch.finished("a")
     assert dispatch.next() is None
+
+
+def test_one_client_never_has_all_threads() -> None:
+    dispatch = FairDispatch(4, 3)
+    for client in ["a"] * 5 + ["b"] * 2:
+        dispatch.add(Waiting(client))
+    begun = [each.received.client for each in iter(dispatch.next, None)]
+    assert sorted(begun) == ["a", "a", "b", "b"]
+    for client in begun:
+        dispatch.finished(client)
+    assert [each.received.client for each in iter(dispatch.next, None)] == ["a", "a", "a"]
+    dispatch.add(Waiting("a"))
+    assert dispatch.next() is None
+    dispatch.add(Waiting("b"))
+    assert dispatch.next() is not None
+
+
+class Loading(SingleModelRegistry):
+    """A registry of which one model is loaded, and another is not for as long as the test wants."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.is_loaded = threading.Event()
+        self.waiting = threading.Semaphore(0)
+
+    def acquire(self, name: str | None, wait: float) -> Any:
+        if name == "loading":
+            self.waiting.release()
+            assert self.is_loaded.wait(60)
+        return super().acquire(None, wait)
+
+
+def test_requests_of_one_client_that_wait_for_a_model_leave_others_theirs() -> None:
+    with ScriptedEngine(lambda _: ANSWER) as engine, ExitStack() as stack:
+        models = Loading(Service(engine))
+        settings = Settings(port=0, max_queue=1, max_concurrent=1, api_keys=(("a", "a"), ("b", "b")))
+        server = stack.enter_context(served(models, settings))
+        stack.callback(models.is_loaded.set)
+        body = json.dumps({"model": "loading", "messages": HELLO}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nx-api-key: a\r\nContent-Length: %d\r\n\r\n"
+        for _ in range(40):
+            connection = stack.enter_context(socket.create_connection(server.address, timeout=60))
+            connection.sendall(head % len(body) + body)
+        for _ in range(settings.max_concurrent + settings.max_queue):
+            assert models.waiting.acquire(timeout=60)
+        status, _ = server.call("/v1/chat/completions", {"messages": HELLO}, **{"x-api-key": "b"})
+        assert status == 200

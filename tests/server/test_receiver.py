@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import json
 import socket
 import threading
@@ -16,8 +17,12 @@ from scripted_server import ANSWER
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.registry.base import SingleModelRegistry
+from mlx_backend.server.client_address import TrustedProxies
+from mlx_backend.server.connection_count import ConnectionCount
+from mlx_backend.server.fair_dispatch import FairDispatch
 from mlx_backend.server.receive_limits import Admission, ReceiveLimits
 from mlx_backend.server.receiver import Receiver
+from mlx_backend.server.wsgi_server import SPARE_THREADS
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -179,6 +184,45 @@ def test_bodies_that_are_too_much_together_are_refused(stack: ExitStack) -> None
     assert started.server.chat()["choices"][0]["finish_reason"] == "stop"
 
 
+def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(stack: ExitStack) -> None:
+    engine = stack.enter_context(ScriptedEngine(lambda _: ANSWER))
+    settings = Settings(port=0, max_queue=1, max_concurrent=1)
+    server = stack.enter_context(served(SingleModelRegistry(Service(engine)), settings, send_buffer=4096))
+    deaf = []
+    for _ in range(2 + SPARE_THREADS):  # as many as there are workers
+        connection = stack.enter_context(socket.socket())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(server.address)
+        connection.sendall(HEALTH * 400)
+        deaf.append(connection)
+    assert server.call("/health")[0] == 200
+    assert server.chat()["choices"][0]["finish_reason"] == "stop"
+    deaf[0].sendall(b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+    read = b""
+    while piece := deaf[0].recv(65536):  # whoever reads gets every answer, in order
+        read += piece
+    assert read.count(b" 200 OK") == 401
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "refused"),
+    [
+        ("2001:db8::1", "2001:db8::2", True),  # one network, and so one owner
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("10.0.0.1", "10.0.0.1", False),  # a proxy, which has many clients
+    ],
+)
+def test_connections_are_counted_by_whose_they_are(one: str, other: str, refused: bool) -> None:
+    count = ConnectionCount(1, TrustedProxies((ipaddress.ip_network("10.0.0.0/8"),)))
+    assert count.add(one)
+    assert count.add(other) is not refused
+    count.remove(other)
+    count.remove(one)
+    assert count.add(other)
+
+
 class Exhausted(socket.socket):
     """A listener for which the system has no files left, until `relief`."""
 
@@ -211,7 +255,7 @@ def test_a_system_without_files_makes_clients_wait_and_the_log_says_it_once(
         receiver = Receiver(
             listener,
             ReceiveLimits(max_body_bytes=1000),
-            max_heavy=1,
+            heavy=FairDispatch(1, 1),
             connect=connect,
             admit=lambda _head, _address: (Admission.LIGHT, ""),
             dispatch=lambda _: None,

@@ -110,3 +110,14 @@ def test_a_large_body_in_usual_chunks_is_taken() -> None:
         framing.feed(b"40\r\n" + b"x" * 64 + b"\r\n")
     framing.feed(b"0\r\n\r\n")
     assert framing.take().endswith(b"x" * 192_000)
+
+
+def test_a_header_with_an_underscore_is_left_out_and_one_that_came_twice_is_one() -> None:
+    framing = RequestFraming(1000)
+    framing.feed(
+        b"GET / HTTP/1.1\r\nHost: h\r\nX_Forwarded_For: 1.1.1.1\r\nX-Forwarded-For: 2.2.2.2, 3.3.3.3\r\n"
+        b"X_Api_Key: k\r\nx-forwarded-for: 4.4.4.4\r\nX-Other: o\r\n\r\n"
+    )
+    assert framing.take() == (
+        b"GET / HTTP/1.1\r\nhost: h\r\nx-other: o\r\nx-forwarded-for: 2.2.2.2, 3.3.3.3, 4.4.4.4\r\n\r\n"
+    )

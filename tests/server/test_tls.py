@@ -89,9 +89,10 @@ def test_a_client_that_does_not_trust_the_certificate_is_the_one_to_say_so() -> 
         assert httpx.get(f"{server.url}/health", verify=TRUST).status_code == 200
 
 
-def test_who_speaks_plain_http_is_told_to_write_https() -> None:
+@pytest.mark.parametrize("length", [0, 4_000_000])
+def test_who_speaks_plain_http_is_told_to_write_https(length: int) -> None:
     with https(ScriptedEngine(lambda _: ANSWER)) as server, socket.create_connection(server.address) as plain:
-        plain.sendall(HEALTH)
+        plain.sendall(b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % length + bytes(length))
         status, body = answer(plain)
         assert status == 400
         assert json.loads(body)["error"]["message"] == (
@@ -203,7 +204,7 @@ def test_a_worker_waits_for_a_slow_reader_and_no_longer_than_it_may() -> None:
     here, there = socket.socketpair()
     for each in (here, there):
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = TlsContext(CERTIFICATE, KEY).wrap(here, b"")
+    server = TlsContext(CERTIFICATE, KEY).wrap(here)
     received: list[bytes] = []
 
     def handshake_and_read() -> None:
@@ -227,7 +228,7 @@ def test_a_worker_waits_for_a_slow_reader_and_no_longer_than_it_may() -> None:
 
     here, there = socket.socketpair()
     with there:
-        stuck = TlsContext(CERTIFICATE, KEY).wrap(here, b"")
+        stuck = TlsContext(CERTIFICATE, KEY).wrap(here)
         with suppress(ssl.SSLError, BlockingIOError):
             stuck.recv(1)
         stuck.settimeout(0.01)
@@ -274,6 +275,8 @@ def test_certificate_and_key_may_be_one_file(tmp_path: Path) -> None:
     [
         (FILES / "none.pem", KEY, "There is no file '.*none.pem'"),
         (CERTIFICATE, FILES / "none.key", "There is no file '.*none.key'"),
+        (FILES, KEY, "certificates cannot be read: Is a directory"),
+        (Path("x" * 300), KEY, "x cannot be read: File name too long"),  # as a folder that nobody may search
         (CERTIFICATE, FILES / "other.key", "they do not belong together"),
         (CERTIFICATE, None, "a certificate and its key in PEM are needed"),
         (CERTIFICATE, FILES / "encrypted.key", r"encrypted.key is encrypted; decrypt it with `openssl pkey`"),
@@ -289,7 +292,7 @@ def test_files_that_cannot_be_used_are_one_sentence(
 
 def test_a_peek_takes_nothing() -> None:
     here, there = socket.socketpair()
-    server = TlsContext(CERTIFICATE, KEY).wrap(here, b"")
+    server = TlsContext(CERTIFICATE, KEY).wrap(here)
     assert isinstance(server, TlsSocket)
     thread = threading.Thread(target=_say_hello, args=(there,))
     thread.start()
