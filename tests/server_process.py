@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import subprocess
@@ -11,12 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlx_backend.demo import MODEL_PATH
+
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
 
 COMMAND = [sys.executable, "-m", "mlx_backend"]
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def endless_completion() -> bytes:
+    """The body of a request that the demo model writes on and on for, until there is no more room: it may not end."""
+    ends = json.loads((MODEL_PATH / "config.json").read_text())["eos_token_id"]
+    body = {"prompt": "Once", "stream": True, "logit_bias": {str(token): -100 for token in ends}}
+    return json.dumps(body).encode()
 
 
 @dataclass

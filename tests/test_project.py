@@ -1,5 +1,6 @@
 """The project's files agree with each other."""
 
+import os
 import re
 import subprocess
 import sys
@@ -113,3 +114,17 @@ def test_what_the_page_for_macs_advises_beside_docker_holds_the_model_and_leaves
     for mac, limit, repository in rows:
         assert weights[repository] + MIN_FOR_CACHES <= room_for_weights(int(limit) << 30), repository
         assert int(mac) - int(limit) >= 8 + (MIN_FOR_THE_REST >> 30), "for Docker and macOS"
+
+
+@pytest.mark.parametrize("ci", ["true", None])
+@pytest.mark.parametrize(("examples", "drawn"), [("9", "False True 9"), (None, "True False 15")])
+def test_make_fuzz_draws_anew_and_keeps_what_fell_in_ci_too_and_the_tests_draw_the_same(
+    ci: str | None, examples: str | None, drawn: str
+) -> None:
+    said = {"CI": ci, "FUZZ_EXAMPLES": examples, "PYTHONPATH": str(ROOT / "tests/fuzz")}
+    environment = {name: value for name, value in {**os.environ, **said}.items() if value is not None}
+    show = "import examples, hypothesis as h; s = h.settings(); print(s.derandomize, bool(s.database), s.max_examples)"
+    done = subprocess.run(
+        [sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == drawn

@@ -1,6 +1,6 @@
 """`make fuzz MINUTES=10`: these tests with new examples, again and again until the time is over or something falls.
 
-What fell is kept in .hypothesis and tried first the next time; cured, it becomes an `@example` of its test.
+What fell is kept in .hypothesis and tried first the next time. Cured, it is written down where examples.py says.
 """
 
 from __future__ import annotations

@@ -114,6 +114,30 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/tokenize", {"prompt": ["a", "b"], "add_special_tokens": False}),
     ("/v1/detokenize", {"tokens": [1, 2, 3]}),
 ]
+HELLO = {"role": "user", "content": "hello"}
+FELL_ONCE: list[tuple[str, Any]] = [
+    # A variable that the template's own function has; a text that uses up what marks control tokens; an endless number.
+    ("/v1/chat/completions", {"messages": [HELLO], "chat_template_kwargs": {"self": 1}}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{**HELLO, "content": "".join(map(chr, range(0xE000, 0xF900))) + "<|channel|>"}]},
+    ),
+    ("/v1/chat/completions", b'{"messages": [], "seed": ' + b"1" * 5000 + b"}"),
+    ("/v1/chat/completions", {"messages": [{**HELLO, "content": "half \ud83d"}], "stop": ["\ud83d"]}),
+    ("/v1/chat/completions", b"[" * 100_000),
+    ("/v1/completions", {"prompt": "Once", "seed": 10**400}),
+    ("/v1/tokenize", {"prompt": "\ud800", "return_token_strs": True}),
+    ("/v1/detokenize", {"tokens": [10**400]}),
+]
+"""Requests that the server has once answered with a 500, or that one could expect it to."""
+
+
+@pytest.mark.parametrize("at", range(len(FELL_ONCE)))
+def test_a_request_that_fell_once_is_answered_or_refused(client: Client, at: int) -> None:
+    path, body = FELL_ONCE[at]
+    answered(client, path, body)
+
+
 ODD = st.one_of(
     st.none(),
     st.booleans(),

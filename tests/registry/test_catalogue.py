@@ -51,7 +51,7 @@ def test_a_configured_model_is_not_listed_again_under_its_folder(root: Path) -> 
     ],
     ids=["no configuration", "no weights", "other weights", "unfinished download"],
 )
-def test_an_incomplete_model_is_not_listed(damage, root: Path) -> None:  # type: ignore[no-untyped-def]
+def test_an_incomplete_model_is_not_listed(damage, root: Path) -> None:  # type: ignore[no-untyped-def]  # any function of a folder
     damage(root / "small")
     assert "small" not in names(Catalogue([], models_dirs=[root]))
 
