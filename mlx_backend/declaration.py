@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from enum import StrEnum
+
+type Network = IPv4Network | IPv6Network
 
 VARIABLE_PREFIX = "MLX_BACKEND_"
 
@@ -228,6 +231,16 @@ _SWITCHES = {"true": True, "yes": True, "on": True, "1": True} | {
 def text(metavar: str = "TEXT", words: str = "a text") -> Kind:
     """Return the kind of a text that is not empty."""
     return Kind(words=words, metavar=metavar, type=str, parse=_not_empty)
+
+
+def network() -> Kind:
+    """Return the kind of an IP address, or of all addresses of a network."""
+    return Kind(
+        words="an IP address or a network, such as 10.0.0.0/8",
+        metavar="ADDRESS",
+        type=Any,
+        parse=lambda text: ip_network(text.strip(), strict=False),
+    )
 
 
 def path(metavar: str, words: str = "a folder") -> Kind:

@@ -6,7 +6,6 @@ server's. None always means "not set": the next of these decides, and last the m
 Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
 """
 
-import ipaddress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -17,8 +16,10 @@ from mlx_backend.conversation.effort import Effort, parse_effort
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.declaration import (
     Kind,
+    Network,
     Setting,
     declared,
+    network,
     number,
     one_of,
     path,
@@ -87,15 +88,6 @@ _EFFORT_BUDGETS = Kind(
     parse=_effort_budgets,
     convert=_effort_budgets,
     show=lambda budgets: ",".join(f"{effort}={tokens}" for effort, tokens in budgets),
-)
-
-type Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_NETWORK = Kind(
-    words="an IP address or a network, such as 10.0.0.0/8",
-    metavar="ADDRESS",
-    type=Any,
-    parse=lambda text: ipaddress.ip_network(text.strip(), strict=False),
 )
 
 _SHARE = number(0, 1)
@@ -306,7 +298,7 @@ class Settings(ReplySettings):
     trusted_proxies: Annotated[
         tuple[Network, ...],
         Setting(
-            kind=_NETWORK,
+            kind=network(),
             help="address or network of a reverse proxy, whose X-Forwarded-For says where requests come from",
             group="network",
             option="--trusted-proxy",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlx_backend.settings import Network
+    from mlx_backend.declaration import Network
 
 _IPV6_PREFIX = 64
 """Bits that a network assigns; whoever has one such address has all of them."""

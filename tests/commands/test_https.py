@@ -98,7 +98,7 @@ def test_a_server_with_a_certificate_speaks_https_and_takes_the_next_one_on_sigh
 @pytest.mark.parametrize("name", ["nowhere.pem", "", "x" * 300])
 def test_a_certificate_that_cannot_be_read_is_one_sentence_at_the_start(tmp_path: Path, name: str) -> None:
     _, key = self_signed(tmp_path)
-    path = tmp_path / "folder" / name if name else tmp_path
+    path = tmp_path / name
     started = ended("--tls-cert", str(path), "--tls-key", str(key), "--port", "0")
     assert started.returncode == 1
     reasons = {
