@@ -63,7 +63,7 @@ $(VENV_DIFY)/.ready: tests/graphon/requirements.txt
 		echo "Dify's workflow engine could not be installed; pip says why above. Nothing was tested on it."; exit 1; }
 	@touch $@
 
-fuzz: $(VENV)/.ready-dev ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something falls
+fuzz: $(VENV)/.ready-dev ## requests, replies, histories and schemas drawn at random, for MINUTES=10 or until something fails
 	@$(RUN) tests/fuzz/budget.py --minutes $(or $(MINUTES),10) $(ARGS)
 
 soak: $(VENV)/.ready-dev $(VENV)/.soak ## a server under mixed load for MINUTES=60: memory, threads and files, plotted, and whether they stay
@@ -98,7 +98,7 @@ bench: $(VENV)/.ready-dev ## speed, as ratios measured side by side
 	@for b in parser engine server; do echo "== $$b"; $(RUN) tests/benchmarks/bench_$$b.py || exit 1; done
 	@$(RUN) tests/benchmarks/bench_peers.py --write
 
-matrix: $(VENV)/.ready-dev ## every architecture of mlx-lm, tiny, beside mlx-lm's own generation (an hour at most; goes on where it stopped)
+matrix: $(VENV)/.ready-dev ## every architecture of mlx-lm, tiny, beside mlx-lm's own generation (about an hour; goes on where it stopped)
 	@$(RUN) tests/benchmarks/architecture_matrix.py --write $(ARGS)
 
 mac-report: $(VENV)/.ready ## try the server on this machine, and write one file to send back (MODEL=…: with that model)

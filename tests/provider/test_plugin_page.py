@@ -140,6 +140,10 @@ FETCHING = {
     "code": "model_loading",
 }
 BUSY = {"message": "The server is busy: 272 requests are running or waiting already.", "code": "queue_full"}
+LIMITED = {
+    "message": "This API key has reached its limit of 60 requests per minute; try again in 900 s.",
+    "code": "rate_limit_exceeded",
+}
 CUT = 'data: {{"choices": [{{"index": 0, "delta": {}, "finish_reason": "length"}}]}}\n\ndata: [DONE]\n\n'
 LONG_TEXT = {"type": "object", "properties": {"n": {"type": "string", "minLength": 400}}, "required": ["n"]}
 PICTURE = {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": "aaaa"}
@@ -186,6 +190,9 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
     ],
     "The server is busy: …": [
         lambda cause: cause.ask_stub(json.dumps({"error": BUSY}), status=503, type="application/json"),
+    ],
+    "This API key has reached its limit …": [
+        lambda cause: cause.ask_stub(json.dumps({"error": LIMITED}), status=429, type="application/json"),
     ],
     "The prompt has … tokens; the context holds …": [
         lambda cause: cause.ask([user("What is the capital of France? " * 3000)]),
