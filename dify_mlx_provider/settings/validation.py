@@ -175,7 +175,9 @@ def _address_hint(credentials: Credentials) -> str | None:
             return f"No models are listed at {credentials.base_url}, but at {address}. Enter {address}"
     if parts.scheme == "http" and (sentence := _scheme_hint(credentials)):
         return sentence
-    service = _service_name(probe.send("GET", f"{parts.scheme}://{parts.netloc}/"))
+    # Without the key: a page needs none, and what it says of itself is shown.
+    anonymous = Probe(credentials.model_copy(update={"api_key": ""}))
+    service = _service_name(anonymous.send("GET", f"{parts.scheme}://{parts.netloc}/"))
     if not service:
         return None
     return (
