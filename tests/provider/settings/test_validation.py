@@ -86,6 +86,7 @@ def test_a_web_page_at_the_port_is_named_by_its_title(plugin: PluginProcess) -> 
     with CannedServer(status("200 OK", page, "Content-Type: text/html")) as server:
         words = refusal(plugin, server.address)
     assert "is not an OpenAI-compatible server but a web page, 'Open WebUI & more'" in words
+    assert "Check the port" in words
 
 
 def test_a_page_is_asked_without_the_key_because_what_it_says_is_shown(plugin: PluginProcess) -> None:
@@ -94,7 +95,6 @@ def test_a_page_is_asked_without_the_key_because_what_it_says_is_shown(plugin: P
     keys = dict(zip(server.paths, server.keys, strict=True))
     assert keys["/v1/models"] == "Bearer secret-key"
     assert keys["/"] is None
-    assert "Check the port" in words
 
 
 def test_another_service_at_the_port_is_named_by_its_header(plugin: PluginProcess) -> None:
