@@ -1,4 +1,4 @@
-"""Prints and logs in a way that cannot block the server, even if whoever reads the output is slow, stuck or gone.
+"""Prints and logs in a way that cannot block the server, even if what reads the output is slow, stuck or gone.
 
 Log lines go through a bounded queue to a thread that alone writes them. When the queue is full, lines are dropped and
 counted. Control characters are escaped, since parts of a line may come from clients. Knows nothing of what is logged.
@@ -185,7 +185,7 @@ class StatusLine:
         fitting = [text for text in texts if len(text) <= room]
         self._handler.show_status((fitting or [text[:room] for text in texts[-1:]] or [""])[0])
         if not texts:
-            self._handler.flush()  # whoever prints next finds the line empty
+            self._handler.flush()  # the next to print finds the line empty
 
     def bar(self, share: float, characters: int) -> str:
         """Draw a bar of which that share, from 0 to 1, is full."""

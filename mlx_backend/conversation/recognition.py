@@ -2,8 +2,8 @@
 
 A known family's row (`dialects.detect`) says more than a response template can: what models of the family do wrong,
 what stays in a history, which words are its scale. So the family stays, as long as it reads a turn that is written as
-the response template says. Where it does not, the response template wins: markers are shared and inherited, and whoever
-wrote it knew what the model writes. One that cannot be used changes nothing.
+the response template says. Where it does not, the response template wins: markers are shared and inherited, and its
+author knew what the model writes. One that cannot be used changes nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A virtual token counter for each client, as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024): it
 counts the tokens that the client was served. A client that has had nothing waiting comes back at the level of those
-that wait now: what was not used is not saved up. So whoever sends one request waits for a request or two of each other
-client, however many those have sent. Knows no requests and no time.
+that wait now: what was not used is not saved up. So a client that sends one request waits for a request or two of
+each other client, however many those have sent. Knows no requests and no time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClientShare:
 
 
 class ClientShares:
-    """The shares of all clients, by name. Not thread-safe: belongs to whoever submits requests."""
+    """The shares of all clients, by name. Not thread-safe: belongs to the queue that takes requests."""
 
     def __init__(self) -> None:
         self._shares: OrderedDict[str, ClientShare] = OrderedDict()
@@ -62,7 +62,7 @@ class ClientShares:
 
 
 class WaitingShares:
-    """Which clients have requests that wait. Not thread-safe: belongs to whoever serves them."""
+    """Which clients have requests that wait. Not thread-safe: belongs to the queue that serves them."""
 
     def __init__(self) -> None:
         self._waiting: set[ClientShare] = set()

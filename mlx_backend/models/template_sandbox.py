@@ -1,6 +1,6 @@
 """Chat templates as programs: parsed, and run in Jinja's sandbox for a limited time.
 
-A template comes from whoever published the model. Here it is run on made-up messages to find out what it does with its
+A template comes from the model's publisher. Here it is run on made-up messages to find out what it does with its
 arguments, before any weights are loaded, and on a request by `mlx-backend render --template`; the prompts of requests
 that are answered are rendered by the model's own tokenizer. What it may put together is bounded (template_limits).
 

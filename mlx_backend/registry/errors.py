@@ -8,7 +8,7 @@ ModelError
 ├── ModelPinned          a pinned model cannot be unloaded
 └── InsufficientMemory   does not fit beside the models that must stay; `retry_after` is None if that is permanent
 
-A failed load raises its own EngineError instead. ConfigurationError is for whoever starts the server.
+A failed load raises its own EngineError instead. ConfigurationError is for the person who starts the server.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 Knows names, services and time; how a model is loaded is passed in. The states of a model are in `model_entry`, the lock
 and the rules for holding it in `pool_state`, who goes when memory is short in `eviction`.
 
-Whoever waits for a load counts as a user of the model from before it is ready until the lease is taken. Whoever waits
-for a model to finish unloading does not, or it never would.
+A request that waits for a load counts as a user of the model from before it is ready until the lease is taken. One that
+waits for a model to finish unloading does not, or it never would.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class UnloadResult(StrEnum):
 class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
-    `load(spec, progress)` runs on the loader's thread, takes as long as it likes and reports how far it is; whoever
-    shows that to people is told by `on_status`, in whatever thread. Without `memory`, any number of models of any size
+    `load(spec, progress)` runs on the loader's thread, takes as long as it likes and reports how far it is, which
+    `on_status` is called with, in any thread. Without `memory`, any number of models of any size
     may be loaded. `default_name` is for requests that name no model.
     """
 

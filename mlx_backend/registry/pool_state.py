@@ -2,7 +2,7 @@
 
 Every wait is on one of two conditions of that lock: `changed` (requests, the loader) and `unload_due` (the unloader).
 The lock is never held while something slow runs: an entry that is being loaded or unloaded is marked as such, the lock
-is released, and whoever needs that model waits for the mark to go.
+is released, and a request for that model waits for the mark to go.
 """
 
 from __future__ import annotations

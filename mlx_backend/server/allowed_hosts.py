@@ -1,8 +1,8 @@
 """Which host names the server answers to, so that no web page reaches it under a name of its own (DNS rebinding).
 
-A browser lets a page read what comes from the page's own name. Whoever owns a name can point it at 127.0.0.1 after the
-page is loaded, and then the page's own name is this server. So a request must name the server by an address, by a name
-that no stranger can register, or by one that the operator has allowed.
+A browser lets a page read what comes from the page's own name. Anyone who owns a name can point it at 127.0.0.1 after
+the page is loaded, and then the page's own name is this server. So a request must name the server by an address, by a
+name that no stranger can register, or by one that the operator has allowed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Whoever sent a request. Without `is_allowed` a key is needed, and the right one was not sent."""
+    """The sender of a request. Without `is_allowed` a key is needed, and the right one was not sent."""
 
     address: str = ""
     key: ApiKey | None = None

@@ -1,4 +1,4 @@
-"""The JSON objects that the server sends about itself, as types: for whoever builds one, and for /openapi.json."""
+"""The JSON objects that the server sends about itself, as types: for code that builds them, and for /openapi.json."""
 
 from typing import Literal, NotRequired, TypedDict
 

@@ -278,7 +278,7 @@ class Receiver:
         received = connection.received
         connection.rfile = io.BytesIO(received.framing.take())
         if received.admission is Admission.HEAVY:
-            received.is_waiting = True  # and watched: whoever leaves makes room
+            received.is_waiting = True  # and watched: a client that leaves makes room
             self._heavy.add(connection)
             self._dispatch_waiting()
         else:

@@ -1,7 +1,7 @@
 """One HTTP/1.1 request among the bytes of a connection: its head, its body's end, and whether it is well formed.
 
 h11 parses; what is ambiguous (two lengths, a length below zero, no Host) is refused and not interpreted. The request
-comes out again with its body's length stated, however the client framed it, so that whoever parses it next never
+comes out again with its body's length stated, however the client framed it, so that what parses it next never
 waits for a client. Knows no socket, no time, and nothing of what a request asks for.
 """
 

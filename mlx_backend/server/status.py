@@ -1,7 +1,7 @@
 """The server about itself: its name at /, /health, /ready and /metrics. None is part of an API.
 
-All but /metrics are open to everybody. On a server with a key, whoever does not send it learns that the server is there
-and whether it serves, and nothing of its models.
+All but /metrics are open to everybody. On a server with a key, a client that does not send it learns that the
+server is there and whether it serves, and nothing of its models.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class HealthHandler:
 
 
 class ReadyHandler:
-    """200 once a request would be answered without waiting for its model, for whoever sends requests to servers.
+    """200 once a request would be answered without waiting for its model, for a load balancer.
 
     That is when the default model is loaded, or is one that is loaded on demand, and the server is not being stopped.
     """

@@ -166,7 +166,7 @@ class TlsSocket:
 
     def _flush(self, *, wait: bool = False) -> None:
         """Send what OpenSSL has written: all of it within the timeout, or as much as there is room for."""
-        while self._sending.acquire(blocking=wait):  # whoever has it sends this too
+        while self._sending.acquire(blocking=wait):  # the thread that has it sends this too
             try:
                 with self._lock:
                     self._unsent += self._outgoing.read()

@@ -1,4 +1,4 @@
-"""`make fuzz MINUTES=10`: these tests with new examples, again and again until the time is over or something falls.
+"""`make fuzz MINUTES=10`: these tests with new examples, again and again until the time is over or something fails.
 
 What fell is kept in .hypothesis and tried first the next time. Cured, it is written down where examples.py says.
 """

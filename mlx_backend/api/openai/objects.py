@@ -1,4 +1,4 @@
-"""The JSON objects that this API sends, as types: for whoever builds one, and for /openapi.json.
+"""The JSON objects that this API sends, as types: for code that builds them, and for /openapi.json.
 
 Keys that are not required are left out where there is nothing to say; none of them is null then.
 """

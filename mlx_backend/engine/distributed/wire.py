@@ -112,7 +112,7 @@ def open_listener(addresses: Sequence[str], port: int) -> socket.socket:
 
 
 def accept(listener: socket.socket, authkey: bytes, *, timeout: float) -> Wire | None:
-    """Wait for a connection; None if whoever connects cannot authenticate. Raises TimeoutError.
+    """Wait for a connection; None if the other end cannot authenticate. Raises TimeoutError.
 
     The wire still has a timeout, for the caller to lift once the other end has identified itself.
     """

@@ -3,7 +3,7 @@
 The KV cache of a model with sliding windows (gpt-oss) cannot be cut back to an earlier position, so caches are stored
 as they stood at a checkpoint: the end of the system part, of the history, of the prompt, of the answer. One rule for
 every model: the longest cached prefix of a prompt is reused whole, never a part of one. What is cached is never
-changed: whoever reuses it gets arrays that are copied when they are first written to.
+changed: a sequence that reuses it gets arrays that are copied when they are first written to.
 
 Checkpoints of one conversation share what they have in common. Layers that hold every token are stored once, in the
 longest checkpoint, and are views of it in the others, which have only their sliding windows to themselves.
