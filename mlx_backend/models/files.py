@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 # The names under which configurations give a model's number of positions.
 CONTEXT_KEYS = (
     *("max_position_embeddings", "max_seq_len", "max_sequence_length"),
-    *("n_positions", "seq_length", "model_max_length"),
+    *("n_positions", "n_ctx", "seq_length", "model_max_length", "max_context_length"),
 )
+# Of one architecture: elsewhere the name says something else.
+_OWN_CONTEXT_KEYS = {"lille-130m": "block_size"}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MAX_JSON_BYTES = 16 << 20  # of a file that should be small
 _MAX_TEMPLATE_BYTES = 512 << 10  # the longest that are published have about 20 KiB
@@ -64,7 +66,8 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     Positions scaled with YaRN are counted as scaled; for other kinds of scaling the configured figure includes it.
     """
     config = of_text(config)
-    lengths = (config.get(key) for key in CONTEXT_KEYS)
+    own_key = _OWN_CONTEXT_KEYS.get(str(config.get("model_type")))
+    lengths = (config.get(key) for key in (*CONTEXT_KEYS, *([own_key] if own_key else ())))
     length = next((value for value in lengths if _is_count(value)), None)
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if length is None or not isinstance(scaling, dict):

@@ -6,6 +6,7 @@ Must run on the thread that will use the model. Knows nothing of requests.
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -201,11 +202,16 @@ def _context_length(config: Mapping[str, Any], network: Any) -> tuple[int, bool]
 
 
 def _default_context_length(network: Any) -> int | None:
-    """Return the context length among the arguments that a network, or its language model, was made with."""
-    for module in network.modules() if network is not None else ():
-        arguments = getattr(module, "args", None)
-        if is_dataclass(arguments):
-            described = {key: getattr(arguments, key, None) for key in model_files.CONTEXT_KEYS}
-            if (length := model_files.context_length(described)) is not None:
-                return length
+    """Return the context length among the arguments that a network, or its language model, was made with.
+
+    A network that does not keep them has the defaults of its architecture's `ModelArgs`.
+    """
+    if network is None:
+        return None
+    kept = (each for module in network.modules() for each in filter(is_dataclass, vars(module).values()))
+    defaults = getattr(sys.modules[type(network).__module__], "ModelArgs", None)
+    for arguments in (*kept, defaults):
+        described = {key: getattr(arguments, key, None) for key in model_files.CONTEXT_KEYS}
+        if (length := model_files.context_length(described)) is not None:
+            return length
     return None

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, weight_bytes
@@ -25,7 +25,7 @@ from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.warm_up import WarmUp
-from mlx_backend.errors import EngineError, first_line
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +46,7 @@ PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
+FIRST_TOKENS_KEPT = 4  # of a text that outgrows --max-kv-size, as in mlx-lm: much attention goes to them
 MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
 
 
@@ -126,19 +127,25 @@ class Runtime:
 
     def fresh_layers(self, adapter: str) -> LayerCaches:
         """Return empty caches for a prompt of which nothing is cached."""
-        options, network = self.options, self.networks[adapter]
-        if options.max_kv_size is not None and hasattr(network, "make_cache"):
+        options = self.options
+        layers: LayerCaches = make_prompt_cache(self.networks[adapter])
+        other = ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}))
+        if options.kv_bits is not None and options.max_kv_size is not None:
             raise EngineError(
-                "--max-kv-size is not possible with this model, which makes its own caches; limit the context "
-                "with --context-length instead."
+                "--kv-bits and --max-kv-size are not possible together: a cache of a limited size cannot be quantised. "
+                "Give one of them."
             )
-        layers: LayerCaches = make_prompt_cache(network, options.max_kv_size)
+        if options.max_kv_size is not None:
+            if other:
+                raise EngineError(
+                    f"--max-kv-size is not possible with this model: its {other} cannot be limited so; limit the "
+                    "context with --context-length instead."
+                )
+            return [RotatingKVCache(options.max_kv_size, keep=FIRST_TOKENS_KEPT) for _ in layers]
         if options.kv_bits is None:
             return layers
-        if other := sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}):
-            raise EngineError(
-                f"--kv-bits is not possible with this model: its {', '.join(other)} cannot be quantised."
-            )
+        if other:
+            raise EngineError(f"--kv-bits is not possible with this model: its {other} cannot be quantised.")
         return [
             layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers
         ]
@@ -174,15 +181,13 @@ class Runtime:
         try:
             mx.eval(network(tokens, cache=layers))
         except Exception as error:
-            if self.options.kv_bits is None:
+            options = self.options
+            if options.kv_bits is None and options.max_kv_size is None:
                 raise
             mx.eval(
                 network(tokens, cache=make_prompt_cache(network))
             )  # raises if the caches are not the reason
-            raise EngineError(
-                f"--kv-bits is not possible with this model: its layers cannot run on caches of {self.options.kv_bits} "
-                f"bits in groups of {self.options.kv_group_size} ({first_line(error)}). Start the server without it."
-            ) from error
+            raise EngineError(_cache_refusal(options, error)) from error
 
     def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:
         """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
@@ -273,6 +278,25 @@ def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
             f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
         )
     log.info("The context is %d tokens, as given: the model states none.", limit)
+
+
+def _cache_refusal(options: EngineOptions, error: Exception) -> str:
+    """Say in words why a network that runs on its own caches does not on those that were asked for."""
+    if options.kv_bits is None:
+        return (
+            "--max-kv-size is not possible with this model: its layers cannot run on caches of a limited size. Start "
+            "the server without it."
+        )
+    text = (
+        "--kv-bits is not possible with this model: its layers cannot run on caches of "
+        f"{options.kv_bits} bits in groups of {options.kv_group_size}"
+    )
+    if "[quantize]" in str(error):
+        return (
+            f"{text}, because the sizes of its keys and values are not multiples of that. Try a smaller "
+            "--kv-group-size, or start the server without --kv-bits."
+        )
+    return f"{text}, because its attention reads only plain ones. Start the server without it."
 
 
 class _SizeCheck:

@@ -3,13 +3,16 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm.models
 import pytest
+from architectures import write
 from engine_models import write_adapter, write_model, write_random
 
 from mlx_backend.device import Device
@@ -170,18 +173,75 @@ GEMMA3 = {
 }
 
 
+def silenced(folder: Path) -> Path:
+    """Take the context length out of a model's config.json."""
+
+    def without(config: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in config.items() if name not in model_files.CONTEXT_KEYS}
+        return kept | ({"text_config": without(kept["text_config"])} if "text_config" in kept else {})
+
+    file = folder / "config.json"
+    file.write_text(json.dumps(without(json.loads(file.read_text()))))
+    return folder
+
+
 def test_a_file_without_a_context_length_leaves_the_architectures_own_which_may_be_raised(
     tmp_path: Path,
 ) -> None:
+    """Gemma 3 as Google publishes it: 4B and larger state a rotation, and no length."""
     model = write_random(tmp_path, GEMMA3, seed=3)
     config = json.loads((model / "config.json").read_text())
-    del config["max_position_embeddings"]
+    config["text_config"]["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
     (model / "config.json").write_text(json.dumps(config))
-    with load_engine(model) as engine:
+    with load_engine(silenced(model)) as engine:
         assert engine.context_length == 32_768, "mlx-lm's default for gemma3_text"
-    with load_engine(model, context_length=131_072) as engine:
-        assert engine.context_length == 131_072
+    for given in (100, 32_768, 131_072):
+        with load_engine(model, context_length=given) as engine:
+            assert engine.context_length == given
 
 
-def test_kimi_linears_key_states_a_context_length() -> None:
-    assert model_files.context_length({"model_max_length": 1_048_576}) == 1_048_576
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("plamo3", 2048), ("youtu_llm", 131_072), ("qwen3_5", 131_072), ("kimi_vl", 2048), ("llama", 4096)],
+    ids=["kept as config", "not kept by the network", "in a text_config", "of a class of its own", "none"],
+)
+def test_wherever_a_network_has_its_arguments_their_context_length_is_found_and_is_a_guess(
+    tmp_path: Path, name: str, length: int
+) -> None:
+    loaded = load_model(silenced(write(tmp_path, name)))
+    assert (loaded.context_length, loaded.states_context_length) == (length, False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "kimi_linear", "model_max_length": 1_048_576},
+        {"model_type": "openelm", "max_context_length": 1_048_576},
+        {"model_type": "lille-130m", "block_size": 1_048_576},
+        {"model_type": "kimi_vl", "text_config": {"max_position_embeddings": 1_048_576}},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_an_architectures_own_key_states_a_context_length(config: dict[str, Any]) -> None:
+    assert model_files.context_length(config) == 1_048_576
+
+
+def test_the_size_of_blocks_is_no_context_length_of_other_architectures() -> None:
+    assert model_files.context_length({"model_type": "minimax_m3_vl", "block_size": 64}) is None
+
+
+def test_no_architecture_of_mlx_lm_has_a_context_length_under_a_name_that_is_not_known() -> None:
+    names = {
+        name
+        for folder in mlx_lm.models.__path__
+        for file in Path(folder).glob("*.py")
+        for name in re.findall(
+            r"^    (\w*(?:position|seq|ctx|context|max_len|block_size)\w*): *(?:Optional\[)?int",
+            file.read_text(),
+            re.MULTILINE,
+        )
+    }
+    blocks = {"attn_res_block_size", "blocksparse_block_size", "candidate_block_size", "index_block_size"}
+    unknown = names - {*model_files.CONTEXT_KEYS, "block_size", "original_max_position_embeddings"} - blocks
+    assert names >= {"max_position_embeddings", "model_max_length", "n_positions"}
+    assert not unknown

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import write
 from engine_models import write_adapter, write_mamba, write_model, write_qwen, write_random
 from engine_requests import TEXT, reply_tokens, request_for, together
 from tolerances import check_replies
@@ -98,10 +99,53 @@ def test_quantised_caches_are_refused_in_words_where_the_models_layers_cannot_ru
     }
     config |= {"num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5}
     gemma = write_random(tmp_path / "gemma2", {"model_type": "gemma2", **config}, seed=4)
-    with pytest.raises(EngineError, match=r"^--kv-bits is not possible .* cannot run on caches of 8 bits"):
+    plain = (
+        r"^--kv-bits is not possible with this model: .* attention reads only plain ones. Start the server"
+    )
+    with pytest.raises(EngineError, match=plain):
         load_engine(gemma, kv_bits=8)
-    with pytest.raises(EngineError, match=r"^--kv-bits is not possible .* in groups of 128"):
+    groups = (
+        r"^--kv-bits is not possible .* in groups of 128, because .* Try a smaller --kv-group-size, or .*\.$"
+    )
+    with pytest.raises(EngineError, match=groups):
         load_engine(qwen, kv_bits=8, kv_group_size=128)
+    with pytest.raises(EngineError, match="--kv-bits and --max-kv-size are not possible together"):
+        load_engine(qwen, kv_bits=8, max_kv_size=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "caches"),
+    [
+        ("mamba2", {"kv_bits": 8}, "ArraysCache"),
+        ("gemma3_text", {"kv_bits": 8}, "RotatingKVCache"),
+        ("falcon_h1", {"kv_bits": 8}, "CacheList"),
+        ("llama4", {"kv_bits": 8}, "ChunkedKVCache"),
+        ("deepseek_v41", {"kv_bits": 8}, "LayerCache"),
+        ("mamba2", {"max_kv_size": 64}, "ArraysCache"),
+        ("gemma3_text", {"max_kv_size": 64}, "RotatingKVCache"),
+        ("falcon_h1", {"max_kv_size": 64}, "CacheList"),
+        ("llama4", {"max_kv_size": 64}, "ChunkedKVCache"),
+        ("deepseek_v41", {"max_kv_size": 64}, "LayerCache"),
+    ],
+)
+def test_every_kind_of_cache_that_cannot_be_quantised_or_limited_is_refused_by_its_name(
+    tmp_path: Path, name: str, option: dict[str, Any], caches: str
+) -> None:
+    words = rf"^--(kv-bits|max-kv-size) is not possible with this model: its .*{caches}.* cannot be .*\.$"
+    with pytest.raises(EngineError, match=words):
+        load_engine(write(tmp_path, name), **option)
+
+
+def test_a_sliding_context_is_possible_where_a_model_makes_plain_caches_itself(tmp_path: Path) -> None:
+    """As Llama's, which makes windows only for some configurations."""
+    model = write(tmp_path, "llama")
+    asked = GenerationRequest(prompt=list(range(20, 52)), max_tokens=60, checkpoints=(11, 20))
+    with load_engine(model, max_kv_size=32, cache_bytes=0) as whole:
+        expected = reply_tokens(whole, asked)
+    with load_engine(model, max_kv_size=32, prefill_chunk=7) as engine:
+        assert [reply_tokens(engine, asked) for _ in range(2)] == [expected] * 2
+    with pytest.raises(EngineError, match="its RotatingKVCache cannot be limited"):
+        load_engine(write(tmp_path / "windows", "llama, windows"), max_kv_size=32)
 
 
 def test_replies_with_quantised_caches_are_decoded_one_by_one_and_their_prefixes_are_cached(
@@ -133,7 +177,7 @@ def test_a_model_without_windows_generates_the_same_alone_in_a_batch_and_from_ca
 def test_a_sliding_context_is_honoured_where_the_model_has_none_of_its_own_and_refused_elsewhere(
     windowed: Path, qwen: Path
 ) -> None:
-    with pytest.raises(EngineError, match=r"--max-kv-size is not possible .* limit the context"):
+    with pytest.raises(EngineError, match=r"its RotatingKVCache cannot be limited so; limit the context"):
         load_engine(windowed, max_kv_size=64)
     with load_engine(qwen, max_kv_size=32) as engine:
         requests = [request_for(engine, TEXT * count, count=60) for count in (1, 2)]
