@@ -30,7 +30,7 @@ def start_lines(
 ) -> list[str]:
     """Return the lines for a server at `url`. `demo`: its model is the demonstration model, for want of another."""
     first, *others = models.statuses()
-    port = url.rpartition(":")[2]
+    scheme, port = url.partition(":")[0], url.rpartition(":")[2]
     lines = [f"Model {first.name}"]
     address, body = _EXAMPLES[models.model_type(first.name)]
     if effort := models.describe(first.name).default_effort:
@@ -46,6 +46,8 @@ def start_lines(
     has_key = settings.api_key or settings.api_keys or settings.api_key_file
     if settings.host in _LOOPBACK:
         hint = HINT_ON_A_MAC if is_mac else HINT_ELSEWHERE
+        if has_key:
+            hint = hint.replace(" --api-key KEY", "")
     elif not has_key:
         lines.append(
             f"  Everyone who can reach this address can use it: set --api-key or ${variable_of('--api-key')}."
@@ -53,6 +55,6 @@ def start_lines(
     key = ' -H "Authorization: Bearer $KEY"' if has_key else ""
     return [
         *lines,
-        f"  Dify in Docker: http://host.docker.internal:{port}/v1{hint}",
+        f"  Dify in Docker: {scheme}://host.docker.internal:{port}/v1{hint}",
         f"  Try: curl {url}{address}{key} -H 'Content-Type: application/json' -d '{body}'",
     ]

@@ -12,7 +12,9 @@ from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.settings import Settings
 
 
-def dify_line(*, is_mac: bool, host: str = "127.0.0.1", api_key: str | None = None) -> tuple[str, str]:
+def dify_line(
+    *, is_mac: bool, host: str = "127.0.0.1", api_key: str | None = None, scheme: str = "http"
+) -> tuple[str, str]:
     """The line for Dify, and all of them."""
     models = MultiModelRegistry(
         Catalogue([ModelSpec(name="demo", source=str(MODEL_PATH))]),
@@ -22,7 +24,7 @@ def dify_line(*, is_mac: bool, host: str = "127.0.0.1", api_key: str | None = No
         default_name="demo",
     )
     settings = Settings(host=host, api_key=api_key)
-    lines = start_lines(f"http://{host}:8080", models, settings, demo=True, is_mac=is_mac)
+    lines = start_lines(f"{scheme}://{host}:8080", models, settings, demo=True, is_mac=is_mac)
     models.stop()
     (line,) = [each for each in lines if "Dify in Docker" in each]
     return line, "\n".join(lines)
@@ -40,6 +42,14 @@ def test_docker_on_linux_cannot_reach_loopback() -> None:
     assert (
         "(start with --host 0.0.0.0 --api-key KEY so that containers can reach it)"
         in dify_line(is_mac=False)[0]
+    )
+
+
+def test_a_server_with_a_certificate_and_a_key_is_told_neither_http_nor_to_set_one() -> None:
+    line, _ = dify_line(is_mac=True, scheme="https", api_key="secret")
+    assert line == (
+        "  Dify in Docker: https://host.docker.internal:8080/v1 "
+        "(if the container cannot reach it, start with --host 0.0.0.0)"
     )
 
 
