@@ -125,7 +125,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     if in_use := port_in_use(settings.host, settings.port):
         return _failed(in_use)
     server = Server(
-        settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=2, tls=tls
+        settings.host, settings.port, app, requests=requests, limits=limits, shutdown_seconds=1, tls=tls
     )
     try:
         server.prepare()

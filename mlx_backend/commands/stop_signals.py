@@ -54,6 +54,7 @@ class StopSignals:
         self._events, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         self._is_ending = False
+        self._status = 0
 
     def __enter__(self) -> Self:
         # nohup has SIGHUP ignored: that it does not stop the server is what was wanted.
@@ -66,10 +67,12 @@ class StopSignals:
     def __exit__(
         self,
         _type: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
         if self._is_ending:  # signals are waited for until the process is gone
+            if error is None:
+                _end_process(self._status)
             return
         signal.set_wakeup_fd(self._descriptor)
         for number, handler in self._before.items():
@@ -103,12 +106,14 @@ class StopSignals:
         return first
 
     def end_process(self, *, after: float, status: int) -> None:
-        """End the process at the next signal, and at the latest after so many seconds, with `status`. Returns at once.
+        """End the process with `status`: at the end of this object's block, at the next signal, or after so many seconds.
 
-        Threads in foreign code (a file that is loaded, a grammar that is compiled) cannot be interrupted, and Python
-        would wait for them.
+        Returns at once. The process ends without the interpreter's own end, which frees every object, in a second or
+        more, and waits for threads: those in foreign code (a file that is loaded, a grammar that is compiled) cannot be
+        interrupted.
         """
         self._is_ending = True
+        self._status = status
         self._on_hangup = None
         self._has_hung_up = True
         threading.Thread(target=self._end, args=(after, status), name="end", daemon=True).start()
@@ -117,8 +122,13 @@ class StopSignals:
         event = self.wait(seconds)
         while event is not None and event not in _SIGNALS:
             event = self.wait(seconds)
-        logging.shutdown()
-        os._exit(status if event is None else 128 + event)
+        _end_process(status if event is None else 128 + event)
+
+
+def _end_process(status: int) -> None:
+    """Write out what was logged, and end the process at once. What was printed has been written."""
+    logging.shutdown()
+    os._exit(status)
 
 
 def _has_terminal() -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.conversation.effort import EFFORT_OF, Effort, fold, from_budget, parse_effort
@@ -50,12 +51,13 @@ def take_lines(messages: Sequence[Mapping[str, Any]]) -> Lines:
     """
     efforts: list[Effort] = []
     unknown: list[str] = []
+    effort_of = cache(lambda word: EFFORT_OF.get(fold(word.rstrip("."))))
 
     def take(text: str) -> str:
         left: list[str] = []
         end = 0
         for match in _LINE.finditer(text):
-            effort = EFFORT_OF.get(fold(match[1].rstrip(".")))
+            effort = effort_of(match[1])
             if effort is not None:
                 efforts.append(effort)
                 left.append(text[end : match.start()].rstrip(" \t"))
@@ -64,9 +66,7 @@ def take_lines(messages: Sequence[Mapping[str, Any]]) -> Lines:
                 unknown.append(match[1])
         if not left:
             return text
-        # The line goes with its line break; paragraphs keep one empty line between them.
-        text = re.sub(r"\n*\0\n*", _line_gap, "\0".join([*left, text[end:]]))
-        return text.strip("\r\n")
+        return _joined([*left, text[end:]]).strip("\r\n")
 
     rewritten: list[dict[str, Any]] = []
     for message in messages:
@@ -86,10 +86,19 @@ def take_lines(messages: Sequence[Mapping[str, Any]]) -> Lines:
     return Lines(rewritten, efforts, unknown)
 
 
-def _line_gap(match: re.Match[str]) -> str:
-    """Return what replaces a line that was taken: as many line breaks as the wider side had, at most two."""
-    before, _, after = match.group().partition("\0")
-    return "\n" * min(2, max(before.count("\n"), after.count("\n")))
+def _joined(parts: Sequence[str]) -> str:
+    """Join what stood around lines that were taken: a line goes with its line break.
+
+    Between two parts there are as many line breaks as the wider side had, at most two: paragraphs keep an empty line.
+    """
+    joined: list[str] = []
+    rest = parts[0]
+    for part in parts[1:]:
+        before, behind = rest.rstrip("\n"), part.lstrip("\n")
+        breaks = max(len(rest) - len(before), len(part) - len(behind))
+        joined += [before, "\n" * min(2, breaks)]
+        rest = behind
+    return "".join([*joined, rest])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +149,7 @@ def resolve(
     A background request gets the model's lowest effort, unless it states one itself.
     """
     lines = take_lines(messages)
-    sources: _Sources = [("system prompt", effort) for effort in reversed(lines.efforts)]
+    sources: _Sources = [("system prompt", effort) for effort in dict.fromkeys(reversed(lines.efforts))]
     stated, switched_on = _fields(request, scale)
     switched_on = [(name, scale.on or effort) for name, effort in switched_on]
     defaults = [

@@ -8,10 +8,12 @@ that begins with `<` (or `◁`), and no dialect.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Sequence
 
 type Span = tuple[int, int]
 
@@ -45,9 +47,10 @@ def code_spans(text: str) -> list[Span]:
     return [match.span() for match in _CODE.finditer(text)]
 
 
-def is_within(spans: Collection[Span], position: int) -> bool:
-    """Whether a position lies in one of the spans."""
-    return any(start <= position < end for start, end in spans)
+def is_within(spans: Sequence[Span], position: int) -> bool:
+    """Whether a position lies in one of the spans, which are in order and do not overlap."""
+    at = bisect_right(spans, position, key=itemgetter(0)) - 1
+    return at >= 0 and position < spans[at][1]
 
 
 def is_quoted(text: str, position: int) -> bool:

@@ -28,6 +28,10 @@ class ConnectionCount:
         self._of_network[network] += 1
         return self._of_network[network] <= self._most or self._proxies.include(address)
 
+    def of(self, address: str) -> int:
+        """Return how many there are from there; from a trusted proxy each is a client of its own."""
+        return 1 if self._proxies.include(address) else self._of_network[network_of(address)]
+
     def remove(self, address: str) -> None:
         """Count a connection no longer."""
         network = network_of(address)

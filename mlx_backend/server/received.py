@@ -68,6 +68,11 @@ class Received:
         """For a worker: all of the request has arrived."""
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing of a request has arrived since the last one was answered."""
+        return self.started is None and self.discard_until is None
+
+    @property
     def is_whole(self) -> bool:
         """Whether all of the request was received, so that the next may follow on the connection."""
         return self.framing.is_complete

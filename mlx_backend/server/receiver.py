@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.server.connection_count import ConnectionCount
 from mlx_backend.server.disconnects import has_left, has_room
+from mlx_backend.server.giving_way import giving_way
 from mlx_backend.server.held_bytes import HeldBytes
 from mlx_backend.server.receive_limits import Admission
 from mlx_backend.server.received import Received
@@ -42,6 +43,7 @@ _PIECE = 64 * 1024
 _ACCEPTED_AT_ONCE = 64
 _RETRY_ACCEPT_SECONDS = 0.5
 _LOG_SECONDS = 60.0
+_TOO_MANY = "There are too many connections to this server; try again later."
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -176,8 +178,8 @@ class Receiver:
         self._connections[connection] = None
         if not self._count.add(host):
             self._reject(connection, f"There are too many connections from {host}; close some first.")
-        elif len(self._connections) > limits.max_connections and not self._close_idle_connection():
-            self._reject(connection, "There are too many connections to this server; try again later.")
+        elif len(self._connections) > limits.max_connections and not self._make_room(host):
+            self._reject(connection, _TOO_MANY)
         else:
             self._register(connection)
             self._receive(connection)
@@ -189,13 +191,15 @@ class Receiver:
             connection.socket.recv(_PIECE)  # what is left unread when it is closed would reset it
         self._drop(connection)
 
-    def _close_idle_connection(self) -> bool:
-        for connection in self._connections:
-            received = connection.received
-            if received.is_registered and not received.framing.has_begun and received.discard_until is None:
-                self._drop(connection)
-                return True
-        return False
+    def _make_room(self, address: str) -> bool:
+        """Close a connection for a new one of this address; False if there is none that should give way."""
+        if (found := giving_way(self._connections, self._count, address)) is None:
+            return False
+        if found.received.is_idle or found.received.discard_until is not None:
+            self._drop(found)
+        else:
+            self._reject(found, _TOO_MANY)
+        return True
 
     # Receiving.
 

@@ -27,6 +27,7 @@ from mlx_backend.server.disconnects import DisconnectWatcher
 from mlx_backend.server.fair_dispatch import FairDispatch
 from mlx_backend.server.file_limit import connections_within_file_limit
 from mlx_backend.server.receiver import Receiver
+from mlx_backend.server.response_writer import STALL_SECONDS, ResponseWriter
 from mlx_backend.server.tls import TlsSocket
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ ON_DISCONNECT = "mlx_backend.on_disconnect"
 SPARE_THREADS = 16
 """Half of them are for light requests alone; of the other half some are never one client's."""
 BACKLOG = 512
-SEND_SECONDS = 60
-"""How long sending may stall because the client does not read."""
+_END_SECONDS = 1
+"""How long a request whose connection was ended may take to notice it."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -96,6 +97,11 @@ def _refusal(server: Any, status: int, message: str) -> bytes:
         f"Server: {server.server_name}\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode("latin-1") + payload
+
+
+def _make_file(connection: Any, mode: str, buffer_size: int) -> Any:
+    """Make a file of one direction of a connection. What is received, the receiver puts in place of the other."""
+    return ResponseWriter(connection) if "w" in mode else MakeFile(connection, mode, buffer_size)
 
 
 class _Connection(HTTPConnection):
@@ -158,7 +164,7 @@ class Server(wsgi.Server):
             numthreads=requests + SPARE_THREADS,
             server_name=f"mlx-backend/{__version__}",
             request_queue_size=BACKLOG,
-            timeout=SEND_SECONDS,
+            timeout=STALL_SECONDS,
             shutdown_timeout=shutdown_seconds,
         )
         self.gateway = _Gateway
@@ -192,20 +198,25 @@ class Server(wsgi.Server):
         self.disconnects.start()
 
     def stop(self) -> None:
-        """Stop accepting, give running requests `shutdown_seconds`, close what is left."""
+        """Stop accepting, give running requests `shutdown_seconds`, close what is left.
+
+        Threads that do not notice, because foreign code computes in them, are not waited for.
+        """
         if not self.ready:
             return
-        # cheroot ends what is still received, but waits for what is still sent.
-        abort = threading.Timer(self.shutdown_timeout, self.receiver.abort)
-        abort.start()
-        super().stop()
-        abort.cancel()
+        # cheroot waits for its threads without a limit; what is still sent has to be ended from here.
+        stopping = threading.Thread(target=super().stop, name="stop", daemon=True)
+        stopping.start()
+        stopping.join(self.shutdown_timeout)
+        if stopping.is_alive():
+            self.receiver.abort()
+            stopping.join(_END_SECONDS)
         self.disconnects.stop()
 
     def _connect(self, accepted: socket.socket, address: Any) -> _Connection:
         tls = self.tls
         channel = accepted if tls is None else tls.wrap(accepted)
-        connection = _Connection(self, channel, MakeFile)
+        connection = _Connection(self, channel, _make_file)
         connection.remote_addr, connection.remote_port = address[:2]
         return connection
 

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import json
 import socket
+import sys
 import threading
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,23 @@ def test_an_idle_connection_makes_room_for_a_new_one(stack: ExitStack) -> None:
     assert idle.recv(1) == b""
     busy.sendall(b"th HTTP/1.1\r\nHost: test\r\n\r\n")
     assert answer(busy)[0] == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.1 alone is an address of the loopback here")
+def test_addresses_with_many_connections_keep_nobody_else_out(stack: ExitStack) -> None:
+    started = start(stack, max_connections=4, max_connections_of_address=3)
+    hostile = []
+    for address in ("127.0.0.2", "127.0.0.3") * 2:
+        connection = stack.enter_context(socket.socket())
+        connection.bind((address, 0))
+        connection.settimeout(60)
+        connection.connect(started.server.address)
+        connection.sendall(b"GET /heal")
+        hostile.append(connection)
+    assert answer(started.connect(HEALTH))[0] == 200
+    assert message(hostile[0]) == (503, "There are too many connections to this server; try again later.")
+    hostile[1].sendall(b"th HTTP/1.1\r\nHost: test\r\n\r\n")  # the others stay
+    assert answer(hostile[1])[0] == 200
 
 
 def test_bodies_that_are_too_much_together_are_refused(stack: ExitStack) -> None:

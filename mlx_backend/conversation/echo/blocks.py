@@ -38,7 +38,7 @@ _ANY_CLOSER = re.compile(rf"</({_TAGS})\s*>", re.IGNORECASE)
 _INNER_BLOCK = re.compile(r"<think>\n(.*?)\n</think>\n?", re.DOTALL)
 
 _DETAILS = re.compile(
-    r"(?<![ \t])[ \t]*<details\b(?=[^>]*\stype=([\"'])(?P<type>reasoning|tool_calls)\1)(?P<attributes>[^>]*)>"
+    r"(?<![ \t])[ \t]*<details\b(?=[^<>]*\stype=([\"'])(?P<type>reasoning|tool_calls)\1)(?P<attributes>[^<>]*)>"
     # Lines behind `>` may hold tags of their own: the block ends at the first line without it.
     r"(?P<body>\s*<summary>[^<]*</summary>[ \t]*\n(?:[ \t]*(?:(?:>|&gt;)[^\n]*)?\n)+(?=</details>)|.*?)"
     r"(?:</details>\n?|\Z)",
@@ -92,7 +92,7 @@ def _segments(text: str) -> Iterator[Echo]:
 
 
 def _parse_display(attributes: str, body: str) -> Display:
-    written = re.findall(r"([\w-]+)=([\"'])(.*?)\2", attributes, re.DOTALL)
+    written = re.findall(r"(?<![\w-])([\w-]+)=([\"'])(.*?)\2", attributes, re.DOTALL)
     values = {name: html.unescape(value) for name, _, value in written}
     call = ToolCall(values.get("name", "") or "tool", _json_string(values.get("arguments", "")) or "{}")
     # The result stands in an attribute, or, since some version, behind the summary.

@@ -51,7 +51,7 @@ STRIPPED_SEAM = "assistantfinal"
 _STRIPPED = re.compile(r"\s*(?:analysis.*)?assistantfinal(?=\S)|\s*analysis.*assistantfinal", re.DOTALL)
 _ANOTHER_ROLE = re.compile(r"(?:<\|end\|>)?\s*<\|start\|>\s*(?:user|system|developer)\b")
 _RESULT = re.compile(
-    r"\s*<\|start\|>\s*(?!assistant|user|system|developer)[\w.:-]+[^<\n]*(?:<\|channel\|>[^<\n]*)?<\|message\|>"
+    r"\s*<\|start\|>\s*(?!assistant|user|system|developer)[\w.:-]++[^<\n]*(?:<\|channel\|>[^<\n]*)?<\|message\|>"
     r"(?P<text>.*?)(?:<\|end\|>|(?=<\|start\|>)|\Z)",
     re.DOTALL,
 )
