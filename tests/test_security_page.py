@@ -15,7 +15,7 @@ from mlx_backend.conversation.json_values import MAX_DEPTH
 from mlx_backend.registry.loader import MAX_QUEUED
 from mlx_backend.server.preparations import MAX_LARGE
 from mlx_backend.server.receive_limits import ReceiveLimits
-from mlx_backend.server.wsgi_server import SEND_SECONDS
+from mlx_backend.server.response_writer import MIN_BYTES_PER_SECOND, STALL_SECONDS
 from mlx_backend.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[1] / "SECURITY.md").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def test_every_option_on_the_page_is_one() -> None:
                 f"{R.body_seconds / 60:g} minutes",
             ],
         ),
-        ("a client that does not read its answer", [f"{SEND_SECONDS} s"]),
+        ("a client that reads its answer slowly", [f"{STALL_SECONDS:g} s", f"{MIN_BYTES_PER_SECOND} bytes"]),
         ("idle connections", [f"{R.idle_seconds:g} s"]),
         ("connections |", [f"{R.max_connections:,}", f"{R.max_connections_of_address:,}"]),
         ("waiting for a model to load", [WORDS[int(S.load_seconds)], f"{MAX_QUEUED} models"]),

@@ -9,19 +9,22 @@ MAX_DEPTH = 100
 """Levels. Tool schemas of real applications have under 20; Python's own recursion ends near 1,000."""
 
 
+_NESTING = (dict, list)
+
+
 def is_too_deep(value: Any, max_depth: int = MAX_DEPTH) -> bool:
     """Whether lists and objects are nested in each other more than `max_depth` levels. Does not recurse."""
-    level = [value]
-    for _ in range(max_depth + 1):
+    level = [value] if isinstance(value, _NESTING) else []
+    for _ in range(max_depth):
+        if not level:
+            return False
         level = [
             inner
             for outer in level
-            if isinstance(outer, dict | list)
             for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, _NESTING)
         ]
-        if not level:
-            return False
-    return True
+    return bool(level)
 
 
 def json_type(value: Any) -> str:

@@ -73,12 +73,11 @@ class DetokenizeBody(Body):
         """Return the text, control tokens included."""
         tokenizer = service.engine.tokenizer
         size = tokenizer.vocabulary_size
-        for at, token in enumerate(self.tokens):
-            if token >= size:
-                raise refuse(
-                    f"tokens[{at}]: {token} is not a token id of this model (0 to {size - 1}).",
-                    f"tokens[{at}]",
-                )
+        if max(self.tokens, default=0) >= size:
+            at, token = next((at, token) for at, token in enumerate(self.tokens) if token >= size)
+            raise refuse(
+                f"tokens[{at}]: {token} is not a token id of this model (0 to {size - 1}).", f"tokens[{at}]"
+            )
         return tokenizer.decode(self.tokens)
 
 

@@ -212,8 +212,9 @@ class MLXTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special tokens included."""
-        text: str = self._with_control.decode(list(tokens), skip_special_tokens=False)
-        return text
+        # As with encoding: the batch call releases the interpreter lock.
+        texts: list[str] = self._with_control.decode_batch([list(tokens)], skip_special_tokens=False)
+        return texts[0]
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that a token stands for; they need not be whole characters."""
