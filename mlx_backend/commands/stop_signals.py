@@ -106,7 +106,7 @@ class StopSignals:
         return first
 
     def end_process(self, *, after: float, status: int) -> None:
-        """End the process with `status`: at the end of this object's block, at the next signal, or after so many seconds.
+        """End the process with `status`: when this object's block ends, at the next signal, or after so many seconds.
 
         Returns at once. The process ends without the interpreter's own end, which frees every object, in a second or
         more, and waits for threads: those in foreign code (a file that is loaded, a grammar that is compiled) cannot be

@@ -1,4 +1,4 @@
-"""Which connection is closed for a new one when there are too many. Knows connections by their addresses; closes none."""
+"""Which connection gives way to a new one when there are too many. Knows connections by address; closes none."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def giving_way(
     """Return the connection that gives way to a new one of `address`; None if there is none that should.
 
     One that is idle, or that still sends its request and is of an address with more connections than the new one's; of
-    these one of the address with the most. `connections` are in the order in which they came, `of_address` says how many
-    each address has.
+    these one of the address with the most. `connections` are in the order in which they came, `of_address` says how
+    many each address has.
     """
     found: Connection | None = None
     best = (0, False)

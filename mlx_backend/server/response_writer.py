@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.server.tls import TlsSocket
 
-STALL_SECONDS = 60.0
+STALL_SECONDS = 60
 MIN_BYTES_PER_SECOND = 128
 """A stream has 200 bytes a token and more: whoever takes less than this falls behind the slowest of models."""
 _PIECE = 64 * 1024
@@ -37,9 +37,9 @@ class ResponseWriter:
         self._min_bytes_per_second = min_bytes_per_second
         self.bytes_written = 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, payload: bytes) -> int:
         """Send all of it; return its length."""
-        rest = memoryview(data)
+        rest = memoryview(payload)
         while rest:
             self._connection.settimeout(self._seconds_left)
             started = time.monotonic()
@@ -50,7 +50,7 @@ class ResponseWriter:
             self._seconds_left = min(left, self._stall_seconds)
             self.bytes_written += sent
             rest = rest[sent:]
-        return len(data)
+        return len(payload)
 
     def flush(self) -> None:
         """Do nothing: what is written is sent."""

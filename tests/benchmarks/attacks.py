@@ -272,9 +272,7 @@ def intersections(start: int) -> dict[str, Any]:
         patterns = [{"pattern": f"^(a|b)*a(a|b){{{at + seed % 7}}}$"} for at in range(29)]
         return {"type": "object", "properties": {f"x{seed}": {"type": "string", "allOf": patterns}}}
 
-    return chat(
-        "hello", tools=[tool(at, schema(start + at)) for at in range(30)], tool_choice="required"
-    )
+    return chat("hello", tools=[tool(at, schema(start + at)) for at in range(30)], tool_choice="required")
 
 
 def tool_messages(count: int) -> Iterator[dict[str, Any]]:
@@ -310,7 +308,15 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "choices": lambda: requests(20, [chat("hello", guided_choice=choices(at)) for at in range(20)]),
     "effort lines": lambda: requests(
         2,
-        [{"messages": [{"role": "system", "content": "Reasoning: high\n" * 480_000}, *chat("hi")["messages"]]}] * 2,
+        [
+            {
+                "messages": [
+                    {"role": "system", "content": "Reasoning: high\n" * 480_000},
+                    *chat("hi")["messages"],
+                ]
+            }
+        ]
+        * 2,
     ),
     "messages": lambda: requests(2, [{"messages": dialogue(50_000), "max_tokens": 8}] * 2),
     "tool messages": lambda: requests(2, [{"messages": [*tool_messages(8_000)], "max_tokens": 8}] * 2),

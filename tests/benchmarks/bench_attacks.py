@@ -287,13 +287,19 @@ def counted(words: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"one of: {', '.join(ATTACKS)}; all by default")
-    parser.add_argument("--tree", type=Path, nargs="+", default=[ROOT], help="checkouts of the project, in turn")
+    parser.add_argument(
+        "attacks", nargs="*", metavar="ATTACK", help=f"one of: {', '.join(ATTACKS)}; all by default"
+    )
+    parser.add_argument(
+        "--tree", type=Path, nargs="+", default=[ROOT], help="checkouts of the project, in turn"
+    )
     parser.add_argument("--seconds", type=float, default=30, help="how long an attack lasts at most")
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
-    print("attack | chats wait (median, longest) | /health | errors | the attack's answers | memory (most, after) | stop")
+    print(
+        "attack | chats wait (median, longest) | /health | errors | the attack's answers | memory (most, after) | stop"
+    )
     for attack in options.attacks or ATTACKS:
         for tree in options.tree:
             print(f"{attack} [{tree.name}] | {measure(tree, attack, options.seconds)}", flush=True)

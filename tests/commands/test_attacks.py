@@ -54,7 +54,9 @@ def test_a_text_takes_as_long_as_it_is(server: ServerProcess, name: str) -> None
     role, text = REREAD[name]
     question = {"role": "user", "content": "What is the capital of France?"}
     status, body = call(
-        server, "/v1/chat/completions", {"messages": [{"role": role, "content": text}, question], "max_tokens": 8}
+        server,
+        "/v1/chat/completions",
+        {"messages": [{"role": role, "content": text}, question], "max_tokens": 8},
     )
     assert status == 200 or body["error"]["code"] == "context_length_exceeded"
     assert call(server, "/health")[0] == 200
