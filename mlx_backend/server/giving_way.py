@@ -5,26 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from mlx_backend.server.connection_count import ConnectionCount
     from mlx_backend.server.received import Connection
 
 
-def giving_way(
-    connections: Iterable[Connection], of_address: Mapping[str, int], address: str
-) -> Connection | None:
+def giving_way(connections: Iterable[Connection], count: ConnectionCount, address: str) -> Connection | None:
     """Return the connection that gives way to a new one of `address`; None if there is none that should.
 
     One that is idle, or that still sends its request and is of an address with more connections than the new one's; of
-    these one of the address with the most. `connections` are in the order in which they came, `of_address` says how
-    many each address has.
+    these one of the address with the most. `connections` are in the order in which they came.
     """
     found: Connection | None = None
     best = (0, False)
     for connection in connections:
-        received, count = connection.received, of_address[connection.received.address]
+        received = connection.received
         if not received.is_registered or received.is_waiting:  # it is being answered, or about to be
             continue
-        if (count, received.is_idle) > best and (received.is_idle or count > of_address[address]):
-            found, best = connection, (count, received.is_idle)
+        rank = count.of(received.address), received.is_idle
+        if rank > best and (received.is_idle or rank[0] > count.of(address)):
+            found, best = connection, rank
     return found
