@@ -144,9 +144,8 @@ class Receiver:
         self._take_back()
         for connection in [each for each in self._connections if not each.received.is_dispatched]:
             self._drop(connection)
-        self._selector.close()
-        self._wake.close()
-        self._woken.close()
+        for each in (self._selector, self._wake, self._woken):
+            each.close()
 
     def abort(self) -> None:
         """End the connections that workers still have: what they send or wait for fails."""
@@ -171,20 +170,19 @@ class Receiver:
             self._add(accepted, address)
 
     def _add(self, accepted: socket.socket, address: Any) -> None:
-        limits = self._limits
         host = str(address[0]) if isinstance(address, tuple) else ""
         connection = self._connect(accepted, address)
-        connection.received = Received(host, time.monotonic(), limits.max_head_bytes)
+        connection.received = Received(host, time.monotonic(), self._limits.max_head_bytes)
         self._connections[connection] = None
         if not self._count.add(host):
             self._reject(connection, f"There are too many connections from {host}; close some first.")
-        elif len(self._connections) > limits.max_connections and not self._make_room(host):
-            self._reject(connection, _TOO_MANY)
+        elif len(self._connections) > self._limits.max_connections and not self._make_room(host):
+            self._reject(connection)
         else:
             self._register(connection)
             self._receive(connection)
 
-    def _reject(self, connection: Connection, message: str) -> None:
+    def _reject(self, connection: Connection, message: str = _TOO_MANY) -> None:
         """Refuse a connection and close it at once: lingering for the client would take what there is too little of."""
         with suppress(OSError):
             connection.socket.send(self._refusal(503, message))
@@ -193,13 +191,12 @@ class Receiver:
 
     def _make_room(self, address: str) -> bool:
         """Close a connection for a new one of this address; False if there is none that should give way."""
-        if (found := giving_way(self._connections, self._count, address)) is None:
-            return False
-        if found.received.is_idle or found.received.discard_until is not None:
+        found = giving_way(self._connections, self._count, address)
+        if found is not None and found.received.started is not None:
+            self._reject(found)
+        elif found is not None:
             self._drop(found)
-        else:
-            self._reject(found, _TOO_MANY)
-        return True
+        return found is not None
 
     # Receiving.
 
