@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from attacks import ATTACKS
+from benchmarks.attacks import ATTACKS
 from harmony_data import GPT_OSS_TEMPLATE
 
 from mlx_backend.demo import MODEL_PATH
