@@ -30,7 +30,7 @@ from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
 from mlx_backend.device import this_device
-from mlx_backend.device.host_memory import limit_arenas
+from mlx_backend.device.host_memory import keep_little_free_memory
 from mlx_backend.device.machine import this_machine
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
@@ -114,7 +114,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     from mlx_backend.server.wsgi_server import Server
 
     check_exposure(settings)
-    limit_arenas()
+    keep_little_free_memory()
     models = _models(settings, arguments, on_status=progress)
     app = App(models, settings, memory=models.memory)
     requests = settings.max_concurrent + settings.max_queue

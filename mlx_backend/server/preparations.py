@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from mlx_backend.device.host_memory import give_back_free_memory
@@ -26,19 +27,29 @@ MAX_LARGE = 2
 """At the same time. More would not be faster: Python runs one thread at a time, and the engine needs its share."""
 _RETURNED_FROM = 1 << 20
 """Bytes of a body from which on the system gets back what its preparation has freed."""
+_RETURNED_AFTER = 10.0
+"""Seconds after which it gets back what smaller ones have freed: whole pages among what is still used."""
 
 
 class Preparations:
     """The preparations of one server's requests. Safe to use from any thread."""
 
-    def __init__(self, seconds: float, *, wait_seconds: float, max_large: int = MAX_LARGE) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        wait_seconds: float,
+        max_large: int = MAX_LARGE,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._seconds = seconds
         self._wait_seconds = wait_seconds
         self._turns = Turns(max_large)
         self._guard = threading.Lock()
         self._running: dict[Preparation, bool] = {}  # whether it is large
         self._stops_large = self._stops_all = False
-        self._has_freed = False
+        self._clock = clock
+        self._return_at = clock() + _RETURNED_AFTER
 
     @contextmanager
     def of(self, body_bytes: int, on_disconnect: OnDisconnect) -> Iterator[None]:
@@ -70,14 +81,22 @@ class Preparations:
                 raise EngineBusy(
                     f"Other large requests are being prepared, and this one has waited {self._wait_seconds:g} seconds."
                 )
-            self._has_freed |= body_bytes >= _RETURNED_FROM
+            if body_bytes >= _RETURNED_FROM:
+                self._return_at = 0.0
             with preparation.running():
                 yield
 
     def give_back_memory(self) -> None:
-        """Give back to the system what large requests have freed; call it when nothing of them is referred to."""
-        if self._has_freed:
-            self._has_freed = False
+        """Give back to the system what requests have freed: what a large one has at once, else now and then.
+
+        Call it when nothing of a request's body is referred to any more.
+        """
+        now = self._clock()
+        with self._guard:
+            is_due = now >= self._return_at
+            if is_due:
+                self._return_at = now + _RETURNED_AFTER
+        if is_due:
             give_back_free_memory()
 
     def drain(self) -> None:

@@ -29,6 +29,7 @@ from mlx_backend.server.file_limit import connections_within_file_limit
 from mlx_backend.server.receiver import Receiver
 from mlx_backend.server.response_writer import STALL_SECONDS, ResponseWriter
 from mlx_backend.server.tls import TlsSocket
+from mlx_backend.server.worker_queue import WorkerQueue
 
 if TYPE_CHECKING:
     import socket
@@ -167,6 +168,9 @@ class Server(wsgi.Server):
             timeout=STALL_SECONDS,
             shutdown_timeout=shutdown_seconds,
         )
+        # cheroot's own goes round: a hundred requests, one after the other, would use a hundred threads.
+        queue = self.requests._queue = WorkerQueue()
+        self.requests.get = queue.get
         self.gateway = _Gateway
         self.tls = tls
         self.disconnects = DisconnectWatcher()

@@ -43,7 +43,6 @@ TOOLS = [
         },
     }
 ]
-SCHEMAS = 20
 BAD_BODIES = (
     b"{",
     b"[]",
@@ -75,6 +74,7 @@ class Client(threading.Thread):
             (4, self.conversation),
             (3, self.tools),
             (2, self.structured),
+            (1, self.new_template_arguments),
             (3, self.leave),
             (2, self.leave_before_the_first_token),
             (3, self.bad_request),
@@ -132,11 +132,16 @@ class Client(threading.Thread):
         self._expect(self._chat(self._messages(), tools=TOOLS, tool_choice=choice), 200)
 
     def structured(self) -> None:
-        """Want JSON of a schema, one of so many that the cache of grammars is as full as it gets behind the warm-up."""
-        name = f"n{self._random.randrange(SCHEMAS)}"
+        """Want JSON of a schema that nobody has sent before."""
+        name = f"n{self._random.getrandbits(64):x}"
         schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         self._expect(self._chat(self._messages(), response_format=wanted), 200)
+
+    def new_template_arguments(self) -> None:
+        """Give the chat template an argument that nobody has given before."""
+        arguments = {f"a{self._random.getrandbits(64):x}": "x" * self._random.randrange(20_000)}
+        self._expect(self._chat(self._messages(), chat_template_kwargs=arguments), 200)
 
     def leave(self) -> None:
         """Leave in mid-stream."""
