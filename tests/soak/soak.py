@@ -36,8 +36,8 @@ MAX_GROWTH = 0.02
 WARM_UP = 0.3
 """Share of the time in which caches may still fill."""
 SAMPLE_SECONDS = 3.0
-CACHE_GB = "0.02"
-"""Small, so that the prefix cache is full behind the warm-up: one that fills is no leak, and looks like one."""
+CACHE_GB, MEMORY_GB = "0.02", "0.5"
+"""Small, so that all caches are full behind the warm-up: one that fills is no leak, and looks like one."""
 
 type Sample = dict[str, float]
 
@@ -68,6 +68,7 @@ def models_file(folder: Path) -> Path:
 def start(folder: Path, samples: Path) -> tuple[subprocess.Popen[str], tuple[str, int]]:
     """Start the server; return it and its address once its models are loaded."""
     options = ["serve", "--config", str(models_file(folder)), "--port", "0", "--cache-gb", CACHE_GB]
+    options += ["--memory-gb", MEMORY_GB]
     command = [sys.executable, str(Path(__file__).with_name("sampled_server.py")), str(samples)]
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(
