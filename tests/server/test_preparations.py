@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +16,7 @@ from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
 from mlx_backend.errors import EngineBusy, RequestError
 from mlx_backend.preparation import Preparation, PreparationCancelled, Turns, current
 from mlx_backend.registry.base import SingleModelRegistry
+from mlx_backend.server import preparations
 from mlx_backend.server.preparations import LARGE_BODY, MAX_LARGE, Preparations
 from mlx_backend.settings import Settings
 
@@ -239,3 +240,24 @@ def test_turns_come_in_order_and_who_is_cancelled_leaves_the_line() -> None:
     for thread in threads:
         thread.join(60)
     assert order == [-1, 0, 2, 3]
+
+
+def test_what_was_freed_goes_back_to_the_system_at_once_after_a_large_request_and_else_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, given_back = [0.0], list[float]()
+    monkeypatch.setattr(preparations, "give_back_free_memory", lambda: given_back.append(now[0]))
+    each = Preparations(60, wait_seconds=60, clock=lambda: now[0])
+
+    def prepare(body_bytes: int) -> None:
+        with each.of(body_bytes, lambda _callback: nullcontext()):
+            pass
+        each.give_back_memory()
+
+    for second in range(30):
+        now[0] = float(second)
+        prepare(100)
+    assert given_back == [10, 20]
+    prepare(2 << 20)
+    prepare(100)
+    assert given_back == [10, 20, 29]
