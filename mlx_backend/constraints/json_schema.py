@@ -41,7 +41,14 @@ _OPENING = (  # keywords that say, or may say, whether further properties are al
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "if"),
 )
-_ORDINARY_SECOND = r":[0-5]\d[.Zz+-]"  # of an RFC 3339 time, whose zone always follows
+# What llguidance's formats allow and RFC 3339 does not: a second 60 at any minute (few readers take it even where it is
+# right), and 29 February in every year.
+_TIME = r":[0-5][0-9][.Zz+-]"
+_LEAP_YEAR = (
+    "([0-9][0-9](0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"  # 2000 is one, 1900 is none
+)
+_DATE = rf"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
+_STRICTER = {"time": _TIME, "date": _DATE, "date-time": rf"{_DATE}.*{_TIME}"}
 _MAX_ALTERNATIVES = 50  # of a oneOf, compared pairwise
 
 
@@ -81,7 +88,7 @@ def _values(schema: object) -> Iterator[object]:
 
 def serialise(schema: Mapping[str, Any], *, strict: bool) -> str:
     """Write a schema for llguidance, with the layout that is allowed. Not strict: it may ignore keywords."""
-    schema = _without_leap_seconds(dict(schema))
+    schema = _with_real_moments(dict(schema))
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": not strict}})
 
 
@@ -107,17 +114,18 @@ def _closed(schema: Schema) -> Schema:
     return copy
 
 
-def _without_leap_seconds(schema: Schema) -> Schema:
-    """Let no second be 60 where a format allows it, which llguidance does at any minute: few readers take it at all."""
-    copy = _with_inner(schema, _without_leap_seconds)
+def _with_real_moments(schema: Schema) -> Schema:
+    """Let dates and times be such that exist, where a format would also allow others."""
+    copy = _with_inner(schema, _with_real_moments)
     kind = schema.get("type", "string")
     is_text = "string" in (kind if isinstance(kind, list) else [kind])
-    if is_text and schema.get("format") in ("time", "date-time") and not schema.keys() & {"const", "enum"}:
+    stricter = _STRICTER.get(str(schema.get("format")))
+    if is_text and stricter is not None and not schema.keys() & {"const", "enum"}:
         if "pattern" not in schema:
-            return copy | {"pattern": _ORDINARY_SECOND}
+            return copy | {"pattern": stricter}
         inner = schema.get("allOf", [])
         if isinstance(inner, list):
-            return copy | {"allOf": [*copy.get("allOf", []), {"pattern": _ORDINARY_SECOND}]}
+            return copy | {"allOf": [*copy.get("allOf", []), {"pattern": stricter}]}
     return copy
 
 

@@ -120,6 +120,34 @@ def test_the_second_60_is_never_written_though_formats_allow_it(
     assert accepted(named, f'{{"format": "{kind}", "at": "12:30:60Z"}}').endswith(".")
 
 
+_REAL = {
+    "date": ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31", "0004-02-29"],
+    "time": ["00:00:00Z", "23:59:59.9-05:30", "12:00:00.000001+14:00"],
+    "date-time": ["2024-02-29T00:00:00Z", "1985-04-12T23:20:50.52Z", "1937-01-01T12:00:27.87+00:20"],
+}
+_UNREAL = {
+    "date": ["2023-02-29", "1900-02-29", "2023-04-31", "2023-02-30", "2023-13-01", "2023-01-00", "2023-1-1"],
+    "time": ["24:00:00Z", "12:60:00Z", "12:00:60Z", "12:00:00", "12:00:00.Z", "12:00:00+24:00"],
+    "date-time": [
+        *("2023-02-29T00:00:00Z", "1900-02-29T00:00:00Z", "2023-01-01T24:00:00Z", "2023-01-01T12:00:00.Z"),
+        *("1990-12-31T23:59:60Z", "1990-12-31T15:59:60-08:00", "2023-01-01T12:00:00+0530"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", _REAL)
+def test_dates_and_times_are_those_of_rfc_3339_that_exist(grammars: Grammars, kind: str) -> None:
+    moment = {"type": "string", "format": kind}
+    spec = grammars.json_schema({"type": "object", "properties": {"at": moment}}, strict=True)
+
+    def is_possible(text: str) -> bool:
+        value = f'{{"at": "{text}"}}'
+        return accepted(spec, value) == f"{value}."
+
+    assert [text for text in _REAL[kind] if not is_possible(text)] == []
+    assert [text for text in _UNREAL[kind] if is_possible(text)] == []
+
+
 def test_a_grammar_that_leads_nowhere_says_so(grammars: Grammars) -> None:
     spec = Spec(grammars, ReplyPlan(answer=joined_rule(f"start: <[{END}]>")))
     with pytest.raises(GrammarError, match="no token of this model continues it from here"):
