@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_LINE_BYTES = 8 * 2**20
-"""Bytes of one line: far beyond any delta, and beyond a whole answer sent as one event."""
+"""Bytes of one line, and characters of one event: far beyond any delta, and beyond a whole answer as one event."""
 
 MAX_BODY_BYTES = 32 * 2**20
 """Bytes of an answer in one piece."""
@@ -25,6 +25,9 @@ MAX_IGNORED_CHARACTERS = 4 * 2**20
 """Comments and empty lines between two events: a server that sends one a second does not reach it in a week."""
 
 _MAX_DATA_LINES = 1000  # of one event
+_MAX_TRIED_LINES = (
+    16  # of one event, after each of which it may be complete; later only an empty line ends it
+)
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data:|event:|id:|retry:|:)")
 
@@ -67,7 +70,7 @@ def _text(pieces: list[bytes]) -> str:
 def iter_events(pieces: Iterable[bytes]) -> Iterator[Any]:
     """Yield the JSON value of each event as soon as it is complete, and DONE for the last."""
     data: list[str] = []
-    ignored = 0
+    size = ignored = 0
     for line in iter_lines(pieces):
         if line.startswith("data:"):
             text = line[5:].strip()
@@ -82,14 +85,22 @@ def iter_events(pieces: Iterable[bytes]) -> Iterator[Any]:
             if ignored > MAX_IGNORED_CHARACTERS:
                 raise MalformedBody("lines without an event")
             continue
+        size += len(line)
+        if size > MAX_LINE_BYTES or len(data) > _MAX_DATA_LINES:
+            raise MalformedBody("an event without an end")
+        if line and len(data) > _MAX_TRIED_LINES:
+            continue
         value = parse_json("\n".join(data))
         if value is not INCOMPLETE:
-            data, ignored = [], 0
+            data, size, ignored = [], 0, 0
             yield value
-        elif not line or len(data) > _MAX_DATA_LINES:
+        elif not line:
             raise MalformedBody("an event that is not JSON")
     if any(data):
-        raise MalformedBody("an event that is not JSON")
+        value = parse_json("\n".join(data))
+        if value is INCOMPLETE:
+            raise MalformedBody("an event that is not JSON")
+        yield value
 
 
 def parse_body(pieces: Iterable[bytes]) -> Any:

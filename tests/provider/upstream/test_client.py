@@ -293,6 +293,21 @@ def test_a_line_without_an_end_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> 
         chat(STREAM, b"data: ", *[b"x" * 50_000] * 10)
 
 
+def test_an_event_may_have_many_lines() -> None:
+    lines = ["{", *(f'"k{at}": {at},' for at in range(100)), '"choices": [{"finish_reason": "stop"}]}']
+    [chunk] = chat(STREAM + "".join(f"data: {line}\n" for line in lines).encode() + b"\ndata: [DONE]\n\n")
+    assert chunk["k99"] == 99
+
+
+def test_an_event_whose_lines_do_not_end_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_LINE_BYTES", 1000)
+    parsed: list[str] = []
+    monkeypatch.setattr(sse, "parse_json", lambda text: (parsed.append(text), sse.INCOMPLETE)[1])
+    with pytest.raises(Unavailable, match="broke off"):
+        chat(STREAM + b"data: [1\n" + b"data: ,2\n" * 900, None)
+    assert sum(map(len, parsed)) < 2000, "not parsed again with every line"
+
+
 def test_a_very_long_line_takes_linear_work() -> None:
     long = event({"content": "x" * 5_000_000})
     pieces = [long[at : at + 1000] for at in range(0, len(long), 1000)]
