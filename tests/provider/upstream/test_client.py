@@ -302,7 +302,12 @@ def test_an_event_may_have_many_lines() -> None:
 def test_an_event_whose_lines_do_not_end_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_LINE_BYTES", 1000)
     parsed: list[str] = []
-    monkeypatch.setattr(sse, "parse_json", lambda text: (parsed.append(text), sse.INCOMPLETE)[1])
+
+    def parse(text: str) -> object:
+        parsed.append(text)
+        return sse.INCOMPLETE
+
+    monkeypatch.setattr(sse, "parse_json", parse)
     with pytest.raises(Unavailable, match="broke off"):
         chat(STREAM + b"data: [1\n" + b"data: ,2\n" * 900, None)
     assert sum(map(len, parsed)) < 2000, "not parsed again with every line"
