@@ -5,11 +5,11 @@ A folder and the listing of a repository are looked at alike. Reads nothing else
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.errors import EngineError
+from mlx_backend.models.files import read_json
 from mlx_backend.models.folders import PICKLED_WEIGHTS, WEIGHTS
 from mlx_backend.models.model_type import ENCODERS
 
@@ -44,10 +44,14 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     """Read a folder's config.json. Raises EngineError if it is not that of a model that can run."""
     check_names(name, [file.name for file in folder.iterdir()], str(folder))
     try:
-        config: Any = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineError(f"The config.json of {name!r} cannot be read: {error}.") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+        config = read_json(folder / "config.json")
+    except OSError as error:
+        raise EngineError(
+            f"{name!r} cannot be loaded: its config.json cannot be read: {error.strerror}."
+        ) from error
+    except ValueError as error:
+        raise EngineError(f"{name!r} cannot be loaded: its {error}.") from error
+    if "model_type" not in config:
         raise EngineError(f"The config.json of {name!r} names no model_type: it is not a language model's.")
     return config
 

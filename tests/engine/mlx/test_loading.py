@@ -88,7 +88,7 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
 
 def test_a_config_that_is_no_json_is_reported_as_unreadable(folder: Path) -> None:
     (folder / "config.json").write_text("{oops")
-    assert "config.json of 'small-oss' cannot be read" in error_of(folder)
+    assert "'small-oss' cannot be loaded: its config.json cannot be read: " in error_of(folder)
 
 
 @pytest.mark.parametrize("content", ["{}", "[]"])
