@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
+MAX_PRIORITY = 2**31 - 1  # of a request, and the opposite of the lowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class QueueClient:
 
     def priority_of(self, wanted: int) -> int:
         """Return the priority of a request that wants this one."""
-        return wanted if self.priority is None else self.priority + max(0, wanted)
+        return wanted if self.priority is None else min(self.priority + max(0, wanted), MAX_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,8 @@ class GenerationRequest:
     `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit;
     memory is reserved for that many. `logprobs` asks for the chosen token's log probability and those of that many
     most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds the
-    request may be queued; a lower `priority` number is served sooner. `client` is whose request it is.
+    request may be queued; at 0 it is started at once or refused. A lower `priority` number is served sooner. `client`
+    is whose request it is.
     """
 
     prompt: Sequence[int]
@@ -165,9 +167,8 @@ class EngineStatus:
     waiting: int = 0
     detail: str = ""
     unbatched: str = ""  # why replies are not decoded together; empty if they are, or if nothing is loaded
-    available_context: int | None = (
-        None  # tokens of prompt and reply that fit into memory now, if that is known
-    )
+    available_context: int | None = None
+    """Tokens of prompt and reply that fit into memory now, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)

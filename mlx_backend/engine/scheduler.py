@@ -250,8 +250,8 @@ class Scheduler:
             while not self._inbox.empty():
                 if not self._handle(self._inbox.get()):
                     return False
+            self._admit()  # first: what may not wait at all is started if there is room
             next_timeout = self._expire_queued()
-            self._admit()
             if not (self._running or self._queue):
                 self._warmups.start_next()
             if (self._running or self._warmups.running) and self._batch.ready():

@@ -11,7 +11,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from mlx_backend.engine.base import GenerationRequest
+from mlx_backend.engine.base import MAX_PRIORITY, GenerationRequest
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.errors import EngineRefused
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mlx_backend.errors import EngineStopped
 
 MAX_LOGPROBS = 20
-MAX_PRIORITY = 2**31 - 1
 
 
 class ThreadedEngine:

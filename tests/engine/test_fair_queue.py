@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from scheduler_batches import LONG, engine_of, request, take
 
-from mlx_backend.engine.base import Finished, GenerationRequest
+from mlx_backend.engine.base import MAX_PRIORITY, Finished, GenerationRequest, QueueClient
 from mlx_backend.engine.fair_queue import FairQueue
 from mlx_backend.engine.fair_shares import MAX_IDLE_CLIENTS, OUTPUT_WEIGHT, ClientShares
 from mlx_backend.engine.jobs import SECONDS_PER_PRIORITY, Job
@@ -179,3 +179,17 @@ def test_at_random_everybody_is_served_and_nobody_much_less_than_who_waited_with
         assert max(served) - min(served) <= 2 * largest
     while len(queue.queue):
         queue.serve()
+
+
+def test_the_priority_of_a_key_makes_no_request_one_that_cannot_be_queued() -> None:
+    for client, wanted, priority in (
+        (QueueClient("anybody"), -3, -3),
+        (QueueClient("key", 5), 2, 7),
+        (QueueClient("key", 5), -2, 5),
+        (QueueClient("key", 5), MAX_PRIORITY, MAX_PRIORITY),
+        (QueueClient("key", -5), MAX_PRIORITY, MAX_PRIORITY - 5),
+    ):
+        assert client.priority_of(wanted) == priority
+    with engine_of("yes") as engine:
+        items = list(engine.generate(of("key", priority=QueueClient("key", 5).priority_of(MAX_PRIORITY))))
+    assert isinstance(items[-1], Finished)

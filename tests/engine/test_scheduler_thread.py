@@ -8,6 +8,7 @@ from scheduler_batches import (
     SOON,
     LimitedBatch,
     RecordingBatch,
+    finishes,
     request,
 )
 
@@ -83,6 +84,17 @@ def test_a_request_queued_for_longer_than_its_timeout_is_refused_with_a_time_to_
     batch.ending.release()
     scheduler.wake()
     assert isinstance(running.next(SOON), Finished)
+    scheduler.stop()
+
+
+def test_a_request_that_may_not_wait_is_started_if_there_is_room_and_else_refused_at_once() -> None:
+    batch = LimitedBatch(room=100)
+    scheduler = Scheduler(batch)
+    scheduler.start()
+    running, refused = (scheduler.submit(replace(request(max_tokens=60), queue_timeout=0)) for _ in range(2))
+    with pytest.raises(EngineBusy, match="queued for 0 seconds"):
+        refused.next(SOON)
+    assert finishes(scheduler, batch, running)
     scheduler.stop()
 
 

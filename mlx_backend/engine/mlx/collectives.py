@@ -24,6 +24,7 @@ from mlx_backend import __version__
 from mlx_backend.device.memory import MARGIN
 from mlx_backend.engine.distributed.launch import LAUNCHERS, distributed_backend
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.errors import EngineError, EngineStopped
 
@@ -34,10 +35,12 @@ log = logging.getLogger(__name__)
 
 ENDPOINT_BYTES = 4096
 MIN_SUM = 64  # elements; a sum of fewer than there are ranks is slow on the ring, and slows down the next sum
-_SHARED_OPTIONS = (
+# Those with which every rank takes the same steps; "warm_up_seconds" decides which lengths all of them run at load.
+SHARED_OPTIONS = (
     "context_length",
     "chat_template",
     "prefill_chunk",
+    "warm_up_seconds",
     "packing",
     "cache_bytes",
     "kv_bits",
@@ -122,7 +125,7 @@ class Ranks:
         mine = {
             "version": f"{__version__}, mlx {version('mlx')}, mlx-lm {version('mlx-lm')}",
             "config.json": sha256((folder / "config.json").read_bytes()).hexdigest()[:16],
-            **{name: getattr(options, name) for name in _SHARED_OPTIONS},
+            **{name: getattr(options, name) for name in SHARED_OPTIONS},
         }
         everyone = self.all_gather(mine)
         for rank, theirs in enumerate(everyone):
@@ -171,8 +174,7 @@ class Ranks:
         """Return rank 0's text, on every rank."""
         padded = mx.array(list(text.ljust(ENDPOINT_BYTES)), dtype=mx.int32)
         mine = padded if self.rank == 0 else mx.zeros_like(padded)
-        given: list[int] = mx.distributed.all_sum(mine, group=self.group).tolist()  # type: ignore[assignment]
-        return bytes(given).rstrip()
+        return bytes(as_ints(mx.distributed.all_sum(mine, group=self.group))).rstrip()
 
 
 def _addresses() -> list[str]:

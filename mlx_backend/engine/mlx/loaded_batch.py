@@ -122,7 +122,11 @@ class LoadedBatch:
 
     def _enqueue(self, sequence: DecodingSequence, expected_tokens: int) -> None:
         self._cache_budget.reserve(sequence.key, expected_tokens, sequence.adapter)
-        self.prefix_store.evict_to_fit()
+        try:
+            self.prefix_store.evict_to_fit()
+        except Exception:  # what is evicted may leave a copy to others, and memory is short
+            self._forget(sequence)
+            raise
         self.prefill_queue.add(sequence)
         self.sequences[sequence.key] = sequence
 
