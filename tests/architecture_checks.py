@@ -25,6 +25,7 @@ from mlx_backend.device import Device
 from mlx_backend.device.mlx import set_precision
 from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
 from mlx_backend.engine.threaded import ThreadedEngine
@@ -122,8 +123,7 @@ class Model:
 
 def text(seed: int, length: int) -> list[int]:
     """Return tokens that are no control tokens."""
-    tokens: list[int] = mx.random.randint(10, 250, (length,), key=mx.random.key(seed)).tolist()  # type: ignore[assignment]
-    return tokens
+    return as_ints(mx.random.randint(10, 250, (length,), key=mx.random.key(seed)))
 
 
 def requests(**fields: Any) -> list[GenerationRequest]:

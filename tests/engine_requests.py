@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 TEXT = "the quick brown fox jumps over the lazy dog "
 
 
-def request_for(engine: Engine, text: str = TEXT, count: int = 30, **fields: object) -> GenerationRequest:
+def request_for(engine: Engine, text: str = TEXT, count: int = 30, **fields: Any) -> GenerationRequest:
     prompt = engine.tokenizer.encode(text, control_tokens=True)
-    return GenerationRequest(prompt=prompt, max_tokens=count, **fields)  # type: ignore[arg-type]
+    return GenerationRequest(prompt=prompt, max_tokens=count, **fields)
 
 
 def reply_tokens(engine: Engine, request: GenerationRequest) -> list[int]:

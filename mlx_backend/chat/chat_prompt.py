@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.chat.effort_levels import with_part
 from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.chat.prompt import PromptBuilder, with_stand_ins
+from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
 from mlx_backend.conversation.effort import Effort
@@ -218,7 +219,7 @@ class ChatPrompts:
             ] or [{"role": "user", "content": text}]
             following = replace(request, messages=[*request.messages, answer, *replies])
             prompts.append(self.prompt(following, self.conversation(following)).tokens)
-        return prompts[0][: _common_prefix_length(*prompts)]
+        return prompts[0][: common_prefix_length(*prompts)]
 
     def _log_unknown_words(self, resolution: Resolution) -> None:
         for word in resolution.unknown_words:
@@ -299,8 +300,3 @@ def _loses_reasoning(messages: Sequence[Mapping[str, Any]]) -> bool:
         m for m in sanitise(messages, policy=_KEEP) if m["role"] == "assistant" and "tool_calls" not in m
     ]
     return bool(answers) and not any(REASONING_CONTENT in answer for answer in answers)
-
-
-def _common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

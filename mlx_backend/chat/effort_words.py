@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.effort import EFFORT_OF, Effort, fold
 
 if TYPE_CHECKING:
@@ -142,7 +143,10 @@ def place_of_other(prompt: str, known: Mapping[Effort, str]) -> Effort | None:
 
 def is_left_blank(prompt: str, known: Collection[str]) -> bool:
     """Whether a prompt is another one without some of its text: that of a word which a table did not hold."""
-    return any(_prefix(prompt, other) + _prefix(prompt[::-1], other[::-1]) >= len(prompt) for other in known)
+    return any(
+        common_prefix_length(prompt, other) + common_prefix_length(prompt[::-1], other[::-1]) >= len(prompt)
+        for other in known
+    )
 
 
 def number_levels(
@@ -184,9 +188,3 @@ def _near(levels: dict[Effort, float], own: float | None, unit: float) -> dict[E
     if own is not None and own <= unit:
         levels[min(levels, key=lambda effort: abs(levels[effort] - own))] = own
     return levels
-
-
-def _prefix(one: str, other: str) -> int:
-    return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )

@@ -22,16 +22,15 @@ class ReasoningCount:
 
     A token counts as reasoning if any of its text became reasoning. Tokens whose text the parser still holds, being
     part of a character or of what may become a marker, are pending. What opens and what closes reasoning does not
-    count, in however many tokens it is written: not even a token that opens it and is a thought's beginning too.
+    count, in however many tokens it is written: not even a token that opens it and has some of its first words too.
     """
 
     __slots__ = ("_pending", "_rest", "_special_tokens", "counted")
 
     def __init__(self, special_tokens: Container[int]) -> None:
         self.counted = 0
-        self._pending: list[
-            str
-        ] = []  # texts of tokens; empty for those of a character that is not complete yet
+        # Texts of tokens; empty for those of a character that is not complete yet.
+        self._pending: list[str] = []
         self._rest = ""  # what the parser still holds of a token that was counted
         self._special_tokens = special_tokens
 
@@ -51,9 +50,8 @@ class ReasoningCount:
             self.counted += 1
             return
         if token in self._special_tokens:
-            self.counted += (
-                self._incomplete()
-            )  # the marker cuts a character off, which would have been reasoning
+            # The marker cuts a character off, which would have been reasoning.
+            self.counted += self._incomplete()
         else:
             self._hold(text)
         if shown:

@@ -11,6 +11,7 @@ from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.warm_up import ChunkCost, WarmUp
 from mlx_backend.errors import EngineBusy
 
 LIMIT = 64 << 20
@@ -60,3 +61,17 @@ def test_an_embedding_model_is_no_room_for_the_engine_on_its_device(model: Path,
     finally:
         worker.stop()
     assert device.memory.reserved == 0
+
+
+def test_what_a_chunk_takes_is_measured_while_no_other_model_computes(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, held, measure = Device(LIMIT), [], WarmUp.measure
+
+    def watched(warm_up: WarmUp) -> ChunkCost:
+        held.append(device.lock._held)
+        return measure(warm_up)
+
+    monkeypatch.setattr(WarmUp, "measure", watched)
+    with load_engine(model, device=device):
+        assert held == [True], "MLX counts the memory of all models together"

@@ -65,7 +65,7 @@ class MLXBatch:
 
     def load(self, on_progress: Callable[[float], None]) -> ModelInfo:
         """Load the model on this thread, warm it up, and see how much memory is left."""
-        runtime = Runtime(self._source, self._options, self._device.memory, self._ranks, on_progress)
+        runtime = Runtime(self._source, self._options, self._device, self._ranks, on_progress)
         self._loaded = LoadedBatch(runtime, self._device.lock, self._ranks)
         self._wired = self._device.wired.add(runtime.weight_bytes())
         model = runtime.model
@@ -124,7 +124,7 @@ class MLXBatch:
 
     @property
     def rate(self) -> float | None:
-        """How many tokens a second are prefilled, as measured; None before the first chunk."""
+        """How many tokens a second are prefilled, as measured."""
         return self.loaded.prefill_queue.pacer.rate
 
     @rate.setter

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.drafting import DraftedRows
@@ -103,7 +104,7 @@ class Decoder:
             return []
         generated = [
             sequence.emit(token, sequence.logprobs)
-            for sequence, token in zip(sequences, _as_list(first_tokens), strict=True)
+            for sequence, token in zip(sequences, as_ints(first_tokens), strict=True)
         ]
         staying = [
             index
@@ -158,16 +159,15 @@ class Decoder:
         ForwardError in a step with `prefilled`, and after a BatchError, all sequences are as they were.
         """
         assert self._admitted is None
-        if prefilled:
-            if self._drafting is not None:
-                self._drafting.forget_last_step()
-            return self._advance(prefilled)
-        if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
-            return self._emit_last_tokens()
-        can_draft = len(self.sequences) == 1 or self._can_pack
-        if self._drafting is not None and can_draft and not self._is_untried:
-            return self._advance_with_drafts(self._drafting)
-        return self._advance()
+        if not prefilled:
+            if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
+                return self._emit_last_tokens()
+            can_draft = (len(self.sequences) == 1 or self._can_pack) and not self._is_untried
+            if self._drafting is not None and can_draft:
+                return self._advance_with_drafts(self._drafting)
+        if self._drafting is not None:
+            self._drafting.forget_last_step()
+        return self._advance(prefilled)
 
     def remove(
         self, leaving: Collection[DecodingSequence], keep_caches: Collection[DecodingSequence] = ()
@@ -214,7 +214,7 @@ class Decoder:
         tokens: list[int] | None = None
         constrained = [sequence for sequence in sequences if sequence.sampler.constraint is not None]
         if any(self._unconstrained_tokens(sequence) < 2 for sequence in constrained):
-            mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the network runs while the tokens are read
+            evaluate_async(logits)  # the network runs while the tokens are read
             tokens = self._advance_constraints(fed)
         positions = [
             sequence.position_after(fed, row) for row, sequence in enumerate(sequences) if fed is not None
@@ -242,7 +242,7 @@ class Decoder:
         assert self._next is not None
         return [
             sequence.emit(token, sequence.logprobs)
-            for sequence, token in zip(self.sequences, _as_list(self._next), strict=True)
+            for sequence, token in zip(self.sequences, as_ints(self._next), strict=True)
             if sequence.has_pending_token
         ]
 
@@ -296,7 +296,7 @@ class Decoder:
 
     def _advance_constraints(self, fed: mx.array | None) -> list[int]:
         """Wait for the tokens that are fed, advance the sequences' constraints by them, and return them."""
-        tokens = _as_list(fed) if fed is not None else []
+        tokens = as_ints(fed) if fed is not None else []
         for sequence, token in zip(self.sequences, tokens, strict=True):
             if sequence.sampler.constraint is not None:
                 sequence.advance_constraint(token)
@@ -331,7 +331,7 @@ class Decoder:
             return generated
         self._undrafted_steps = 0
         assert self._next is not None
-        tokens = _as_list(self._next)
+        tokens = as_ints(self._next)
         generated = [
             sequence.emit(token, sequence.logprobs)
             for sequence, token in zip(sequences, tokens, strict=True)
@@ -373,7 +373,7 @@ class Decoder:
         self._is_untried = False
         sampled = self._sample(logits, rows.owners, rows.next_positions())
         start_computing(self.sequences, sampled)
-        generated, last = rows.accept(_as_list(sampled), self._caches)
+        generated, last = rows.accept(as_ints(sampled), self._caches)
         self._next = sampled[mx.array(last)]
         return generated
 
@@ -388,8 +388,3 @@ class Decoder:
 
 def _log_unmerged(error: CacheError) -> None:
     log.warning("The caches of replies could not be merged; each keeps its own: %r", error.__cause__)
-
-
-def _as_list(tokens: mx.array) -> list[int]:
-    """Wait for the tokens and return them."""
-    return tokens.tolist()  # type: ignore[return-value]

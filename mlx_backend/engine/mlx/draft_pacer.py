@@ -25,17 +25,13 @@ MAX_REPLIES = 4  # that get drafts at once; more replies keep a device busy with
 MIN_TIMES = 4  # steps measured before a number of replies is given drafts
 MAX_TIMES = 16  # that are remembered
 STEPS_PER_FIT = 4
-FIRST_MEMORY, MAX_MEMORY = (
-    128,
-    4096,
-)  # plain steps, after which a time is forgotten that was measured with drafts
-STEPS_PER_MEASUREMENT = (
-    256  # drafted in a row before plain steps are measured again: they grow with the context
-)
+FIRST_MEMORY, MAX_MEMORY = 128, 4096
+"""Plain steps, after which a time is forgotten that was measured with drafts."""
+STEPS_PER_MEASUREMENT = 256
+"""Drafted in a row before plain steps are measured again: they grow with the context."""
 FIRST_PAUSE, MAX_PAUSE = 16, 256  # steps
-FOUND_BEFORE_SHORT_PAUSE = (
-    8  # steps with drafts, decayed, after which a reply's next pause is a short one again
-)
+FOUND_BEFORE_SHORT_PAUSE = 8
+"""Steps with drafts, decayed, after which a reply's next pause is a short one again."""
 MEMORY = 0.95  # how much of what is known of a reply's drafts counts after one more of them
 ASSUMED_COST = 0.1  # plain steps per drafted token, until it is measured
 _ASSUMED_TIMES = ((0, 0.0), (4, 4 * ASSUMED_COST))
@@ -85,10 +81,10 @@ class DraftRecord:
 class _Times:
     """Times of steps with a certain number of replies, and what drafting costs according to them."""
 
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))  # seconds
-    drafted: deque[tuple[int, float]] = field(
-        default_factory=lambda: deque(maxlen=MAX_TIMES)
-    )  # tokens, plain steps
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
+    """Seconds."""
+    drafted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
+    """Drafted tokens, and how many plain steps the step took beyond one."""
     overhead: float = 0.0  # in plain steps, beyond one: of drafting at all,
     cost: float = ASSUMED_COST  # and of each token that is drafted
     num_plain: int = 0  # in a row,
@@ -144,9 +140,8 @@ class DraftPacer:
                 _wait(replies)
             return counts
         times = self._times[len(replies)]
-        max_drafts = (
-            self.max_drafts if times.drafted or self.clock is None else 1
-        )  # to find out what it costs
+        is_cost_known = bool(times.drafted) or self.clock is None
+        max_drafts = self.max_drafts if is_cost_known else 1  # to find out
         cost = times.cost
         saved = 0.0
         for row, (reply, limit) in enumerate(zip(replies, limits, strict=True)):

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-type CheckSize = Callable[
-    [str, int], None
-]  # a network's name and the bytes of its weights; raises EngineError
+# Gets a network's name and the bytes of its weights; raises EngineError.
+type CheckSize = Callable[[str, int], None]
 
 ASSUMED_CONTEXT = 4096  # tokens, for a model that does not state its context length
 

@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.kv_cache import rewind, rewind_copies
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 from mlx_backend.engine.mlx.prefill_plan import (
@@ -189,7 +190,7 @@ class PrefillQueue:
     def _prefill_ahead(self, chunks: list[tuple[PrefillJob, int]]) -> Iterator[tuple[int, Outcome]]:
         """Prefill prompts up to their last chunks, without waiting for the computation."""
         try:
-            mx.async_eval(self._run(chunks))  # type: ignore[no-untyped-call]
+            evaluate_async(self._run(chunks))
         except ForwardError as error:
             if len(chunks) == 1:
                 yield self.fail(chunks[0][0], error)

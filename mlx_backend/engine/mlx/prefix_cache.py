@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from mlx_backend.engine.mlx.common_prefix import common_prefix_length
+from mlx_backend.common_prefix import common_prefix_length
+from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.kv_cache import (
     TOKEN_BYTES,
     LayerCaches,
@@ -107,7 +108,7 @@ class PrefixCache:
             return False
         layers = compact_copies(layers)
         # Computed from now on, or they would hold on to all that they are still to be computed from.
-        mx.async_eval([layer.state for layer in layers])  # type: ignore[no-untyped-call]
+        evaluate_async([layer.state for layer in layers])
         size = sum(layer.nbytes for layer in layers)
         if size > self.max_bytes:
             return False
@@ -193,7 +194,7 @@ class PrefixCache:
         for mine, theirs in _shareable(view, longer):
             mine.keys = theirs.keys[..., : mine.offset, :]
             mine.values = theirs.values[..., : mine.offset, :]
-        mx.async_eval([layer.state for layer in view.layers])  # type: ignore[no-untyped-call]
+        evaluate_async([layer.state for layer in view.layers])
         view.owner = longer
         longer.views.append(view)
 

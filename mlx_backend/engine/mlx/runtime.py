@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from mlx_backend.device import Device
+    from mlx_backend.device.lock import FairLock
     from mlx_backend.device.memory import MemoryBudget, MemoryReservation
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
@@ -63,16 +65,18 @@ class Runtime:
         self,
         source: str | Path,
         options: EngineOptions,
-        memory: MemoryBudget,
+        device: Device,
         ranks: Ranks | None,
         on_progress: Callable[[float], None],
     ) -> None:
         if ranks is not None:
             ranks.refuse_unsupported(options)
         self.options = options
-        sizes = _SizeCheck(options, memory)
+        sizes = _SizeCheck(options, device.memory)
         group = ranks.group if ranks else None
-        model = self.model = load_model(source, options, on_progress, group, sizes.add, memory.host_caches)
+        model = self.model = load_model(
+            source, options, on_progress, group, sizes.add, device.memory.host_caches
+        )
         _check_context_length(options, model)
         with ExitStack() as cleanup:  # if a step fails, undoes those before it
             self.networks = _load_networks(model, options, sizes)
@@ -95,11 +99,11 @@ class Runtime:
                 raise
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
-            reservation, cost, are_alike = self._reserve_memory(memory, cost, ranks)
+            reservation, cost, are_alike = self._reserve_memory(device.memory, cost, ranks)
             cleanup.callback(reservation.close)
             if self.unbatched:
                 log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
-            self.chunk_cost = self._measure(ranks)
+            self.chunk_cost = self._measure(device.lock, ranks)
             self.cache_budget = KVCacheBudget(
                 reservation, cost, padded=self.can_batch, chunk_bytes=self.chunk_cost.working_bytes
             )
@@ -162,7 +166,7 @@ class Runtime:
         mx.clear_cache()
         return CacheCost(layers, WARM_UP_TOKENS)
 
-    def _measure(self, ranks: Ranks | None) -> ChunkCost:
+    def _measure(self, lock: FairLock, ranks: Ranks | None) -> ChunkCost:
         """Run chunks of the lengths that prompts will have, and return what one takes."""
         warm_up = WarmUp(
             self.networks[""],
@@ -174,7 +178,8 @@ class Runtime:
         )
         if is_gpu():  # a CPU prepares nothing for a length
             warm_up.run_lengths(self.options.warm_up_seconds)
-        return warm_up.measure()
+        with lock:  # MLX counts the memory of all models together
+            return warm_up.measure()
 
     def _run_first(self, tokens: mx.array, layers: LayerCaches) -> None:
         network = self.networks[""]
@@ -184,9 +189,8 @@ class Runtime:
             options = self.options
             if options.kv_bits is None and options.max_kv_size is None:
                 raise
-            mx.eval(
-                network(tokens, cache=make_prompt_cache(network))
-            )  # raises if the caches are not the reason
+            # Raises if the caches are not the reason.
+            mx.eval(network(tokens, cache=make_prompt_cache(network)))
             raise EngineError(_cache_refusal(options, error)) from error
 
     def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:

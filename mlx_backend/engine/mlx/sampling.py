@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend.engine.base import UNBOUNDED_TOKENS, Logprobs
+from mlx_backend.engine.mlx.arrays import as_floats, as_ints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -211,11 +212,10 @@ class StepLogprobs:
     def of(self, row: int, count: int) -> Logprobs:
         """Return a row's log probabilities, with the `count` likeliest tokens."""
         index = self._index[row]
-        sampled: float = self._sampled[index].item()  # type: ignore[assignment]
+        [sampled] = as_floats(self._sampled[index : index + 1])
         if self._top is None or not count:
             return Logprobs(sampled)
-        tokens: list[int] = self._top[0][index, :count].tolist()  # type: ignore[assignment]
-        values: list[float] = self._top[1][index, :count].tolist()  # type: ignore[assignment]
+        tokens, values = as_ints(self._top[0][index, :count]), as_floats(self._top[1][index, :count])
         return Logprobs(sampled, tuple(zip(tokens, values, strict=True)))
 
 

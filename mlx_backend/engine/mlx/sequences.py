@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import mlx.core as mx
 
+from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
 from mlx_backend.engine.mlx.sampling import SamplePosition
@@ -148,4 +149,4 @@ def start_computing(sequences: Sequence[DecodingSequence], sampled: mx.array) ->
         for sequence in sequences
         if sequence.penalties is not None
     ]
-    mx.async_eval(sampled, [step.arrays for step in steps.values()], penalties)  # type: ignore[no-untyped-call]
+    evaluate_async(sampled, [step.arrays for step in steps.values()], penalties)

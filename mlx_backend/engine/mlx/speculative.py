@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 
 if TYPE_CHECKING:
@@ -159,8 +160,7 @@ def _draft_with_model(
             token = mx.argmax(logits[:, : drafters[row].num_tokens], axis=-1)
             drafts[row].append(token)
             inputs[row] = token[None]
-    tokens: list[int] = mx.concatenate([token for own in drafts for token in own]).tolist()  # type: ignore[assignment]
-    remaining = iter(tokens)
+    remaining = iter(as_ints(mx.concatenate([token for own in drafts for token in own])))
     return [[next(remaining) for _ in own] for own in drafts]
 
 

@@ -15,7 +15,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from mlx_backend.byte_cache import ByteCache
-from mlx_backend.engine.mlx.common_prefix import common_prefix_length
+from mlx_backend.common_prefix import common_prefix_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from inspect import signature
@@ -48,8 +49,17 @@ _RENDERER_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_tem
     "documents"
 }
 
-
 _RENDERING_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What is rendered."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    template_kwargs: Mapping[str, Any]
 
 
 class MLXTokenizer:
@@ -143,11 +153,12 @@ class MLXTokenizer:
             )
         if taken := sorted(_RENDERER_ARGUMENTS & template_kwargs.keys()):
             raise EngineRefused(f"A chat template cannot be given {', '.join(taken)}.")
+        conversation = _Conversation(messages, tools or None, add_generation_prompt, template_kwargs)
         try:
             with interruptible(_RENDERING_SECONDS):
-                return self._apply(messages, tools, add_generation_prompt, template_kwargs)
+                return self._apply(conversation)
         except SecurityError:
-            return self._render_with_lists(messages, tools, add_generation_prompt, template_kwargs)
+            return self._render_with_lists(conversation)
         except (PreparationCancelled, RequestError):
             raise
         except TimeLimitExceeded:
@@ -159,41 +170,33 @@ class MLXTokenizer:
             words = str(error) or type(error).__name__
             raise EngineRefused(f"The model's chat template refused the conversation: {words}") from error
 
-    def _apply(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, Any],
-    ) -> str:
-        copies, definitions = [dict(message) for message in messages], list(tools) if tools else None
+    def _apply(self, conversation: _Conversation) -> str:
+        messages = [dict(message) for message in conversation.messages]
+        tools = list(conversation.tools) if conversation.tools else None
         if self._python_template is not None:
-            if definitions and not (copies and copies[0]["role"] == "system"):
-                copies.insert(0, {"role": "system", "content": ""})  # beside which it tells the tools
+            if tools and not (messages and messages[0]["role"] == "system"):
+                messages.insert(0, {"role": "system", "content": ""})  # beside which it tells the tools
             render = self._python_template
         else:
             render = partial(self._renderer.apply_chat_template, tokenize=False)
         text: str = render(
-            copies, tools=definitions, add_generation_prompt=add_generation_prompt, **template_kwargs
+            messages,
+            tools=tools,
+            add_generation_prompt=conversation.add_generation_prompt,
+            **conversation.template_kwargs,
         )
         return text
 
-    def _render_with_lists(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, Any],
-    ) -> str:
+    def _render_with_lists(self, conversation: _Conversation) -> str:
         """Render a template that changes lists of its own (Kimi K2), which transformers forbids, in our own sandbox."""
         preparation = current()
         seconds = min(preparation.seconds_left, _RENDERING_SECONDS)
         try:
             return ChatTemplate(self._chat_template or "", date=datetime.now().strftime).render(
-                messages,
-                {**self._wrapper.special_tokens_map, **template_kwargs},
-                tools=tools or None,
-                add_generation_prompt=add_generation_prompt,
+                conversation.messages,
+                {**self._wrapper.special_tokens_map, **conversation.template_kwargs},
+                tools=conversation.tools,
+                add_generation_prompt=conversation.add_generation_prompt,
                 deadline=time.thread_time() + seconds,
             )
         except TemplateFault as fault:

@@ -5,6 +5,19 @@ from pathlib import Path
 
 import pytest
 from disk_stores import Stores
+from engine_models import write_model, write_qwen
+
+
+@pytest.fixture(scope="session")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts with sliding windows of 32 tokens, whose replies never end by themselves."""
+    return write_model(tmp_path_factory.mktemp("gpt-oss"), eos_token_id=[])
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense model that attends to everything."""
+    return write_qwen(tmp_path_factory.mktemp("qwen"))
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from drafting import FoundReply, generate, loaded_batch
 from engine_models import write_mamba, write_model, write_qwen
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
 
 REPLY = 20  # tokens
 SAMPLINGS = (
@@ -29,7 +30,7 @@ def requests(count: int, **fields: Any) -> list[GenerationRequest]:
     """Return requests whose prompts repeat themselves, as their replies will, in part."""
     asked = []
     for at in range(count):
-        phrase: list[int] = mx.random.randint(10, 250, (5 + 3 * at,), key=mx.random.key(at)).tolist()  # type: ignore[assignment]
+        phrase = as_ints(mx.random.randint(10, 250, (5 + 3 * at,), key=mx.random.key(at)))
         sampling = SAMPLINGS[at % len(SAMPLINGS)]
         asked.append(GenerationRequest(prompt=phrase * 3, max_tokens=REPLY, sampling=sampling, **fields))
     return asked
@@ -79,11 +80,6 @@ def test_a_network_that_cannot_be_run_packed_gets_drafts_for_a_reply_alone(tmp_p
     assert only.tokens == expected[0]
     assert sum(accepted([only])) > 0
     assert tokens(together) == expected
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("windowed"), eos_token_id=[])
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +255,20 @@ def test_text_drafts_are_left_out_where_caches_cannot_be_rewound(
     with loaded_batch(model, draft_from_text=True) as drafting:
         assert tokens(generate(drafting, asked)) == expected
     assert caplog.text.count("its ArraysCache cannot be rewound. It runs without.") == 1
+
+
+def test_only_the_time_between_two_steps_of_a_kind_is_measured(tmp_path: Path) -> None:
+    times: list[tuple[int, float]] = []
+
+    class Recording(DraftPacer):
+        def record(self, replies: int, drafted: int | None, seconds: float) -> None:
+            times.append((replies, seconds))
+            super().record(replies, drafted, seconds)
+
+    model = write_qwen(tmp_path / "qwen")
+    with loaded_batch(model, draft_from_text=True, packing=False) as batch:
+        batch.loaded.draft_pacer = Recording(4, lambda: float(batch.loaded.steps))
+        first, second = (replace(each, sampling=Sampling()) for each in requests(2))
+        generate(batch, [first, replace(second, max_tokens=6)], arrivals={1: 4})
+    assert len(times) > 2
+    assert set(times) == {(1, 1.0)}, "while there are two, which cannot get drafts, nothing is"

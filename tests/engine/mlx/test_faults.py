@@ -12,6 +12,7 @@ from mlx_lm.models.cache import BatchKVCache
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, patch_for_packing
@@ -58,7 +59,7 @@ class FragileNetwork:
             raise error
         packed = isinstance(cache[0], PackedLayer)
         reads = any(length > 1 for _, length in cache[0].shapes) if packed else inputs.shape[1] > 1
-        if reads and Fragile.POISON in inputs.flatten().tolist():  # type: ignore[operator]
+        if reads and Fragile.POISON in as_ints(inputs.flatten()):
             raise RuntimeError("[malloc] Unable to allocate 99 bytes")
         logits: mx.array = self._network(inputs, cache=cache)
         return logits

@@ -4,9 +4,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from engine_models import write_model, write_qwen
 from engine_requests import TEXT, reply_tokens, request_for, room_beside, together
 
 from mlx_backend.device import Device
@@ -15,16 +15,6 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("gpt-oss"), eos_token_id=[])
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qwen(tmp_path_factory.mktemp("qwen"))
 
 
 def test_what_could_never_fit_is_refused_with_the_figures(qwen: Path) -> None:
@@ -51,9 +41,9 @@ def test_replies_that_outgrow_their_reservations_are_preempted_and_resumed_uncha
     monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
     sampling = Sampling(temperature=1, seed=1, frequency_penalty=0.3, logit_bias=((1, -100.0),))
-    fields = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
+    fields: dict[str, Any] = {"count": 600, "expected_tokens": 50, "sampling": sampling, "logprobs": 0}
     with load_engine(windowed, cache_bytes=0) as unlimited:
-        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
+        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]
         expected = together(unlimited, requests)
     with load_engine(windowed, cache_bytes=0, memory_bytes=room_beside(windowed, 2 * 420_000)) as engine:
         assert together(engine, requests) == expected
@@ -65,12 +55,16 @@ def test_replies_that_cannot_be_batched_are_preempted_and_resumed_unchanged(
 ) -> None:
     monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
     caplog.set_level("INFO")
-    fields = {"count": 600, "expected_tokens": 50, "sampling": Sampling(temperature=1, seed=1)}
-    options = {"cache_bytes": 0, "kv_bits": 8}
-    with load_engine(qwen, **options) as unlimited:  # type: ignore[arg-type]
-        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]  # type: ignore[arg-type]
+    fields: dict[str, Any] = {
+        "count": 600,
+        "expected_tokens": 50,
+        "sampling": Sampling(temperature=1, seed=1),
+    }
+    options: dict[str, Any] = {"cache_bytes": 0, "kv_bits": 8}
+    with load_engine(qwen, **options) as unlimited:
+        requests = [request_for(unlimited, TEXT * count, **fields) for count in (1, 2, 3)]
         expected = together(unlimited, requests)
-    with load_engine(qwen, memory_bytes=room_beside(qwen, 1_000_000), **options) as engine:  # type: ignore[arg-type]
+    with load_engine(qwen, memory_bytes=room_beside(qwen, 1_000_000), **options) as engine:
         assert together(engine, requests) == expected
     assert "Memory is short" in caplog.text
 
@@ -181,3 +175,21 @@ def test_a_model_that_leaves_no_memory_for_a_reply_is_refused_and_one_that_leave
     caplog.clear()
     with load_engine(qwen):
         assert "of memory for requests" not in caplog.text
+
+
+def test_a_request_that_cannot_be_started_leaves_no_memory_reserved(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("[malloc] Unable to allocate 99 bytes")
+
+    batch = MLXBatch(qwen, EngineOptions(), device=Device(8 << 30))
+    batch.load(lambda _: None)
+    try:
+        monkeypatch.setattr(batch.loaded.prefix_store, "evict_to_fit", fail)
+        with pytest.raises(RuntimeError, match="Unable to allocate"):
+            batch.insert(0, GenerationRequest(prompt=[9], max_tokens=5))
+        assert batch.loaded.runtime.cache_budget.used == 0
+        assert not batch.loaded.sequences
+    finally:
+        batch.unload()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from architectures import write
-from engine_models import write_adapter, write_mamba, write_model, write_qwen, write_random
+from engine_models import write_adapter, write_mamba, write_random
 from engine_requests import TEXT, reply_tokens, request_for, together
 from tolerances import check_replies
 
@@ -18,17 +18,6 @@ from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions
-
-
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("gpt-oss"), eos_token_id=[])
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qwen(tmp_path_factory.mktemp("qwen"))
-
 
 # -- adapters ------------------------------------------------------------------------------------------------
 
@@ -258,8 +247,8 @@ def test_prefixes_outlive_the_engine_in_a_folder(
 
 def test_a_folder_is_not_used_by_an_engine_with_other_kinds_of_caches(qwen: Path, tmp_path: Path) -> None:
     asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=5, checkpoints=(30,))
-    for options, cached in (({"max_kv_size": 64}, 0), ({}, 0), ({"max_kv_size": 64}, 30)):
-        with load_engine(qwen, cache_folder=tmp_path, **options) as engine:  # type: ignore[arg-type]
+    for size, cached in ((64, 0), (None, 0), (64, 30)):
+        with load_engine(qwen, cache_folder=tmp_path, max_kv_size=size) as engine:
             assert cached_of(engine, asked)[0] == cached
 
 

@@ -9,6 +9,7 @@ from engine_models import write_model, write_qwen
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.kv_cache import merged
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
@@ -21,8 +22,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def text(seed: int, length: int) -> list[int]:
-    tokens: list[int] = mx.random.randint(10, 60, (length,), key=mx.random.key(seed)).tolist()  # type: ignore[assignment]
-    return tokens
+    return as_ints(mx.random.randint(10, 60, (length,), key=mx.random.key(seed)))
 
 
 def read(network: Any, tokens: Sequence[int]) -> list[Any]:

@@ -13,6 +13,7 @@ from tolerances import held_memory
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 from mlx_backend.engine.mlx.prefill_plan import PADDED_SIZES, PrefillPacer
@@ -87,7 +88,7 @@ class _Watched:
             self._batch.runs.append([(inputs.shape[0], inputs.shape[1])])
         logits: mx.array = self._network(inputs, cache=cache)
         reads = any(length > 1 for _, length in self._batch.runs[-1])
-        if reads and self._batch.poison in inputs.flatten().tolist():  # type: ignore[operator]
+        if reads and self._batch.poison in as_ints(inputs.flatten()):
             raise RuntimeError("[malloc] Unable to allocate 99 bytes")
         return logits
 

@@ -10,8 +10,8 @@ from engine_models import byte_level, sentencepiece, words_and_markers
 from tokenizers import Tokenizer
 
 from mlx_backend.byte_cache import CacheBudget
+from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx import text_cache
-from mlx_backend.engine.mlx.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.text_cache import TextCache
 
 KINDS: list[Callable[[], Tokenizer]] = [byte_level, sentencepiece, words_and_markers]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def common_prefix_length[S: (str, bytes)](one: S, other: S) -> int:
-    """Return how many characters, or bytes, the two start with in common.
+def common_prefix_length[S: (str, bytes, tuple[int, ...])](one: S, other: S) -> int:
+    """Return how many characters, bytes or numbers the two start with in common.
 
-    By bisection: comparing slices is one memcmp each, and much faster than a loop.
+    By bisection: comparing slices is done in C, and much faster than a loop.
     """
     low, high = 0, min(len(one), len(other))
     while low < high:
