@@ -47,11 +47,17 @@ class Preparation:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Make it the current one of this thread; its time begins."""
+        """Make it the current one of this thread; its time begins. Raises PreparationCancelled if it is."""
         self._deadline = time.monotonic() + self._seconds
+        with self.as_current():
+            self.check()
+            yield
+
+    @contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Make it the current one of this thread, also if it is cancelled."""
         token = _current.set(self)
         try:
-            self.check()
             yield
         finally:
             _current.reset(token)

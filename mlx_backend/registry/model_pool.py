@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mlx_backend.errors import EngineStopped
+from mlx_backend.preparation import current
 from mlx_backend.registry.base import ModelStatus
 from mlx_backend.registry.clock import SystemClock
 from mlx_backend.registry.errors import ModelLoading, UnknownModel
@@ -216,17 +217,27 @@ class ModelPool[S: LoadedService]:
         lease.release()
 
     def _wait_for(self, attempt: LoadAttempt | None, spec: ModelSpec, deadline: float) -> None:
-        """Wait until something has changed, or raise ModelLoading if the deadline has passed."""
+        """Wait until something has changed.
+
+        Raises ModelLoading if the deadline has passed, PreparationCancelled if nobody waits for the request any more.
+        """
         now = self._clock.now()
         if now >= deadline:
             if attempt is None:
                 raise ModelLoading(spec.name, 0, 5)
             raise ModelLoading(spec.name, attempt.percent, attempt.retry_after(now), stage=attempt.stage)
-        if attempt is None:
-            self._clock.wait(self._state.changed, deadline - now)
-            return
-        attempt.waiters += 1
+        preparation = current()
+        if attempt is not None:
+            attempt.waiters += 1
         try:
-            self._clock.wait(self._state.changed, deadline - now)
+            with preparation.cancelled_by(self._notify):
+                preparation.check_cancelled()  # with the lock held: what comes later notifies
+                self._clock.wait(self._state.changed, deadline - now)
+                preparation.check_cancelled()
         finally:
-            attempt.waiters -= 1
+            if attempt is not None:
+                attempt.waiters -= 1
+
+    def _notify(self) -> None:
+        with self._state.changed:
+            self._state.changed.notify_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +23,7 @@ from mlx_backend.server.request_log import LEFT
 from mlx_backend.server.wsgi_server import ON_DISCONNECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from werkzeug import Request
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from mlx_backend.api.errors import ApiError
     from mlx_backend.conversation.effort_sources import Resolution
-    from mlx_backend.registry.base import ModelRegistry, ModelService
+    from mlx_backend.registry.base import Lease, ModelRegistry, ModelService
     from mlx_backend.server.auth import Client
     from mlx_backend.server.in_flight import InFlightRequests
     from mlx_backend.server.metrics import Metrics
@@ -63,6 +63,17 @@ class Backend:
     def client(self) -> Client:
         """Who has sent the request. `models` are those that its key allows."""
         return self.record.client
+
+    @contextmanager
+    def lease[T](self, acquire: Callable[[], Lease[T]], on_disconnect: OnDisconnect) -> Iterator[Lease[T]]:
+        """Count the request in and lease its model; stop waiting for it if the client leaves or the server stops."""
+
+        def wait() -> Lease[T]:
+            with self.preparations.waiting(on_disconnect):
+                return acquire()
+
+        with self.in_flight.admit(wait) as lease:
+            yield lease
 
     def charge(self, tokens: int) -> None:
         """Count tokens that the client's request has used."""
@@ -106,7 +117,9 @@ class ReplyHandler:
         call, preparation = _parsed(self._protocol.parse, request, backend)
         with ExitStack() as stack:
             lease = stack.enter_context(
-                backend.in_flight.admit(lambda: backend.models.acquire(call.model, settings.load_seconds))
+                backend.lease(
+                    lambda: backend.models.acquire(call.model, settings.load_seconds), on_disconnect
+                )
             )
             service = lease.service.for_client(backend.client.in_queue)
             with preparation():
@@ -152,7 +165,8 @@ class JsonHandler[S: ModelService]:
         """Wait for the answer, and stop computing if the client disconnects."""
         settings, on_disconnect = backend.settings, _on_disconnect(request)
         call, preparation = _parsed(self._protocol.parse, request, backend)
-        with backend.in_flight.admit(lambda: call.acquire(backend.models, settings.load_seconds)) as lease:
+        acquire = partial(call.acquire, backend.models, settings.load_seconds)
+        with backend.lease(acquire, on_disconnect) as lease:
             started = time.perf_counter()
             service = lease.service.for_client(backend.client.in_queue)
             with nullcontext() if call.waits_for_engine else preparation():

@@ -71,7 +71,9 @@ class Metrics:
         if record.status == CLIENT_CLOSED_REQUEST:
             outcome = LEFT
         elif outcome is None:  # it has generated nothing
-            outcome = "answered" if error is None else "error" if error.status >= 500 else "refused"
+            outcome = "answered" if error is None else "refused"
+            if error is not None and error.status >= 500:
+                outcome = "error"
         with self._guard:
             self._requests.labels(outcome.replace(" ", "_"), key).inc()
             if error is not None:

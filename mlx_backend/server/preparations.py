@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.device.host_memory import give_back_free_memory
 from mlx_backend.errors import EngineBusy
-from mlx_backend.preparation import Preparation, PreparationCancelled, Turns
+from mlx_backend.preparation import Preparation, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,8 +46,8 @@ class Preparations:
         self._wait_seconds = wait_seconds
         self._turns = Turns(max_large)
         self._guard = threading.Lock()
-        self._running: dict[Preparation, bool] = {}  # whether it is large
-        self._stops_large = self._stops_all = False
+        self._running: dict[Preparation, bool] = {}  # whether it takes long
+        self._stops_long = self._stops_all = False
         self._clock = clock
         self._return_at = clock() + _RETURNED_AFTER
 
@@ -59,18 +59,35 @@ class Preparations:
         """
         preparation = Preparation(self._seconds)
         is_large = body_bytes >= LARGE_BODY
+        with self._cancellable(preparation, on_disconnect, takes_long=is_large):
+            if is_large:
+                yield from self._in_turn(preparation, body_bytes)
+            else:
+                with preparation.running():
+                    yield
+
+    @contextmanager
+    def waiting(self, on_disconnect: OnDisconnect) -> Iterator[None]:
+        """Wait within the block for a model that is loaded, which has a deadline of its own.
+
+        Whoever has to wait there gets a PreparationCancelled if the client leaves or the server is about to stop.
+        """
+        preparation = Preparation()
+        with self._cancellable(preparation, on_disconnect, takes_long=True), preparation.as_current():
+            yield
+
+    @contextmanager
+    def _cancellable(
+        self, preparation: Preparation, on_disconnect: OnDisconnect, *, takes_long: bool
+    ) -> Iterator[None]:
         with self._guard:
-            self._running[preparation] = is_large
-            is_stopped = self._stops_all or (is_large and self._stops_large)
+            self._running[preparation] = takes_long
+            is_stopped = self._stops_all or (takes_long and self._stops_long)
+        if is_stopped:
+            preparation.cancel(is_stopping=True)
         try:
-            if is_stopped:
-                raise PreparationCancelled(is_stopping=True)
             with on_disconnect(preparation.cancel):
-                if is_large:
-                    yield from self._in_turn(preparation, body_bytes)
-                else:
-                    with preparation.running():
-                        yield
+                yield
         finally:
             with self._guard:
                 del self._running[preparation]
@@ -100,17 +117,17 @@ class Preparations:
             give_back_free_memory()
 
     def drain(self) -> None:
-        """Cancel the large ones, now and from now on: the server is about to stop, and they take long."""
-        self._stops_large = True
-        self._cancel(lambda is_large: is_large)
+        """Cancel those that take long, now and from now on: the server is about to stop."""
+        self._stops_long = True
+        self._cancel(lambda takes_long: takes_long)
 
     def stop(self) -> None:
         """Cancel all, now and from now on: the server stops."""
         self._stops_all = True
-        self._cancel(lambda _is_large: True)
+        self._cancel(lambda _takes_long: True)
 
     def _cancel(self, is_meant: Callable[[bool], bool]) -> None:
         with self._guard:
-            meant = [each for each, is_large in self._running.items() if is_meant(is_large)]
+            meant = [each for each, takes_long in self._running.items() if is_meant(takes_long)]
         for preparation in meant:
             preparation.cancel(is_stopping=True)

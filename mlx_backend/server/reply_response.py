@@ -156,7 +156,9 @@ class ReplyLog:
 
     def failed(self, error: ApiError) -> None:
         """Note what ended the reply before its end."""
-        self.outcome = SUPERSEDED if error.code == SUPERSEDED else "error"
+        self.outcome = "error"
+        if error.code == SUPERSEDED:
+            self.outcome = SUPERSEDED
         self._record.error = error
         self._record.status = self._record.status or error.status
 

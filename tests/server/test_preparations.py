@@ -14,14 +14,19 @@ from mlx_backend.chat.limits import RequestLimits
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
 from mlx_backend.errors import EngineBusy, RequestError
+from mlx_backend.models.engine_options import EngineOptions
+from mlx_backend.models.spec import ModelSpec
 from mlx_backend.preparation import Preparation, PreparationCancelled, Turns, current
 from mlx_backend.registry.base import SingleModelRegistry
+from mlx_backend.registry.catalogue import Catalogue
+from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.server import preparations
 from mlx_backend.server.preparations import LARGE_BODY, MAX_LARGE, Preparations
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 LARGE = [{"role": "user", "content": "a" * LARGE_BODY}]
 
@@ -261,3 +266,57 @@ def test_what_was_freed_goes_back_to_the_system_at_once_after_a_large_request_an
     prepare(2 << 20)
     prepare(100)
     assert given_back == [10, 20, 29]
+
+
+@contextmanager
+def loading(tmp_path: Path) -> Iterator[tuple[RunningServer, threading.Event]]:
+    """A server whose only model is loaded once the event is set."""
+    may_load = threading.Event()
+    engines: list[ScriptedEngine] = []
+
+    def load(spec: ModelSpec, *_: Any) -> ScriptedEngine:
+        may_load.wait(60)
+        engines.append(ScriptedEngine(lambda _: ANSWER, model_id=spec.name))
+        return engines[-1]
+
+    settings = Settings(port=0, max_queue=1, max_concurrent=1)
+    catalogue = Catalogue([ModelSpec(name="model", source=str(tmp_path))])
+    models = MultiModelRegistry(catalogue, load, EngineOptions(), settings, default_name="model")
+    try:
+        with served(models, settings) as server:
+            yield server, may_load
+    finally:
+        may_load.set()
+        models.stop()
+        for engine in engines:
+            engine.stop()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/tokenize"])
+def test_who_leaves_while_the_model_is_loaded_is_waited_for_no_longer_and_others_are_answered(
+    tmp_path: Path, path: str
+) -> None:
+    with loading(tmp_path) as (server, may_load), ExitStack() as stack:
+        leaver = stack.enter_context(server.send({"messages": HELLO}, path))
+        while server.app.in_flight.count < 1:
+            pass
+        other = stack.enter_context(server.send({"messages": HELLO}, path))
+        while server.app.in_flight.count < 2:
+            pass
+        leaver.close()
+        while server.app.in_flight.count > 1:
+            pass
+        may_load.set()
+        assert other.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_server_that_stops_lets_nobody_wait_for_a_model_to_be_loaded(tmp_path: Path) -> None:
+    with loading(tmp_path) as (server, _), server.send({"messages": HELLO}) as waiting:
+        while not server.app.in_flight.count:
+            pass
+        server.app.preparations.drain()
+        answer = waiting.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert server.app.in_flight.wait_until_idle(60)
+        status, refusal = server.call("/v1/chat/completions", {"messages": HELLO})
+        assert (status, refusal["error"]["code"]) == (503, "shutting_down")
