@@ -29,10 +29,22 @@ def has_left(connection: socket.socket | TlsSocket) -> bool:
 
 
 def has_room(connection: socket.socket | TlsSocket) -> bool:
-    """Whether the system takes more to be sent. It does once the other end has read most of what came before."""
+    """Whether all that was written has been sent, so that the next answer fits; if not, a selector says when it is.
+
+    That a socket is writable says less: after the head of an answer it may not be, and its body waits for a reader.
+    """
+    _set_unsent_limit(connection, 1)
     poll = select.poll()
     poll.register(connection, select.POLLOUT)
-    return bool(poll.poll(0))
+    if ready := bool(poll.poll(0)):
+        _set_unsent_limit(connection, 0)  # none
+    return ready
+
+
+def _set_unsent_limit(connection: socket.socket | TlsSocket, count: int) -> None:
+    """Have a socket writable only while fewer bytes than this are written and not sent yet."""
+    with suppress(OSError):  # the other end has gone
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
 
 
 class DisconnectWatcher:

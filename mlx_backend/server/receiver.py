@@ -205,7 +205,8 @@ class Receiver:
         if not received.is_registered:  # closed or dispatched meanwhile
             return
         if received.ahead is not None:
-            self._begin_next(connection)
+            if has_room(connection.socket):
+                self._begin_next(connection)
             return
         if received.is_waiting:
             self._check_left(connection)

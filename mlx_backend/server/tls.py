@@ -213,6 +213,10 @@ class TlsSocket:
         """Return the descriptor."""
         return self._socket.fileno()
 
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket."""
+        self._socket.setsockopt(level, option, value)
+
     def settimeout(self, seconds: float | None) -> None:
         """Set how long `send` may wait at a time."""
         self._seconds = seconds
