@@ -205,8 +205,7 @@ class Receiver:
         if not received.is_registered:  # closed or dispatched meanwhile
             return
         if received.ahead is not None:
-            if has_room(connection.socket):
-                self._begin_next(connection)
+            self._begin_next(connection)
             return
         if received.is_waiting:
             self._check_left(connection)
@@ -317,12 +316,12 @@ class Receiver:
         connection.received = Received(before.address, time.monotonic(), self._limits.max_head_bytes)
         connection.received.ahead = before.framing.rest()
         connection.socket.setblocking(False)
-        if has_room(connection.socket):
-            self._begin_next(connection)
-        else:  # the client reads none of its answers: the worker with the next one would be held up
-            self._register(connection, selectors.EVENT_WRITE)
+        self._begin_next(connection)
 
     def _begin_next(self, connection: Connection) -> None:
+        if not has_room(connection.socket):  # it reads no answers: the worker with the next would be held up
+            self._register(connection, selectors.EVENT_WRITE)
+            return
         ahead, connection.received.ahead = connection.received.ahead, None
         self._unregister(connection)
         self._register(connection)
