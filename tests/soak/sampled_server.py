@@ -2,6 +2,9 @@
 
     python tests/soak/sampled_server.py SAMPLES SECONDS serve …        # the server's own arguments follow
 
+With 0 seconds it writes one for each line on its standard input, once what is garbage has been collected, and answers
+`sampled`.
+
 Each line: seconds since the start, resident memory, MLX's memory in use and its cache, what malloc has given out and
 what it keeps though it was freed (bytes; the last two with glibc alone), threads, open files. `/dev/fd` and `ps` are
 the same on Linux and macOS.
@@ -10,6 +13,7 @@ the same on Linux and macOS.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -66,9 +70,13 @@ def write_samples(path: Path, seconds: float) -> None:
     """Write samples for as long as the process lives."""
     started = time.monotonic()
     with path.open("w") as file:
-        while True:
+        while seconds or sys.stdin.readline():
+            if not seconds:
+                gc.collect()
             file.write(json.dumps({"seconds": round(time.monotonic() - started, 1), **sample()}) + "\n")
             file.flush()
+            if not seconds:
+                print("sampled", flush=True)
             time.sleep(seconds)
 
 
