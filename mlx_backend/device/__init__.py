@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.device.lock import FairLock
 from mlx_backend.device.memory import MemoryBudget
+from mlx_backend.device.pressure import memory_pressure
 from mlx_backend.device.wired import WiredMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlx_backend.device.pressure import Pressure
     from mlx_backend.device.wired import Wired
 
 
@@ -31,7 +33,8 @@ class Device:
 
     `limit` is how many bytes models and caches may take together. A callable is called when the limit is first
     needed, so that a device can be made before MLX is imported. `wired_limit` returns how much the system allows to
-    be wired, and `set_wired_limit` wires so much; without them nothing is wired.
+    be wired, and `set_wired_limit` wires so much; without them nothing is wired. `pressure` says how short of memory
+    the system is.
     """
 
     def __init__(
@@ -41,9 +44,10 @@ class Device:
         wired: Wired = "auto",
         wired_limit: Callable[[], int | None] = _no_limit,
         set_wired_limit: Callable[[int], None] = _ignore,
+        pressure: Callable[[], Pressure] = lambda: "none",
     ) -> None:
         self.lock = FairLock()
-        self.memory = MemoryBudget(limit)
+        self.memory = MemoryBudget(limit, pressure)
         self.wired = WiredMemory(wired, recommended=wired_limit, set_limit=set_wired_limit, idle=self.lock)
 
 
@@ -69,5 +73,9 @@ def this_device(memory_bytes: int | None = None, wired: Wired = "auto") -> Devic
         set_wired_limit(limit)
 
     return Device(
-        memory_bytes or recommended, wired=wired, wired_limit=wired_limit, set_wired_limit=set_limit
+        memory_bytes or recommended,
+        wired=wired,
+        wired_limit=wired_limit,
+        set_wired_limit=set_limit,
+        pressure=memory_pressure,
     )

@@ -15,6 +15,8 @@ from mlx_backend.byte_cache import CacheBudget
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from mlx_backend.device.pressure import Pressure
+
 WORKING_SET_SHARE = 0.9  # of what the device recommends, for models and caches together
 RAM_SHARE = 0.7  # of the machine's memory, where the device recommends nothing
 MARGIN = 0.05  # of the limit, for what is neither weights nor KV caches: the host's caches, and a step's working memory
@@ -39,10 +41,16 @@ def step_margin(limit: int) -> int:
 
 
 class MemoryBudget:
-    """The bytes that models, caches and intermediate results may take together. Safe to use from any thread."""
+    """The bytes that models, caches and intermediate results may take together. Safe to use from any thread.
 
-    def __init__(self, limit: int | Callable[[], int]) -> None:
+    `pressure` says how short of memory the system is, whoever takes it.
+    """
+
+    def __init__(
+        self, limit: int | Callable[[], int], pressure: Callable[[], Pressure] = lambda: "none"
+    ) -> None:
         self._limit = limit
+        self.pressure = pressure
         self._reservations: list[MemoryReservation] = []
         self._guard = threading.Lock()
 

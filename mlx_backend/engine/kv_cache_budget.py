@@ -1,7 +1,8 @@
 """How much memory the sequences of an engine may take: what is set aside for their caches, and whether more fits.
 
 Beside its caches a prompt needs working memory while a chunk of it is computed. If that does not fit, cached prefixes
-are dropped and chunks get shorter; a prompt is refused only if not even the shortest chunk has room.
+are dropped and chunks get shorter; a prompt is refused only if not even the shortest chunk has room. The same is done
+while the system is short of memory, whoever takes it: it may then be about to stop this process, or itself.
 
 Counts tokens by a cost function and reserves bytes on the device; knows no MLX and no caches.
 """
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mlx_backend.device.memory import MemoryReservation
+    from mlx_backend.device.pressure import Pressure
 
 RETRY_AFTER = 10  # seconds, where other models leave no memory for a request
 MIN_CHUNK = 8  # tokens, below which shorter chunks save little
+MAX_PRESSED_CHUNK: dict[Pressure, int] = {"warning": 512, "critical": 128}  # tokens
 MAX_TOKENS = 1 << 30  # of any sequence
 
 
@@ -29,7 +32,7 @@ class KVCacheBudget:
 
     `cost` gives the bytes of one sequence's caches for a number of tokens, and `chunk_bytes` the working memory of a
     chunk of so many tokens that ends at a position. With `padded`, sequences that are decoded together, those of one
-    adapter, are padded to the longest of them.
+    adapter, are padded to the longest of them. `pressure` says how short of memory the system is.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class KVCacheBudget:
         *,
         padded: bool,
         chunk_bytes: Callable[[int, int], int] = lambda _tokens, _end: 0,
+        pressure: Callable[[], Pressure] = lambda: "none",
     ) -> None:
         self._reservation = reservation
         self._cost = cost
         self._chunk_bytes = chunk_bytes
+        self._pressure = pressure
         self._padded = padded
         self._prefix_bytes = 0
         self._sequences: dict[int, tuple[str, int]] = {}
@@ -99,12 +104,15 @@ class KVCacheBudget:
     def fitting_chunk(self, start: int, tokens: int) -> int:
         """Return `tokens`, or how many fewer a chunk from position `start` has to have to fit into working memory."""
         room = self.room - self.used + self._margin
+        tokens = min(tokens, MAX_PRESSED_CHUNK.get(self._pressure(), tokens))
         while tokens > MIN_CHUNK and self._chunk_bytes(tokens, start + tokens) > room:
             tokens = max(MIN_CHUNK, tokens // 2)
         return tokens
 
     def prefix_room(self, start: int = 0, tokens: int = 0) -> int:
         """Return the bytes that cached prefixes may take, beside a chunk of so many tokens from position `start`."""
+        if self._pressure() == "critical":
+            return 0
         return max(0, self.room - self.used - self._beyond_margin(tokens, start + tokens))
 
     def fits(self, tokens: int, adapter: str = "") -> bool:

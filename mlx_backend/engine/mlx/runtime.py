@@ -105,7 +105,12 @@ class Runtime:
                 log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
             self.chunk_cost = self._measure(device.lock, ranks)
             self.cache_budget = KVCacheBudget(
-                reservation, cost, padded=self.can_batch, chunk_bytes=self.chunk_cost.working_bytes
+                reservation,
+                cost,
+                padded=self.can_batch,
+                chunk_bytes=self.chunk_cost.working_bytes,
+                # Processes that share a model have to prefill alike, however short of memory each one's machine is.
+                pressure=memory.pressure if ranks is None else lambda: "none",
             )
             self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
