@@ -110,7 +110,7 @@ class Runtime:
                 padded=self.can_batch,
                 chunk_bytes=self.chunk_cost.working_bytes,
                 # Processes that share a model have to prefill alike, however short of memory each one's machine is.
-                pressure=memory.pressure if ranks is None else lambda: "none",
+                pressure=device.memory.pressure if ranks is None else lambda: "none",
             )
             self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
