@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -114,54 +114,80 @@ class Preparation:
 
 
 class Turns:
-    """Lets so many preparations at a time into a block, first come, first served. Safe to use from any thread."""
+    """Lets so many preparations at a time into a block. Safe to use from any thread.
 
-    def __init__(self, at_once: int) -> None:
-        self._changed = threading.Condition()
+    Next is the client with the fewest of them in the block, of equals the one who has waited longest; one client has at
+    most `max_of_client` there.
+    """
+
+    def __init__(self, at_once: int, *, max_of_client: int | None = None) -> None:
+        self._guard = threading.Lock()
         self._free = at_once
-        self._waiting: deque[Preparation] = deque()
+        self._max_of_client = max_of_client or at_once
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, dict[_Waiting, None]] = {}
 
     @contextmanager
-    def turn_of(self, preparation: Preparation, wait_seconds: float) -> Iterator[bool]:
+    def turn_of(self, preparation: Preparation, wait_seconds: float, client: str = "") -> Iterator[bool]:
         """Wait for a turn, which lasts for the block; False if none has come within so many seconds.
 
         Raises PreparationCancelled if the preparation is cancelled meanwhile.
         """
-        has_turn = self._wait(preparation, wait_seconds)
+        waiting = _Waiting(client)
+        with preparation.cancelled_by(waiting.wake.set):
+            with self._guard:
+                self._waiting.setdefault(client, {})[waiting] = None
+                self._give()
+            waiting.wake.wait(None if wait_seconds == math.inf else wait_seconds)
+        with self._guard:
+            if not waiting.has_turn:
+                self._remove(waiting)
         try:
-            yield has_turn
+            preparation.check_cancelled()
+            yield waiting.has_turn
         finally:
-            if has_turn:
-                with self._changed:
+            if waiting.has_turn:
+                with self._guard:
                     self._free += 1
-                    self._changed.notify_all()
+                    self._running[client] -= 1
+                    if not self._running[client]:
+                        del self._running[client]
+                    self._give()
 
     def __len__(self) -> int:
         """Return how many wait."""
-        return len(self._waiting)
+        with self._guard:
+            return sum(map(len, self._waiting.values()))
 
-    def _wait(self, preparation: Preparation, seconds: float) -> bool:
-        with preparation.cancelled_by(self._notify), self._changed:
-            self._waiting.append(preparation)
-            try:
-                self._changed.wait_for(
-                    lambda: preparation.is_cancelled or self._is_first(preparation),
-                    None if seconds == math.inf else seconds,
-                )
-                preparation.check_cancelled()
-                has_turn = self._is_first(preparation)
-                self._free -= has_turn
-            finally:
-                self._waiting.remove(preparation)
-                self._changed.notify_all()
-        return has_turn
+    def _give(self) -> None:
+        """Give what is free to those who are next. Who waits is woken alone: others would only look and wait again."""
+        while self._free and self._waiting:
+            client = min(self._waiting, key=self._running.__getitem__)
+            if self._running[client] >= self._max_of_client:
+                return
+            waiting = next(iter(self._waiting[client]))
+            self._remove(waiting)
+            if client in self._waiting:
+                self._waiting[client] = self._waiting.pop(client)  # behind the others
+            self._free -= 1
+            self._running[client] += 1
+            waiting.has_turn = True
+            waiting.wake.set()
 
-    def _is_first(self, preparation: Preparation) -> bool:
-        return self._free > 0 and self._waiting[0] is preparation
+    def _remove(self, waiting: _Waiting) -> None:
+        of_client = self._waiting[waiting.client]
+        del of_client[waiting]
+        if not of_client:
+            del self._waiting[waiting.client]
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+
+class _Waiting:
+    """One preparation that waits for its turn."""
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.wake = threading.Event()
+        self.has_turn = False
 
 
 _UNLIMITED = Preparation()

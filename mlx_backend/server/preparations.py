@@ -1,8 +1,9 @@
-"""How many large requests are prepared at the same time. Small ones never wait.
+"""How many requests are prepared at the same time. Small ones never wait for large ones.
 
 Parsing, rendering and tokenising a request takes memory and time in proportion to its size: some hundred bytes for each
-byte of its body. All of a server's threads may hold a small request; those with a body of megabytes take turns, in the
-order in which they came. Knows bodies as a number of bytes.
+byte of its body. So those with a body of megabytes take turns. The others do too, more of them at a time: Python runs
+one thread at a time, and with a hundred that want to, the one that accepts connections and the engine's wait for them
+all. Turns are fair between clients. Knows bodies as a number of bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ LARGE_BODY = 64 << 10
 """Bytes. An agent's request with 30,000 tokens of history has about 100 KB."""
 MAX_LARGE = 2
 """At the same time. More would not be faster: Python runs one thread at a time, and the engine needs its share."""
+MAX_SMALL, MAX_SMALL_OF_CLIENT = 16, 8
+"""At the same time. Some of them wait, for a grammar that is validated in another process, say."""
 _RETURNED_FROM = 1 << 20
 """Bytes of a body from which on the system gets back what its preparation has freed."""
 _RETURNED_AFTER = 10.0
@@ -44,7 +47,8 @@ class Preparations:
     ) -> None:
         self._seconds = seconds
         self._wait_seconds = wait_seconds
-        self._turns = Turns(max_large)
+        self._large_turns = Turns(max_large)
+        self._small_turns = Turns(MAX_SMALL, max_of_client=MAX_SMALL_OF_CLIENT)
         self._guard = threading.Lock()
         self._running: dict[Preparation, bool] = {}  # whether it takes long
         self._stops_long = self._stops_all = False
@@ -52,19 +56,26 @@ class Preparations:
         self._return_at = clock() + _RETURNED_AFTER
 
     @contextmanager
-    def of(self, body_bytes: int, on_disconnect: OnDisconnect) -> Iterator[None]:
+    def of(self, body_bytes: int, on_disconnect: OnDisconnect, client: str = "") -> Iterator[None]:
         """Prepare a request within the block, which begins when it is its turn.
 
         Raises PreparationCancelled if the client leaves or the server stops, EngineBusy if its turn does not come.
         """
         preparation = Preparation(self._seconds)
         is_large = body_bytes >= LARGE_BODY
-        with self._cancellable(preparation, on_disconnect, takes_long=is_large):
-            if is_large:
-                yield from self._in_turn(preparation, body_bytes)
-            else:
-                with preparation.running():
-                    yield
+        turns = self._large_turns if is_large else self._small_turns
+        with (
+            self._cancellable(preparation, on_disconnect, takes_long=is_large),
+            turns.turn_of(preparation, self._wait_seconds, client) as has_turn,
+        ):
+            if not has_turn:
+                raise EngineBusy(
+                    f"Other requests are being prepared, and this one has waited {self._wait_seconds:g} seconds."
+                )
+            if body_bytes >= _RETURNED_FROM:
+                self._return_at = 0.0
+            with preparation.running():
+                yield
 
     @contextmanager
     def waiting(self, on_disconnect: OnDisconnect) -> Iterator[None]:
@@ -91,17 +102,6 @@ class Preparations:
         finally:
             with self._guard:
                 del self._running[preparation]
-
-    def _in_turn(self, preparation: Preparation, body_bytes: int) -> Iterator[None]:
-        with self._turns.turn_of(preparation, self._wait_seconds) as has_turn:
-            if not has_turn:
-                raise EngineBusy(
-                    f"Other large requests are being prepared, and this one has waited {self._wait_seconds:g} seconds."
-                )
-            if body_bytes >= _RETURNED_FROM:
-                self._return_at = 0.0
-            with preparation.running():
-                yield
 
     def give_back_memory(self) -> None:
         """Give back to the system what requests have freed: what a large one has at once, else now and then.

@@ -21,13 +21,20 @@ from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.server import preparations
-from mlx_backend.server.preparations import LARGE_BODY, MAX_LARGE, Preparations
+from mlx_backend.server.preparations import (
+    LARGE_BODY,
+    MAX_LARGE,
+    MAX_SMALL,
+    MAX_SMALL_OF_CLIENT,
+    Preparations,
+)
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+SMALL = "this one takes its time"
 LARGE = [{"role": "user", "content": "a" * LARGE_BODY}]
 
 
@@ -39,6 +46,7 @@ class SlowTokenizer(ScriptedTokenizer):
         self.may_go_on = threading.Event()
         self.changed = threading.Condition()
         self.rendering = self.most = self.rendered = 0
+        self.encoding = self.most_encoding = 0
 
     def render(
         self,
@@ -62,6 +70,17 @@ class SlowTokenizer(ScriptedTokenizer):
             current().check()
         return super().render(messages, tools, add_generation_prompt=add_generation_prompt, **template_kwargs)
 
+    def encode(self, text: str, *, control_tokens: bool) -> list[int]:
+        with self.changed:
+            self.encoding += 1
+            self.most_encoding = max(self.most_encoding, self.encoding)
+            self.changed.notify_all()
+        if SMALL in text:
+            self.may_go_on.wait(60)
+        with self.changed:
+            self.encoding -= 1
+        return super().encode(text, control_tokens=control_tokens)
+
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, 60)
@@ -76,7 +95,7 @@ def tokenizer() -> Iterator[SlowTokenizer]:
 
 @pytest.fixture
 def server(tokenizer: SlowTokenizer) -> Iterator[RunningServer]:
-    settings = Settings(port=0, max_queue=8, max_concurrent=8)
+    settings = Settings(port=0, max_queue=32, max_concurrent=8)
     with ScriptedEngine(lambda _: ANSWER, tokenizer=tokenizer, context_length=1 << 20) as engine:
         service = Service(engine, prewarm=False)
         with served(SingleModelRegistry(service), settings) as server:
@@ -102,6 +121,20 @@ def test_beside_large_requests_small_ones_are_answered_and_the_large_ones_take_t
     for thread in threads:
         thread.join(60)
     assert (results, tokenizer.most) == (["stop"] * 6, MAX_LARGE)
+
+
+def test_of_many_small_requests_of_one_client_a_few_are_prepared_at_the_same_time(
+    server: RunningServer, tokenizer: SlowTokenizer
+) -> None:
+    messages = [{"role": "user", "content": SMALL}]
+    threads, results = in_threads(MAX_SMALL + 4, lambda: server.chat(messages)["choices"][0]["finish_reason"])
+    tokenizer.wait_for(lambda: tokenizer.encoding == MAX_SMALL_OF_CLIENT)
+    assert server.call("/health")[0] == 200
+    tokenizer.may_go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert results == ["stop"] * len(threads)
+    assert tokenizer.most_encoding == MAX_SMALL_OF_CLIENT
 
 
 def test_a_request_whose_client_has_left_is_not_prepared(
@@ -320,3 +353,25 @@ def test_a_server_that_stops_lets_nobody_wait_for_a_model_to_be_loaded(tmp_path:
         assert server.app.in_flight.wait_until_idle(60)
         status, refusal = server.call("/v1/chat/completions", {"messages": HELLO})
         assert (status, refusal["error"]["code"]) == (503, "shutting_down")
+
+
+def test_next_is_the_client_with_the_fewest_in_the_block_and_nobody_has_all_turns() -> None:
+    turns, order = Turns(2, max_of_client=1), list[str]()
+
+    def wait(client: str) -> None:
+        with turns.turn_of(Preparation(), 60, client):
+            order.append(client)
+
+    threads = []
+    with turns.turn_of(Preparation(), 60, "many"):  # one turn is left, and not for the same client
+        for client in ("many", "many", "one"):
+            before = len(turns)
+            threads.append(threading.Thread(target=wait, args=(client,)))
+            threads[-1].start()
+            while threads[-1].is_alive() and len(turns) == before:
+                pass
+        threads[-1].join(60)
+        assert order == ["one"]
+    for thread in threads:
+        thread.join(60)
+    assert order == ["one", "many", "many"]
