@@ -9,8 +9,9 @@ import select
 import selectors
 import socket
 import threading
+from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,9 +58,11 @@ class DisconnectWatcher:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
+        self._changes: deque[tuple[_Watch, bool]] = deque()  # in their order; True: from now on
         self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
         self._woken.setblocking(False)
+        self._is_woken = False
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="disconnect-watcher", daemon=True)
         self._running = True
@@ -71,7 +74,7 @@ class DisconnectWatcher:
     def stop(self) -> None:
         """Stop the thread and join it."""
         self._running = False
-        self._wake.send(b"x")
+        self._wake_up()
         self._thread.join()
         self._selector.close()
         self._wake.close()
@@ -82,37 +85,63 @@ class DisconnectWatcher:
         self, connection: socket.socket | TlsSocket, on_disconnect: Callable[[], None]
     ) -> Iterator[None]:
         """Call `on_disconnect` from the watcher's thread, once, if the other end closes the connection meanwhile."""
-        with self._lock:
-            self._selector.register(connection, selectors.EVENT_READ, on_disconnect)
-        self._wake.send(b"x")  # not every selector notices what is registered while it waits
+        watch = _Watch(connection, on_disconnect)
+        # Without a lock: hundreds of threads would wait for it, and each in turn for the interpreter.
+        self._changes.append((watch, True))
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake_up()
         try:
             yield
         finally:
-            self._unregister(connection)
+            watch.is_over = True
+            self._changes.append((watch, False))
 
-    def _unregister(self, connection: socket.socket | TlsSocket) -> None:
-        with self._lock, suppress(KeyError, ValueError):
-            self._selector.unregister(connection)
+    def _wake_up(self) -> None:
+        with suppress(OSError):  # full: it will wake; closed: it has ended
+            self._wake.send(b"x")
 
     def _run(self) -> None:
         while self._running:
-            for key, _ in self._selector.select():
+            events = self._selector.select()
+            self._is_woken = False
+            self._apply_changes()
+            for key, _ in events:
                 if key.data is None:
                     with suppress(BlockingIOError):
                         self._woken.recv(4096)
                 else:
-                    self._check(key.fileobj, key.data)
+                    self._check(key.data)
 
-    def _check(self, connection: Any, on_disconnect: Callable[[], None]) -> None:
+    def _apply_changes(self) -> None:
+        while self._changes:
+            watch, begins = self._changes.popleft()
+            with suppress(KeyError, ValueError, OSError):  # it is watched no longer, or closed
+                if not begins:
+                    self._selector.unregister(watch.connection)
+                elif not watch.is_over:
+                    self._selector.register(watch.connection, selectors.EVENT_READ, watch)
+
+    def _check(self, watch: _Watch) -> None:
         # Readable: closed, or the client has sent its next request early, and then nothing can be told from here.
-        with self._lock:
-            try:
-                self._selector.get_key(connection)
-                left = has_left(connection)
-            except (KeyError, ValueError):  # it is watched no longer
-                return
-            except (BlockingIOError, InterruptedError):  # a message of TLS itself
-                return
-            self._selector.unregister(connection)
-        if left:
-            on_disconnect()
+        if watch.is_over:
+            return
+        try:
+            left = has_left(watch.connection)
+        except (BlockingIOError, InterruptedError):  # a message of TLS itself
+            return
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(watch.connection)
+        if left and not watch.is_over:
+            watch.on_disconnect()
+
+
+class _Watch:
+    """One connection, and what to call while the watch is not over."""
+
+    __slots__ = ("connection", "is_over", "on_disconnect")
+
+    def __init__(self, connection: socket.socket | TlsSocket, on_disconnect: Callable[[], None]) -> None:
+        self.connection = connection
+        self.on_disconnect = on_disconnect
+        self.is_over = False
