@@ -116,11 +116,18 @@ class DisconnectWatcher:
     def _apply_changes(self) -> None:
         while self._changes:
             watch, begins = self._changes.popleft()
-            with suppress(KeyError, ValueError, OSError):  # it is watched no longer, or closed
-                if not begins:
-                    self._selector.unregister(watch.connection)
-                elif not watch.is_over:
+            if not begins:
+                self._unregister(watch)
+            elif not watch.is_over:
+                with suppress(KeyError, ValueError, OSError):  # it has been closed
                     self._selector.register(watch.connection, selectors.EVENT_READ, watch)
+                    watch.is_registered = True
+
+    def _unregister(self, watch: _Watch) -> None:
+        if watch.is_registered:
+            watch.is_registered = False
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(watch.connection)
 
     def _check(self, watch: _Watch) -> None:
         # Readable: closed, or the client has sent its next request early, and then nothing can be told from here.
@@ -130,8 +137,7 @@ class DisconnectWatcher:
             left = has_left(watch.connection)
         except (BlockingIOError, InterruptedError):  # a message of TLS itself
             return
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(watch.connection)
+        self._unregister(watch)
         if left and not watch.is_over:
             watch.on_disconnect()
 
@@ -139,9 +145,9 @@ class DisconnectWatcher:
 class _Watch:
     """One connection, and what to call while the watch is not over."""
 
-    __slots__ = ("connection", "is_over", "on_disconnect")
+    __slots__ = ("connection", "is_over", "is_registered", "on_disconnect")
 
     def __init__(self, connection: socket.socket | TlsSocket, on_disconnect: Callable[[], None]) -> None:
         self.connection = connection
         self.on_disconnect = on_disconnect
-        self.is_over = False
+        self.is_over = self.is_registered = False
