@@ -16,7 +16,7 @@ import json
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, count, groupby
 from sys import getsizeof
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -183,7 +183,7 @@ class PromptBuilder:
         self, text: str, tokens: Sequence[int], template_kwargs: Mapping[str, Any]
     ) -> tuple[int, ...]:
         """Return the checkpoints, found by counting control tokens: the text and the tokens have the same ones."""
-        positions = [at for at, token in enumerate(tokens) if token in self._markers.texts]
+        positions = list(compress(count(), map(self._markers.texts.__contains__, tokens)))
         ends = [match.end() for match in self._markers.pattern.finditer(text)]
         if len(positions) != len(ends):  # the tokenizer adds or merges some, so they cannot be matched
             return ()

@@ -10,9 +10,11 @@ Without an engine's name all three run. No HTTP: both systems are called in proc
   tokens of the reply, and the prompt's first token beside the same prompt's time alone.
 - *turns*: prompts of which all but some tokens are cached, as an agent's next turn: the first token and the time
   between tokens, alone and with four at once. What is cached is filled with random numbers, so that even 100,000 tokens
-  need not be prefilled first. The bare loop gets a copy of the same caches.
+  need not be prefilled first. The bare loop gets a copy of the same caches, and mlx-lm's `BatchGenerator` four. What a
+  checkpoint costs is the time of a step before which everything cached has to be copied, over that of the next one.
 
-Without --model it is a gpt_oss with random weights, of which `--layers` and `--width` say how large.
+Without --model it is a gpt_oss with random weights, of which `--layers` and `--width` say how large. With
+--processor-time the times are this process's processor time, which other processes disturb less: only on a CPU.
 """
 
 from __future__ import annotations
@@ -57,11 +59,14 @@ def main() -> None:
     parser.add_argument("--cached", type=int, nargs="+", default=[1_000, 32_000, 100_000])
     parser.add_argument("--new", type=int, default=100, help="tokens of a turn that are not cached")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processor-time", action="store_true", help="in place of time (first and turns)")
     parser.add_argument(
         "--in-process", choices=["ours", "bare", "both", "gap", "turns"], help=argparse.SUPPRESS
     )
     options = parser.parse_args()
     if options.in_process:
+        if options.processor_time:
+            Clock.now = time.process_time
         print(use_fast_blas(), file=sys.stderr)
         run_part(options.in_process, options)
         return
@@ -76,6 +81,7 @@ def main() -> None:
                     command += [f"--{name}", *map(str, getattr(options, name))]
                 for name in ("arriving", "new", "rounds"):
                     command += [f"--{name}", str(getattr(options, name))]
+                command += ["--processor-time"] * options.processor_time
                 subprocess.run(command, check=True)
 
 
@@ -95,6 +101,12 @@ def _write_model(folder: Path, layers: int, width: int) -> Path:
         max_position_embeddings=131_072,
         eos_token_id=[],
     )
+
+
+class Clock:
+    """What the times are measured by."""
+
+    now = time.perf_counter
 
 
 class Prompts:
@@ -124,9 +136,27 @@ class Bare:
         import mlx.core as mx
         from mlx_lm.generate import generate_step
 
-        started, times = time.perf_counter(), []
+        started, times = Clock.now(), []
         for _ in generate_step(mx.array(list(prompt)), self.model, max_tokens=tokens, prompt_cache=caches):
-            times.append(time.perf_counter())
+            times.append(Clock.now())
+        mx.clear_cache()
+        return times[0] - started, (times[-1] - times[0]) / max(1, len(times) - 1)
+
+    def batch(self, prompts: Sequence[list[int]], caches: Any, tokens: int) -> tuple[float, float]:
+        """Return the seconds until every prompt has its first token, and between tokens of all together."""
+        import mlx.core as mx
+        from mlx_lm.generate import BatchGenerator
+
+        started, times = Clock.now(), []
+        generator = BatchGenerator(self.model, stop_tokens=[])
+        generator.insert(list(prompts), max_tokens=[tokens] * len(prompts), caches=caches)
+        left = len(prompts)
+        while left:
+            _, generated = generator.next()
+            left -= sum(each.finish_reason is not None for each in generated)
+            if len(generated) == len(prompts):
+                times.append(Clock.now())
+        generator.close()
         mx.clear_cache()
         return times[0] - started, (times[-1] - times[0]) / max(1, len(times) - 1)
 
@@ -149,10 +179,10 @@ class Ours:
         """Return the seconds until the first token, and between tokens."""
         from mlx_backend.engine.base import GenerationRequest, TokenDelta
 
-        started, times = time.perf_counter(), []
+        started, times = Clock.now(), []
         for item in self.engine.generate(GenerationRequest(prompt=list(prompt), max_tokens=tokens)):
             if isinstance(item, TokenDelta):
-                times.append(time.perf_counter())
+                times.append(Clock.now())
                 if on_token is not None:
                     on_token(times[-1])
         return times[0] - started, (times[-1] - times[0]) / max(1, len(times) - 1)
@@ -232,8 +262,6 @@ def gap(ours: Ours, options: argparse.Namespace) -> None:
 
 def turns(options: argparse.Namespace) -> None:
     """Print first tokens and the time between tokens of turns that are cached but for their last tokens."""
-    import mlx.core as mx
-
     bare, ours = Bare(options.model), Ours(options.model, cache_bytes=1 << 36, memory_bytes=1 << 38)
     prompts = Prompts(4)
     runtime = ours.engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # private: caches are put there
@@ -241,16 +269,19 @@ def turns(options: argparse.Namespace) -> None:
         context = prompts(length)
         made = filled_caches(bare.model, length)
         runtime.prefixes.insert(context, made)
-        mx.synchronize()
-        print(f"  {length} tokens are cached: {runtime.prefixes.nbytes >> 20} MB", flush=True)
-        figures: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": [], "four": []}
+        nbytes, copying = runtime.prefixes.nbytes, [checkpoint_seconds(bare.model, made) for _ in range(5)]
+        print(
+            f"  {length} tokens are cached: {nbytes / (1 << 20):.1f} MB, {nbytes / length:.0f} bytes a token; a "
+            f"checkpoint costs {statistics.median(copying) * 1e3:.1f} ms",
+            flush=True,
+        )
+        figures: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": [], "batch": [], "four": []}
         for _ in range(options.rounds):
-            figures["bare"].append(
-                bare.turn(prompts(options.new), [copy.deepcopy(layer) for layer in made], DECODED)
-            )
+            figures["bare"].append(bare.turn(prompts(options.new), copies(made), DECODED))
             figures["ours"].append(ours.turn([*context, *prompts(options.new)], DECODED))
-            news = [[*context, *prompts(options.new)] for _ in range(4)]
-            figures["four"] += at_once([partial(ours.turn, prompt, DECODED) for prompt in news])
+            news = [prompts(options.new) for _ in range(4)]
+            figures["batch"].append(bare.batch(news, [copies(made) for _ in news], DECODED))
+            figures["four"] += at_once([partial(ours.turn, [*context, *new], DECODED) for new in news])
         for name, times in figures.items():
             firsts, steps = zip(*times, strict=True)
             print(
@@ -258,7 +289,32 @@ def turns(options: argparse.Namespace) -> None:
                 f"{statistics.median(steps) * 1e3:.1f} ms (least {min(steps) * 1e3:.1f})",
                 flush=True,
             )
+        ours.turn(
+            prompts(2), 1
+        )  # a reply is cached after its last token was sent, but before the next request
         runtime.prefixes.clear()
+
+
+def copies(caches: Sequence[Any]) -> list[Any]:
+    """Return caches with the same contents."""
+    return [copy.deepcopy(layer) for layer in caches]
+
+
+def checkpoint_seconds(network: Any, made: Sequence[Any]) -> float:
+    """Return by how much longer a step takes before which the caches have to be copied, as they are held twice."""
+    import mlx.core as mx
+
+    def step() -> float:
+        started = Clock.now()
+        mx.eval(network(mx.array([[1]]), cache=caches))
+        return Clock.now() - started
+
+    caches = copies(made)
+    step()  # which makes room for more
+    held = [(layer.keys, layer.values) for layer in caches]
+    first = step()
+    del held
+    return first - step()
 
 
 def filled_caches(network: Any, length: int) -> list[Any]:

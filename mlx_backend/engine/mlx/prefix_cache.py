@@ -6,7 +6,8 @@ every model: the longest cached prefix of a prompt is reused whole, never a part
 changed: a sequence that reuses it gets arrays that are copied when they are first written to.
 
 Checkpoints of one conversation share what they have in common. Layers that hold every token are stored once, in the
-longest checkpoint, and are views of it in the others, which have only their sliding windows to themselves.
+longest checkpoint; the others have only their sliding windows to themselves, and what they share is sliced out of the
+longest when it is asked for. So a conversation's next checkpoint costs the same however many there are before it.
 
 The bytes are bounded. Eviction follows GreedyDual-Size (Cao and Irani 1997): what saves least for its size goes
 first. A checkpoint saves the tokens that would have to be prefilled again; if there is a shorter one before it, only
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
+class _Family:
+    """A prefix that holds layers whole, and all that begin it, which hold only what those cannot be cut to."""
+
+    owner: _Entry
+    views: list[_Entry] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class _Entry:
     adapter: str
     tokens: bytes
@@ -45,8 +54,15 @@ class _Entry:
     own_bytes: int  # that no other entry holds
     priority: float = 0.0
     last_used: int = 0  # counted in uses of any entry
-    owner: _Entry | None = None  # the longer one that its shareable layers are views of
-    views: list[_Entry] = field(default_factory=list)  # the shorter ones whose layers are views of its own
+    family: _Family = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.family = _Family(self)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether a longer one holds what its own shareable layers lack."""
+        return self.family.owner is not self
 
 
 class PrefixCache:
@@ -85,7 +101,7 @@ class PrefixCache:
         if entry is None:
             return 0, None
         self._touch(entry)
-        return len(entry.tokens) // TOKEN_BYTES, [alias(layer) for layer in entry.layers]
+        return len(entry.tokens) // TOKEN_BYTES, _whole_layers(entry)
 
     def covered_tokens(self, prompt: Sequence[int] | bytes, adapter: str = "") -> int:
         """Return how many tokens of the prompt, all but its last, are cached; not counted as use."""
@@ -115,12 +131,12 @@ class PrefixCache:
         entry = _Entry(adapter, key, layers, size)
         longer = self._find_longer_owner(adapter, key)
         if longer is not None:
-            self._share(entry, longer)
+            _share(entry, longer)
+        # Whatever is still shorter begins this one, and so shares already.
         shorter = self._find_longest(adapter, key)
-        while shorter is not None:
-            if shorter.owner is None:
-                self._share(shorter, longer or entry)
-            shorter = self._find_longest(adapter, key, below=len(shorter.tokens))
+        if shorter is not None and not shorter.is_view:
+            self._nbytes -= _share(shorter, longer or entry)
+            self._touch(shorter)
         self._entries[adapter, key] = entry
         insort(self._sorted.setdefault(adapter, []), key)
         self._nbytes += entry.own_bytes
@@ -138,8 +154,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop everything, and at once: entries that refer to each other would wait for the garbage collector."""
         for entry in self._entries.values():
-            entry.owner = None
-            entry.views.clear()
+            del entry.family
         self._entries.clear()
         self._sorted.clear()
         self._nbytes = 0
@@ -166,7 +181,7 @@ class PrefixCache:
             if not ordered[at].startswith(tokens):
                 break
             entry = self._entries[adapter, ordered[at]]
-            return entry.owner or entry
+            return entry.family.owner
         return None
 
     def _touch(self, entry: _Entry) -> None:
@@ -177,55 +192,71 @@ class PrefixCache:
         self._uses += 1
         entry.last_used = self._uses
 
-    def _share(self, entry: _Entry, longer: _Entry) -> None:
-        """Make the shareable layers of `entry` and of its views into views of a longer entry's."""
-        is_inserted = (entry.adapter, entry.tokens) in self._entries
-        # Its bytes include the room for growth behind its tokens.
-        shared = sum(mine.nbytes for mine, _ in _shareable(entry, longer))
-        entry.own_bytes -= shared
-        for view in (entry, *entry.views):
-            self._repoint(view, longer)
-        entry.views = []
-        if is_inserted:
-            self._nbytes -= shared
-            self._touch(entry)
-
-    def _repoint(self, view: _Entry, longer: _Entry) -> None:
-        for mine, theirs in _shareable(view, longer):
-            mine.keys = theirs.keys[..., : mine.offset, :]
-            mine.values = theirs.values[..., : mine.offset, :]
-        evaluate_async([layer.state for layer in view.layers])
-        view.owner = longer
-        longer.views.append(view)
-
     def _evict(self, entry: _Entry) -> None:
         del self._entries[entry.adapter, entry.tokens]
         ordered = self._sorted[entry.adapter]
         del ordered[bisect_left(ordered, entry.tokens)]
         self._nbytes -= entry.own_bytes
-        if entry.owner is not None:
-            entry.owner.views.remove(entry)
-            return
-        if entry.views:  # the longest of them gets a copy of what was shared, and the others views of that
-            heir = max(entry.views, key=lambda view: len(view.tokens))
-            for layer in heir.layers:
-                if _holds_keys(layer):
-                    keep_slice(layer, slice(None))
+        if entry.is_view:
+            entry.family.views.remove(entry)
+        elif entry.family.views:
+            self._bequeath(entry)
+        del entry.family  # a circle of references would wait for the garbage collector
+
+    def _bequeath(self, entry: _Entry) -> None:
+        """Give the views of an evicted entry another owner: one of another branch, or the longest of them."""
+        family = entry.family
+        heir = max(family.views, key=lambda view: len(view.tokens))
+        owner = self._find_longer_owner(entry.adapter, heir.tokens)
+        if owner is not None:
+            _move(family.views, owner.family)
+        else:
+            heir.layers = _whole_layers(heir)
+            for layer, before in zip(heir.layers, entry.layers, strict=True):
+                if _is_shareable(layer, before):
+                    keep_slice(layer, slice(None))  # a copy
                     heir.own_bytes += layer.nbytes
                     self._nbytes += layer.nbytes
             mx.eval([layer.state for layer in heir.layers])
-            heir.owner = None
-            for view in entry.views:
-                if view is not heir:
-                    self._repoint(view, heir)
-            self._touch(heir)
+            family.owner = heir
+            family.views.remove(heir)
+        self._touch(heir)
 
 
-def _shareable(one: _Entry, other: _Entry) -> list[tuple[Any, Any]]:
-    pairs = zip(one.layers, other.layers, strict=True)
-    return [(mine, theirs) for mine, theirs in pairs if _holds_keys(mine) and _holds_keys(theirs)]
+def _share(entry: _Entry, longer: _Entry) -> int:
+    """Have an entry, and its views, take from a longer one what that has too; return the bytes that are freed."""
+    freed = 0
+    for mine, theirs in zip(entry.layers, longer.layers, strict=True):
+        if _is_shareable(mine, theirs):
+            freed += mine.nbytes  # the room for growth behind its tokens included
+            mine.keys = mine.values = None
+    entry.own_bytes -= freed
+    if longer.family.views:
+        _move([entry, *entry.family.views], longer.family)
+    else:  # however many views there are
+        entry.family.owner = longer
+        entry.family.views.append(entry)
+        longer.family = entry.family
+    return freed
 
 
-def _holds_keys(layer: Any) -> bool:
+def _move(entries: Sequence[_Entry], family: _Family) -> None:
+    for entry in entries:
+        entry.family = family
+        family.views.append(entry)
+
+
+def _whole_layers(entry: _Entry) -> LayerCaches:
+    """Return copies of an entry's layers, with what its owner holds of them."""
+    layers = [alias(layer) for layer in entry.layers]
+    for mine, theirs in zip(layers, entry.family.owner.layers, strict=True):
+        if type(mine) is KVCache and mine.keys is None and theirs.keys is not None:
+            mine.keys = theirs.keys[..., : mine.offset, :]
+            mine.values = theirs.values[..., : mine.offset, :]
+    return layers
+
+
+def _is_shareable(mine: Any, theirs: Any) -> bool:
     """Whether a layer's cache can be shared in part. A layer without attention (Nemotron NAS has some) fills none."""
-    return type(layer) is KVCache and layer.keys is not None
+    are_plain = type(mine) is KVCache and type(theirs) is KVCache
+    return are_plain and mine.keys is not None and theirs.keys is not None

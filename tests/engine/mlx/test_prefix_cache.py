@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -70,6 +71,64 @@ def test_when_the_longest_is_evicted_the_others_still_hold_theirs() -> None:
         cache.evict_to(before - 1)
         assert cache.nbytes < before
     assert cache.nbytes == 0
+
+
+def test_the_next_checkpoint_of_a_long_conversation_takes_no_more_work_than_that_of_a_short_one() -> None:
+    cache = PrefixCache(1 << 30)
+    inserts = []
+    for turn in range(1, 60):
+        held = layers(10 * turn)
+        calls = 0
+
+        def count(_frame: object, _event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        cache.insert([9] * 10 * turn, held)
+        sys.setprofile(None)
+        inserts.append(calls)
+    assert max(inserts[3:]) == inserts[2]
+    for turn in (1, 17, 58):
+        length, found = cache.find_longest([9] * 10 * turn)
+        assert found is not None
+        assert contents(found) == list(range(length)) == list(range(10 * turn))
+
+
+def test_a_beginning_shared_by_two_branches_is_stored_once_whichever_of_them_is_evicted() -> None:
+    for first in (1, 2):
+        cache = PrefixCache(1 << 30)
+        for tokens in ([9] * 512, [9] * 512 + [1] * 512, [9] * 512 + [2] * 512):
+            cache.insert(tokens, layers(len(tokens)))
+        window = 2 * 2 * 8 * 4 * 4
+        branch = 2 * 2 * 1024 * 4 * 4 + window
+        assert cache.nbytes == 2 * branch + window
+        kept = [9] * 512 + [3 - first] * 512
+        for _ in range(3):  # so that the other is evicted first
+            cache.find_longest(kept)
+            cache.find_longest([9] * 512)
+        cache.evict_to(2 * branch)
+        assert cache.nbytes == branch + window, "the beginning is the other branch's"
+        for tokens in ([9] * 512, kept):
+            length, found = cache.find_longest(tokens)
+            assert found is not None
+            assert contents(found) == list(range(length)) == list(range(len(tokens)))
+
+
+def test_every_prefix_holds_its_own_whatever_is_inserted_and_evicted() -> None:
+    chooser = random.Random(8)
+    for _ in range(20):
+        cache = PrefixCache(1 << 30)
+        for _ in range(40):
+            tokens = [chooser.choice((1, 2)) for _ in range(chooser.randrange(1, 12))]
+            cache.insert(tokens, layers(len(tokens)))
+            if chooser.random() < 0.4:
+                cache.evict_to(chooser.randrange(cache.nbytes + 1))
+            for _ in range(4):
+                length, found = cache.find_longest([chooser.choice((1, 2)) for _ in range(12)])
+                assert found is None or contents(found) == list(range(length))
+        cache.evict_to(0)
+        assert (cache.nbytes, len(cache)) == (0, 0)
 
 
 def test_a_layer_that_fills_no_cache_is_stored_shared_and_evicted_beside_the_others() -> None:

@@ -1,0 +1,232 @@
+"""An agent's next turn over HTTP, of which all but some tokens are cached: our server and mlx_lm's, side by side.
+
+    python tests/benchmarks/bench_turns.py [--lengths 8000 32000] [--rounds 5] [--model FOLDER]
+
+Both servers serve the same model, with the same BLAS and their own prompt caches, each in a process of its own.
+mlx_lm's gets room for 100 prompts: its default of 10 is too few for four agents. All agents begin with the same
+conversation of so many tokens. Each goes on for one turn, which is not measured; then, in rounds that alternate between
+the servers, one of them or all four at once send their next turns: all that they sent before, a reply (always of the
+same kind, whatever the model said), and a new message. The first token is measured as the time of a reply of one token
+(for four at once: of all four), and a step as what each further token takes. Beside the time there is the server's
+processor time (Linux, in ticks of 10 ms), which other processes on the machine disturb less. `cached` is the smallest
+part of any prompt that the server had in its cache.
+
+Without --model it is a gpt_oss with random weights: two layers, one with a sliding window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from engine_models import MARKERS, write_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    type Messages = list[dict[str, str]]
+
+WORDS: Final = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "one", "two", "three", "four")
+END_TOKENS: Final = {str(MARKERS.index(name)): -100 for name in ("<|return|>", "<|call|>", "<|endoftext|>")}
+MESSAGE_WORDS: Final = 400  # of each message of the history
+NEW_WORDS: Final = 30  # of a reply, and of the message after it
+AGENTS: Final = 4
+DECODED: Final = 32
+TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Start both servers and print what each takes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8_000, 32_000])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = options.model or _write_model(scratch / "random")
+        servers = [Server(name, folder) for name in ("mlx-backend", "mlx_lm.server")]
+        for server in servers:
+            stack.callback(server.stop)
+        for server in servers:
+            server.wait()
+        for length in options.lengths:
+            compare(servers, length, options.rounds)
+
+
+def _write_model(folder: Path) -> Path:
+    return write_model(
+        folder,
+        hidden_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        sliding_window=128,
+        max_position_embeddings=131_072,
+    )
+
+
+class Agent:
+    """A conversation that begins with about so many tokens, the same for all agents, and grows from turn to turn."""
+
+    def __init__(self, tokens: int, number: int) -> None:
+        self._random = random.Random(tokens)
+        self._messages: Messages = [{"role": "system", "content": self._text(50)}]
+        while sum(len(each["content"]) for each in self._messages) < 3.4 * tokens:
+            self._messages.append({"role": "user", "content": self._text(MESSAGE_WORDS)})
+            self._messages.append({"role": "assistant", "content": self._text(MESSAGE_WORDS)})
+        self._random = random.Random(number)
+        self._messages.append({"role": "user", "content": self._text(NEW_WORDS)})
+
+    def turn(self) -> Messages:
+        """Return the next turn's messages."""
+        turn = list(self._messages)
+        for role in ("assistant", "user"):
+            self._messages.append({"role": role, "content": self._text(NEW_WORDS)})
+        return turn
+
+    def _text(self, words: int) -> str:
+        return " ".join(self._random.choices(WORDS, k=words))
+
+
+@dataclass
+class Figures:
+    """Seconds of the rounds: by the clock, and of the server's processor time."""
+
+    wall: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        times = [1e3 * each for each in self.wall]
+        spent = 1e3 * statistics.mean(self.processor)
+        return f"{statistics.median(times):8.1f} ms ({min(times):.1f}-{max(times):.1f}), processor {spent:.1f} ms"
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, name: str, model: Path) -> None:
+        self.name = name
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port: int = free.getsockname()[1]
+        arguments = {
+            "mlx-backend": ["-m", "mlx_backend", "--log-level", "error"],
+            "mlx_lm.server": ["-c", _WITH_FAST_BLAS, "--log-level", "ERROR", "--prompt-cache-size", "100"],
+        }[name]
+        self._model = {"mlx-backend": None, "mlx_lm.server": "default_model"}[name]
+        command = [sys.executable, *arguments, "--model", str(model), "--port", str(self._port)]
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+        while True:
+            try:
+                self.reply([{"role": "user", "content": "one"}], 1)
+            except OSError:
+                if self._process.poll() is not None:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait()
+
+    def reply(self, messages: Messages, tokens: int) -> dict[str, Any]:
+        """Have a reply of exactly so many tokens generated; return the usage."""
+        body: dict[str, Any] = {
+            "messages": messages,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "logit_bias": END_TOKENS,
+        }
+        if self._model is not None:
+            body["model"] = self._model
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=1200)
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"{self.name}: {answer.status} {text[:500]!r}")
+        usage: dict[str, Any] = json.loads(text)["usage"]
+        assert usage["completion_tokens"] == tokens, usage
+        return usage
+
+    def turns(self, turns: Sequence[Messages], tokens: int) -> tuple[float, float, float]:
+        """Have all replied to at once; return the seconds, those of the processor, and the smallest part cached."""
+        started, before = time.perf_counter(), self._processor_seconds()
+        with ThreadPoolExecutor(len(turns)) as pool:
+            usages = list(pool.map(lambda turn: self.reply(turn, tokens), turns))
+        seconds = time.perf_counter() - started
+        cached = min(
+            each["prompt_tokens_details"]["cached_tokens"] / each["prompt_tokens"] for each in usages
+        )
+        return seconds, self._processor_seconds() - before, cached
+
+    def _processor_seconds(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * TICK
+
+
+_WITH_FAST_BLAS = (
+    "import sys; from mlx_backend.demo.blas import use_fast_blas; use_fast_blas(); "
+    "from mlx_lm.server import main; main()"
+)
+
+
+def compare(servers: Sequence[Server], length: int, rounds: int) -> None:
+    """Print the figures of one length."""
+    agents = {server.name: [Agent(length, number) for number in range(AGENTS)] for server in servers}
+    for server in servers:
+        for agent in agents[server.name]:
+            tokens = server.reply(agent.turn(), 1)["prompt_tokens"]
+    print(f"\n{tokens} tokens and more; {rounds} rounds", flush=True)
+    for count in (1, AGENTS):
+        firsts = {server.name: Figures() for server in servers}
+        steps = {server.name: Figures() for server in servers}
+        least = {server.name: 1.0 for server in servers}
+        for number in range(rounds):
+            for server in servers if number % 2 else servers[::-1]:
+                name = server.name
+                first = server.turns([agent.turn() for agent in agents[name][:count]], 1)
+                reply = server.turns([agent.turn() for agent in agents[name][:count]], 1 + DECODED)
+                firsts[name].wall.append(first[0])
+                firsts[name].processor.append(first[1])
+                steps[name].wall.append((reply[0] - first[0]) / DECODED)
+                steps[name].processor.append((reply[1] - first[1]) / DECODED)
+                least[name] = min(least[name], first[2], reply[2])
+        for name in firsts:
+            print(
+                f"  {count} at once, {name:14} first token {firsts[name]}; a step {steps[name]}; "
+                f"{least[name]:.1%} cached",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
