@@ -115,7 +115,12 @@ class TlsSocket:
         With MSG_PEEK the next call returns it too. What is left over when `size` is small is not seen by a selector.
         """
         with self._receiving:
-            data, self._peeked = self._peeked or self._decrypted(size), b""
+            data, self._peeked = self._peeked, b""
+            if not data:
+                data = self._decrypted(size)
+            elif len(data) < size and not flags & socket.MSG_PEEK:
+                with suppress(OSError):  # nothing more for now, or what the next call will raise
+                    data += self._decrypted(size - len(data))
             if flags & socket.MSG_PEEK:
                 self._peeked = data
             return data
