@@ -16,7 +16,7 @@ from mlx_backend.device.memory import format_bytes, step_margin
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from mlx_backend.device.memory import MemoryReservation
     from mlx_backend.device.pressure import Pressure
@@ -31,8 +31,9 @@ class KVCacheBudget:
     """The memory set aside for each sequence of one engine, and for prefixes that are cached.
 
     `cost` gives the bytes of one sequence's caches for a number of tokens, and `chunk_bytes` the working memory of a
-    chunk of so many tokens that ends at a position. With `padded`, sequences that are decoded together, those of one
-    adapter, are padded to the longest of them. `pressure` says how short of memory the system is.
+    chunk of so many tokens that ends at a position. Sequences that are decoded together, those of one adapter, are
+    padded to the longest of them, but to no more than `max_padded` tokens. `pressure` says how short of memory the
+    system is.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class KVCacheBudget:
         reservation: MemoryReservation,
         cost: Callable[[int], int],
         *,
-        padded: bool,
+        max_padded: int,
         chunk_bytes: Callable[[int, int], int] = lambda _tokens, _end: 0,
         pressure: Callable[[], Pressure] = lambda: "none",
     ) -> None:
@@ -48,7 +49,7 @@ class KVCacheBudget:
         self._cost = cost
         self._chunk_bytes = chunk_bytes
         self._pressure = pressure
-        self._padded = padded
+        self._max_padded = max_padded
         self._prefix_bytes = 0
         self._sequences: dict[int, tuple[str, int]] = {}
 
@@ -156,9 +157,11 @@ class KVCacheBudget:
         self._reservation.set_working(self._prefix_bytes + self.used)
 
     def _total(self, sequences: Iterable[tuple[str, int]]) -> int:
-        if not self._padded:
-            return sum(self._cost(tokens) for _, tokens in sequences)
         groups: dict[str, list[int]] = {}
         for adapter, tokens in sequences:
             groups.setdefault(adapter, []).append(tokens)
-        return sum(len(lengths) * self._cost(max(lengths)) for lengths in groups.values())
+        return sum(map(self._group_bytes, groups.values()))
+
+    def _group_bytes(self, lengths: Sequence[int]) -> int:
+        padded = min(max(lengths), self._max_padded)
+        return sum(self._cost(max(tokens, padded)) for tokens in lengths)

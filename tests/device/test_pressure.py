@@ -43,7 +43,7 @@ def test_elsewhere_no_system_is_short_of_memory() -> None:
 @pytest.mark.parametrize("pressure", ["none", "warning", "critical"])
 def test_under_pressure_chunks_are_short_and_at_last_no_prefix_is_kept(pressure: Pressure) -> None:
     reservation = MemoryBudget(1 << 30).reserve(0)
-    budget = KVCacheBudget(reservation, lambda tokens: tokens, padded=False, pressure=lambda: pressure)
+    budget = KVCacheBudget(reservation, lambda tokens: tokens, max_padded=0, pressure=lambda: pressure)
     assert budget.fitting_chunk(0, 2048) == MAX_PRESSED_CHUNK.get(pressure, 2048)
     assert budget.fitting_chunk(0, 64) == 64
     assert bool(budget.prefix_room()) == (pressure != "critical")

@@ -3,18 +3,20 @@
 import pytest
 
 from mlx_backend.device.memory import MemoryBudget
-from mlx_backend.engine.kv_cache_budget import KVCacheBudget
+from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 WEIGHTS, BYTES_PER_TOKEN = 1000, 10
 
 
-def budget_of(memory: MemoryBudget, *, padded: bool = True) -> KVCacheBudget:
-    return KVCacheBudget(memory.reserve(WEIGHTS), lambda tokens: BYTES_PER_TOKEN * tokens, padded=padded)
+def budget_of(memory: MemoryBudget, *, max_padded: int = MAX_TOKENS) -> KVCacheBudget:
+    return KVCacheBudget(
+        memory.reserve(WEIGHTS), lambda tokens: BYTES_PER_TOKEN * tokens, max_padded=max_padded
+    )
 
 
 def test_sequences_of_one_adapter_are_counted_as_long_as_the_longest_of_them() -> None:
-    padded, alone = (budget_of(MemoryBudget(10_000), padded=padded) for padded in (True, False))
+    padded, alone = (budget_of(MemoryBudget(10_000), max_padded=each) for each in (MAX_TOKENS, 0))
     for budget in (padded, alone):
         budget.reserve(0, 10)
         budget.reserve(1, 30)
@@ -27,8 +29,21 @@ def test_sequences_of_one_adapter_are_counted_as_long_as_the_longest_of_them() -
     assert padded.reserved_tokens(2) == 100
 
 
+def test_a_sequence_is_padded_no_further_than_to_what_is_decoded_together() -> None:
+    budget = budget_of(MemoryBudget(10_000), max_padded=50)
+    budget.reserve(0, 10)
+    budget.reserve(1, 30)
+    assert budget.used == 10 * (30 + 30)
+    budget.reserve(2, 400)
+    assert budget.used == 10 * (50 + 50 + 400)
+    budget.release(0)
+    budget.release(1)
+    budget.reserve(3, 300)
+    assert budget.used == 10 * (400 + 300)
+
+
 def test_a_sequence_fits_while_what_is_set_aside_leaves_room_for_it() -> None:
-    alone, padded = (budget_of(MemoryBudget(4000), padded=padded) for padded in (False, True))
+    alone, padded = (budget_of(MemoryBudget(4000), max_padded=each) for each in (0, MAX_TOKENS))
     for budget in (alone, padded):
         assert budget.room == 3800 - WEIGHTS  # 5 % of the limit are left to a step
         budget.reserve(0, 200)
@@ -67,7 +82,7 @@ def with_chunks(memory: MemoryBudget, per_token: int) -> KVCacheBudget:
     return KVCacheBudget(
         memory.reserve(WEIGHTS),
         lambda tokens: BYTES_PER_TOKEN * tokens,
-        padded=True,
+        max_padded=MAX_TOKENS,
         chunk_bytes=lambda tokens, _end: per_token * tokens,
     )
 

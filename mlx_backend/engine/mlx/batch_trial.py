@@ -132,7 +132,7 @@ class BatchTrial:
         return _Reference(text, first, second, before, logits, after_first, after_second)
 
     def _pack_prompts(self, alone: Sequence[_Reference]) -> None:
-        """Run prompts beside each other, and one beside the replies to others."""
+        """Run prompts beside each other, one beside the replies to others, and replies on caches of their own."""
         one, other, late = alone
         layers = [self._make_caches() for _ in alone]
         prompts = [Segment(each.text, own) for each, own in zip(alone, layers, strict=True)]
@@ -141,6 +141,8 @@ class BatchTrial:
         replies = Segment(mx.array([[one.first], [other.first]]), merged(layers[:2]))
         packed = run_packed(self._network, [replies, prompts[2]])
         self._compare(packed, [one.after_first, other.after_first, *late.logits], 3)
+        own = [Segment(mx.array([[each.first]]), _copies(each.layers)) for each in alone[:2]]
+        self._compare(run_packed(self._network, own), [one.after_first, other.after_first], 2)
 
     def _run_together(self, alone: Sequence[_Reference], step: Step) -> None:
         """Run two texts, let a third join them and the first two leave; then as many rows as may matter."""

@@ -1,8 +1,8 @@
 """Decoding: one step gives every sequence of one network its next token, or several tokens with speculation.
 
-A sequence alone is decoded on the model's own caches, which is fastest; several are decoded on caches merged from
-theirs (batch_caches.py). Sequences whose caches turn out not to fit those of others get decoders of their own. A step
-is a pipeline: while one token is handled here, the device computes the next.
+A sequence alone is decoded on the model's own caches, which is fastest; several short ones are decoded on caches merged
+from theirs (batch_caches.py). Sequences whose caches turn out not to fit those of others get decoders of their own. A
+step is a pipeline: while one token is handled here, the device computes the next.
 
 Prefilled sequences bring the last chunk of their prompts. It runs together with the next tokens of the others, or
 by itself where the network cannot be run packed (packed_forward.py), and samples their first tokens.
@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
-from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
+from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.drafting import DraftedRows
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 from mlx_backend.engine.mlx.sampling import sample
-from mlx_backend.engine.mlx.sequences import AdmittedSequences, start_computing
+from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -69,10 +69,10 @@ class Decoder:
         self._can_pack = can_pack
         self._drafting = drafting
         self._agree = agree
-        self._caches = BatchCaches()
+        self._caches = self._make_caches()
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._admitted: AdmittedSequences | None = None  # in the last step
-        self._is_untried = False  # whether there was no step since sequences joined others
+        self._is_untried = False  # whether there was no step since caches were joined or separated
         self._undrafted_steps = 0  # in a row
 
     @property
@@ -123,9 +123,10 @@ class Decoder:
         if admitted is None:
             return []
         caches = [each.layers for each in admitted.prefilled]
-        merge = not (self._can_pack and self._is_drafting([*self.sequences, *admitted.sequences]))
+        together = [*self.sequences, *admitted.sequences]
+        merge = not (self._can_pack and self._is_drafting(together))
         try:
-            self._caches.join(caches, merge=merge)
+            self._caches.join(caches, cache_lengths(together), merge=merge)
         except CacheError as error:
             _log_unmerged(error)
             return [
@@ -134,7 +135,7 @@ class Decoder:
             ]
         first = admitted.first_tokens
         self._next = first if self._next is None else mx.concatenate([self._next, first])
-        self.sequences = [*self.sequences, *admitted.sequences]
+        self.sequences = together
         self._is_untried = len(self.sequences) > 1
         self._undrafted_steps = 0
         return []
@@ -149,7 +150,7 @@ class Decoder:
             ]
         except CacheError as error:
             raise self._lose(self.sequences) from error.__cause__
-        self.sequences, self._caches, self._next = [], BatchCaches(), None
+        self.sequences, self._caches, self._next = [], self._make_caches(), None
         return decoders
 
     def step(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
@@ -160,6 +161,7 @@ class Decoder:
         """
         assert self._admitted is None
         if not prefilled:
+            self._separate_long_caches()
             if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
                 return self._emit_last_tokens()
             can_draft = (len(self.sequences) == 1 or self._can_pack) and not self._is_untried
@@ -203,7 +205,7 @@ class Decoder:
         return caches
 
     def _lose(self, sequences: Sequence[DecodingSequence]) -> LostCachesError:
-        self.sequences, self._caches, self._next = [], BatchCaches(), None
+        self.sequences, self._caches, self._next = [], self._make_caches(), None
         return LostCachesError(sequences)
 
     def _advance(self, prefilled: Sequence[PrefilledSequence] = ()) -> list[GeneratedToken]:
@@ -240,35 +242,31 @@ class Decoder:
     def _emit_last_tokens(self) -> list[GeneratedToken]:
         """Emit the tokens sampled last, where no reply may be longer."""
         assert self._next is not None
-        return [
-            sequence.emit(token, sequence.logprobs)
-            for sequence, token in zip(self.sequences, as_ints(self._next), strict=True)
-            if sequence.has_pending_token
-        ]
+        return emit_pending(self.sequences, as_ints(self._next))
 
     def _forward(
         self, sequences: Sequence[DecodingSequence], prefilled: Sequence[PrefilledSequence]
     ) -> mx.array:
         """Run the tokens sampled last and the last chunks of prompts; return the next logits ([sequences, vocabulary]).
 
-        Raises ForwardError only if there are prefilled sequences, and BatchError if there are none but one joined.
+        Raises ForwardError only if there are prefilled sequences, and BatchError if there are none and it is untried.
         """
-        segments: list[Segment] = []
+        segments, positions = list[Segment](), list[int]()
         if sequences:
             assert self._next is not None
-            segments = self._caches.segments(self._next)
+            segments, positions = self._caches.segments(self._next), self._caches.positions()
         if not prefilled:
             return self._forward_replies(segments)
         segments += [Segment(mx.array([list(each.last_chunk)]), each.layers) for each in prefilled]
         every = run_packed(self._network, segments)
         ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
-        return every[mx.array([*range(len(sequences)), *ends])]
+        return every[mx.array([*positions, *ends])]
 
     def _forward_replies(self, segments: Sequence[Segment]) -> mx.array:
         before = self._caches.copy() if self._is_untried else None
         try:
             if self._can_pack or not self._caches.is_merged:
-                logits = run_packed(self._network, segments)
+                logits = self._caches.by_row(run_packed(self._network, segments, restore=False))
             else:
                 [replies] = segments
                 logits = self._network(replies.tokens, cache=replies.layers)[:, -1]
@@ -285,8 +283,20 @@ class Decoder:
         """Return a decoder of a sequence alone, for which a token is sampled already."""
         drafting = self._drafting.copy() if self._drafting is not None else None
         decoder = Decoder(self._network, can_pack=self._can_pack, drafting=drafting, agree=self._agree)
-        decoder.sequences, decoder._caches, decoder._next = [sequence], BatchCaches([layers]), sampled
+        decoder.sequences, decoder._caches, decoder._next = [sequence], self._make_caches([layers]), sampled
         return decoder
+
+    def _make_caches(self, own: Sequence[LayerCaches] = ()) -> BatchCaches:
+        return BatchCaches(own, max_merged_length=MAX_MERGED_LENGTH if self._can_pack else None)
+
+    def _separate_long_caches(self) -> None:
+        try:
+            is_changed = self._caches.separate_long(cache_lengths(self.sequences))
+        except CacheError as error:
+            if self._agree is not None:  # other processes would not split theirs
+                raise (error.__cause__ or error) from None
+            raise BatchError from error.__cause__
+        self._is_untried |= is_changed
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""
@@ -332,11 +342,7 @@ class Decoder:
         self._undrafted_steps = 0
         assert self._next is not None
         tokens = as_ints(self._next)
-        generated = [
-            sequence.emit(token, sequence.logprobs)
-            for sequence, token in zip(sequences, tokens, strict=True)
-            if sequence.has_pending_token
-        ]
+        generated = emit_pending(sequences, tokens)
         ended = {each.sequence.key for each in generated if each.finish_reason is not None}
         if len(ended) == len(sequences):
             return generated
@@ -379,7 +385,7 @@ class Decoder:
 
     def _merge_own_caches(self) -> None:
         try:
-            self._caches.merge()
+            self._caches.merge(cache_lengths(self.sequences))
         except CacheError as error:
             _log_unmerged(error)
         else:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class BatchError(Exception):
-    """A batch could not be stepped after a sequence joined it. Its sequences are as they were: `Decoder.split`."""
+    """A batch could not be stepped for the cause, after a sequence joined it or became too long to stay merged.
+
+    Its sequences are as they were: `Decoder.split`.
+    """
 
 
 class LostCachesError(Exception):

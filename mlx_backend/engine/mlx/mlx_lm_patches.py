@@ -31,6 +31,7 @@ import importlib
 import inspect
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -102,6 +103,7 @@ class PackedLayer:
     ) -> None:
         self.offset = positions
         self.shapes = shapes
+        self._starts = list(accumulate(rows * length for rows, length in shapes[:-1]))  # of all but the first
         self._caches = caches
 
     def make_mask(self, _: int, **named: Any) -> list[Any]:
@@ -138,12 +140,11 @@ class PackedLayer:
 
     def _split(self, heads: mx.array) -> list[mx.array]:
         """Split [1, heads, tokens, size] into [rows, heads, length, size] for every segment."""
-        segments, start = [], 0
-        for rows, length in self.shapes:
-            segment = heads if len(self.shapes) == 1 else heads[:, :, start : start + rows * length]
-            segments.append(segment.swapaxes(0, 2) if rows > 1 else segment)
-            start += rows * length
-        return segments
+        segments = mx.split(heads, self._starts, axis=2) if self._starts else [heads]
+        return [
+            segment.swapaxes(0, 2) if rows > 1 else segment
+            for segment, (rows, _) in zip(segments, self.shapes, strict=True)
+        ]
 
 
 def _flatten(heads: mx.array) -> mx.array:

@@ -38,13 +38,14 @@ class Segment:
 
 
 class ForwardError(Exception):
-    """The network raised its cause. If there were several segments, their caches are as they were before."""
+    """The network raised its cause. If several segments are to be restored, their caches are as they were before."""
 
 
-def run_packed(network: Any, segments: Sequence[Segment]) -> mx.array:
+def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = True) -> mx.array:
     """Run all segments through the network at once; return the logits of all their tokens ([tokens, vocabulary]).
 
-    Does not wait for the computation. Raises ForwardError.
+    Does not wait for the computation. Raises ForwardError, after which several segments' caches are restored: to be
+    able to takes time in each layer of each.
     """
     if len(segments) == 1 and segments[0].tokens.shape[0] == 1:
         return _forward(network, segments[0].tokens, segments[0].layers)
@@ -53,7 +54,8 @@ def run_packed(network: Any, segments: Sequence[Segment]) -> mx.array:
     caches = zip(*(segment.layers for segment in segments), strict=True)
     layers = [PackedLayer(each, shapes, positions) for each in caches]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
-    before = [[alias(layer) for layer in segment.layers] for segment in segments] if len(segments) > 1 else []
+    restore = restore and len(segments) > 1
+    before = [[alias(layer) for layer in segment.layers] for segment in segments] if restore else []
     try:
         return _forward(network, tokens[None], layers)
     except ForwardError:

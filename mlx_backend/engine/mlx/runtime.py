@@ -16,7 +16,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, weight_bytes
 from mlx_backend.device.too_large import too_large
-from mlx_backend.engine.kv_cache_budget import KVCacheBudget
+from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
+from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
@@ -107,7 +108,7 @@ class Runtime:
             self.cache_budget = KVCacheBudget(
                 reservation,
                 cost,
-                padded=self.can_batch,
+                max_padded=self._max_padded,
                 chunk_bytes=self.chunk_cost.working_bytes,
                 # Processes that share a model have to prefill alike, however short of memory each one's machine is.
                 pressure=device.memory.pressure if ranks is None else lambda: "none",
@@ -127,6 +128,14 @@ class Runtime:
     def can_batch(self) -> bool:
         """Whether replies can be decoded together."""
         return not self.unbatched
+
+    @property
+    def _max_padded(self) -> int:
+        """To how many tokens the caches of a reply may be padded when it is decoded together with others."""
+        if not self.can_batch:
+            return 0
+        # What gets longer is separated before the next step.
+        return MAX_MERGED_LENGTH + 1 if self.can_pack else MAX_TOKENS
 
     def drafter(self) -> Drafter | None:
         """Return what drafts for one reply, if anything does."""

@@ -137,6 +137,20 @@ class GeneratedToken(NamedTuple):
     finish_reason: Literal["stop", "length"] | None
 
 
+def cache_lengths(sequences: Sequence[DecodingSequence]) -> list[int]:
+    """Return how many tokens are in the KV cache of each."""
+    return [sequence.cache_length for sequence in sequences]
+
+
+def emit_pending(sequences: Sequence[DecodingSequence], tokens: Sequence[int]) -> list[GeneratedToken]:
+    """Emit the tokens sampled last, one for each sequence, that have not been emitted yet."""
+    return [
+        sequence.emit(token, sequence.logprobs)
+        for sequence, token in zip(sequences, tokens, strict=True)
+        if sequence.has_pending_token
+    ]
+
+
 def start_computing(sequences: Sequence[DecodingSequence], sampled: mx.array) -> None:
     """Start computing the tokens, and all that would otherwise pile up uncomputed."""
     steps = {

@@ -224,6 +224,47 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
     assert "The engine broke" not in caplog.text
 
 
+@pytest.mark.parametrize("refuses", ["filter", "extract", "run"])
+def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_cannot_be_taken_apart(
+    model: Path, refuses: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three replies the second is the first to outgrow the batch."""
+    monkeypatch.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 60)
+    asked = [request([20 + at] * length, count=90) for at, length in enumerate((3, 20, 9))]
+    with load_engine(model, cache_bytes=0) as plain:
+        expected = [tokens(plain.generate(each)) for each in asked]
+    if refuses != "run":
+        _refuse_in_the_second_layer(monkeypatch, refuses)
+        monkeypatch.setattr(BatchTrial, "try_packing", _succeed)
+    batch = MLXBatch(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
+    with ThreadedEngine(batch) as engine:
+        if refuses == "run":
+            batch.loaded.runtime.networks[""] = NoMixture(batch.loaded.runtime.networks[""])
+        assert batch.loaded.runtime.can_pack
+        running = [engine.generate(each) for each in asked]
+        assert [tokens(each) for each in running] == expected
+        assert engine.is_healthy()
+    assert "could not be decoded together" in caplog.text
+    assert ("could not be taken apart" in caplog.text) == (refuses == "extract")
+    assert "The engine broke" not in caplog.text
+
+
+class NoMixture:
+    """Runs no batch of rows beside a reply on its own caches, after changing all caches."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        logits: mx.array = self._network(inputs, cache=cache)
+        if isinstance(cache[0], PackedLayer) and {(2, 1), (1, 1)} <= set(cache[0].shapes):
+            raise ValueError("[broadcast_shapes] Shapes (2,1) and (3,1) cannot be broadcast")
+        return logits
+
+
 def _succeed(trial: BatchTrial) -> None:
     patch_for_packing(trial._network)
 
