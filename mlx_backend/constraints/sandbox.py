@@ -3,7 +3,7 @@
 Its limits bound what a grammar costs, except where constraints intersect: the patterns of an `allOf` are multiplied
 with each other before anything is counted, and a page of schema can keep a processor busy for hours. A thread cannot
 be stopped while it does that, so such a grammar is first validated in a process of its own: this file, run as a
-program, which imports nothing else of the project.
+program, which imports nothing else of the project. It yields the processor to the server, which has other clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlx_backend.preparation import Preparation, Turns
 
 MAX_SECONDS = 3
-MAX_MEMORY = 4 << 30  # bytes
+MAX_MEMORY = 1 << 30  # bytes
 
 MAX_PROCESSES = 2  # however many clients ask
 _guard = Lock()
@@ -105,8 +105,10 @@ def _validate_in_process(grammar: str, preparation: Preparation) -> Verdict:
 
 def main() -> None:
     """Validate the grammar on standard input; write the verdict to standard output."""
+    import os
     import resource
 
+    os.nice(19)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     with suppress(ValueError, OSError):  # macOS does not limit it
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, hard))

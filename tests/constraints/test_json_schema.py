@@ -1,6 +1,8 @@
 """What a reply can be held to, what is refused and in which words, and that nothing takes for ever."""
 
 import json
+import os
+import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -300,6 +302,24 @@ def test_a_schema_that_would_take_for_ever_is_refused_in_seconds(
 ) -> None:
     with pytest.raises(GrammarError, match=r"too complex|nothing can satisfy"):
         grammars.json_schema(schema, strict=False).start()
+
+
+def test_the_process_that_validates_a_hard_schema_leaves_the_processor_to_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    priorities: list[int] = []
+
+    class Watched(subprocess.Popen[bytes]):
+        def kill(self) -> None:
+            priorities.append(os.getpriority(os.PRIO_PROCESS, self.pid))
+            super().kill()
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    with pytest.raises(GrammarError, match="too complex"):
+        Grammars(TOKENIZER, DIALECTS["plain"]).json_schema(
+            HOSTILE["patterns multiplied"], strict=False
+        ).start()
+    assert priorities == [19]
 
 
 def test_a_schema_that_becomes_too_much_work_in_mid_reply_fails_that_reply(grammars: Grammars) -> None:
