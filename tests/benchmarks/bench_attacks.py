@@ -4,8 +4,9 @@
 
 Each attack has a server process of its own, which serves the demo model; with several checkouts of the project it is
 measured on each in turn. The normal client sends a small chat every half second, however long the earlier ones take,
-and asks for /health. Then the attack stops, and memory is read after five seconds; then it begins again, and the
-server is sent SIGTERM three seconds later. Linux only: it reads /proc, and attacks from addresses of 127.0.0.0/8.
+and asks for /health; it has an address of its own. Then the attack stops, and memory is read after five seconds; then
+it begins again, and the server is sent SIGTERM three seconds later. Linux only: it reads /proc, and uses several
+addresses of 127.0.0.0/8.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ DRAIN_SECONDS = 1
 """How long running replies get when the server is stopped: what a stop takes beyond it is in its way."""
 EVERY_SECONDS = 0.5
 STOP_SECONDS = 45.0
+NORMAL_ADDRESS = "127.0.1.1"
+"""Of the normal client. The attacks come from others: what one address sends waits in one queue."""
 QUESTION = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16}
 
 
@@ -85,7 +88,9 @@ class NormalClient:
                 self._threads[-1].start()
 
     def _send(self, waits: Waits, request: tuple[str, str, bytes | None]) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=90)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self._port, timeout=90, source_address=(NORMAL_ADDRESS, 0)
+        )
         error = ""
         with self._guard:
             started = time.monotonic()
