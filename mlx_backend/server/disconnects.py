@@ -104,13 +104,13 @@ class DisconnectWatcher:
     def _run(self) -> None:
         while self._running:
             events = self._selector.select()
+            with suppress(BlockingIOError):
+                self._woken.recv(4096)
+            # In this order: a change that came without waking is applied, and one that comes later wakes again.
             self._is_woken = False
             self._apply_changes()
             for key, _ in events:
-                if key.data is None:
-                    with suppress(BlockingIOError):
-                        self._woken.recv(4096)
-                else:
+                if key.data is not None:
                     self._check(key.data)
 
     def _apply_changes(self) -> None:
