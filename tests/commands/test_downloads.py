@@ -122,8 +122,9 @@ def test_a_download_shows_in_health_ends_with_ctrl_c_and_goes_on_at_the_next_sta
         assert start.process.returncode == 0
         assert "Traceback" not in errors
         assert "could not" not in errors
-    (partial,) = tmp_path.rglob("*.incomplete")
-    there = partial.stat().st_size
+    there = max(
+        partial.stat().st_size for partial in tmp_path.rglob("*.incomplete")
+    )  # small files may be among them
     assert there >= 2 << 20
     with Start(server, tmp_path) as start:
         start.read_to("  Try: ")

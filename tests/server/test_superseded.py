@@ -108,7 +108,7 @@ def test_a_request_that_goes_on_from_a_running_reply_ends_it(
     engine: Engine, quoted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    with running(engine) as server, shown(server, engine, "salt water that covers") as connection:
+    with running(engine) as server, shown(server, engine, f"{SAID}The sea") as connection:
         assert ask(server, engine, quoting(quoted)) == "Paris."
         assert engine.requests[0].cancelled.is_set()
         rest = read_to_the_end(connection)
@@ -132,7 +132,7 @@ def test_a_request_that_goes_on_from_a_running_reply_ends_it(
 def test_a_reply_that_may_be_read_is_never_ended(
     engine: Engine, messages: list[dict[str, Any]], fields: dict[str, Any]
 ) -> None:
-    with running(engine) as server, shown(server, engine, "salt water that covers") as connection:
+    with running(engine) as server, shown(server, engine, f"{SAID}The sea") as connection:
         ask(server, engine, messages, **fields)
         assert not engine.requests[0].cancelled.is_set()
         engine.advance(2000)
@@ -142,7 +142,7 @@ def test_a_reply_that_may_be_read_is_never_ended(
 def test_without_users_nobody_can_say_whose_reply_it_was(engine: Engine) -> None:
     with (
         running(engine) as server,
-        shown(server, engine, "salt water that covers", user=None) as connection,
+        shown(server, engine, f"{SAID}The sea", user=None) as connection,
     ):
         ask(server, engine, quoting(SAID), user=None)
         assert not engine.requests[0].cancelled.is_set()
@@ -152,7 +152,7 @@ def test_without_users_nobody_can_say_whose_reply_it_was(engine: Engine) -> None
 
 def test_the_same_question_again_ends_nothing(engine: Engine) -> None:
     with running(engine) as server, ExitStack() as stack:
-        connections = [stack.enter_context(shown(server, engine, "salt water that covers")) for _ in range(3)]
+        connections = [stack.enter_context(shown(server, engine, f"{SAID}The sea")) for _ in range(3)]
         engine.advance(2000)
         for connection in connections:
             assert "data: [DONE]" in read_to_the_end(connection)
@@ -161,7 +161,7 @@ def test_the_same_question_again_ends_nothing(engine: Engine) -> None:
 def test_of_two_replies_with_the_same_words_none_is_ended(engine: Engine) -> None:
     """Two people began alike, and one of them goes on: nobody can say from whose reply."""
     with running(engine) as server, ExitStack() as stack:
-        connections = [stack.enter_context(shown(server, engine, "salt water that covers")) for _ in range(2)]
+        connections = [stack.enter_context(shown(server, engine, f"{SAID}The sea")) for _ in range(2)]
         ask(server, engine, quoting(SAID))
         assert engine.cancelled == []
         engine.advance(2000)

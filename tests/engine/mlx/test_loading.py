@@ -91,10 +91,12 @@ def test_a_config_that_is_no_json_is_reported_as_unreadable(folder: Path) -> Non
     assert "'small-oss' cannot be loaded: its config.json cannot be read: " in error_of(folder)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]"])
-def test_a_config_of_something_else_is_no_language_model(folder: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"), [("{}", "names no model_type"), ("[]", "config.json holds no JSON object")]
+)
+def test_a_config_of_something_else_is_no_language_model(folder: Path, content: str, said: str) -> None:
     (folder / "config.json").write_text(content)
-    assert "names no model_type" in error_of(folder)
+    assert said in error_of(folder)
 
 
 def test_an_unsupported_architecture_is_named(folder: Path) -> None:
