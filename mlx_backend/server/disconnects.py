@@ -29,6 +29,15 @@ def has_left(connection: socket.socket | TlsSocket) -> bool:
         return True
 
 
+def _has_left_already(connection: socket.socket | TlsSocket) -> bool:
+    poll = select.poll()  # a socket with a timeout would wait for a byte
+    try:
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0)) and has_left(connection)
+    except (BlockingIOError, InterruptedError, ValueError):  # a message of TLS itself; closed here
+        return False
+
+
 def has_room(connection: socket.socket | TlsSocket) -> bool:
     """Whether all that was written has been sent, so that the next answer fits; if not, a selector says when it is.
 
@@ -84,8 +93,14 @@ class DisconnectWatcher:
     def watching(
         self, connection: socket.socket | TlsSocket, on_disconnect: Callable[[], None]
     ) -> Iterator[None]:
-        """Call `on_disconnect` from the watcher's thread, once, if the other end closes the connection meanwhile."""
+        """Call `on_disconnect` once, from the watcher's thread, if the other end closes the connection meanwhile.
+
+        It is called at once if that has happened already: nothing needs to be done for a client that came and left.
+        """
         watch = _Watch(connection, on_disconnect)
+        if _has_left_already(connection):
+            watch.is_over = True
+            on_disconnect()
         # Without a lock: hundreds of threads would wait for it, and each in turn for the interpreter.
         self._changes.append((watch, True))
         if not self._is_woken:

@@ -43,3 +43,27 @@ def test_a_client_that_leaves_is_noticed_after_hundreds_of_requests_have_come_an
     with near, watcher.watching(near, has_left.set):
         far.close()
         assert has_left.wait(10)
+
+
+def test_a_client_that_had_left_before_is_noticed_at_once(watcher: DisconnectWatcher) -> None:
+    near, far = socket.socketpair()
+    near.settimeout(60)
+    calls: list[str] = []
+    with near:
+        far.close()
+        with watcher.watching(near, lambda: calls.append("left")):
+            assert calls == ["left"]
+    assert calls == ["left"]
+
+
+def test_a_client_that_is_there_or_has_sent_its_next_request_has_not_left(watcher: DisconnectWatcher) -> None:
+    near, far = socket.socketpair()
+    near.settimeout(60)
+    calls: list[str] = []
+    with near, far:
+        with watcher.watching(near, lambda: calls.append("left")):
+            far.sendall(b"GET / HTTP/1.1\r\n")
+        with watcher.watching(near, lambda: calls.append("left")):
+            pass
+        assert near.recv(64) == b"GET / HTTP/1.1\r\n"
+    assert not calls
