@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
                 piece = file[at : min(end, at + self.server.piece)]
                 self.wfile.write(bytes(len(piece)) if fault.damage else piece)
                 self.wfile.flush()
-        except OSError:  # whoever asked has gone
+        except OSError:  # the client has gone
             self.close_connection = True
         if end < len(file):
             self.close_connection = True

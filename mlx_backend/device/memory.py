@@ -43,7 +43,7 @@ def step_margin(limit: int) -> int:
 class MemoryBudget:
     """The bytes that models, caches and intermediate results may take together. Safe to use from any thread.
 
-    `pressure` says how short of memory the system is, whoever takes it.
+    `pressure` says how short of memory the system is, for whatever reason.
     """
 
     def __init__(

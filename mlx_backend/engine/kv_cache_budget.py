@@ -2,7 +2,7 @@
 
 Beside its caches a prompt needs working memory while a chunk of it is computed. If that does not fit, cached prefixes
 are dropped and chunks get shorter; a prompt is refused only if not even the shortest chunk has room. The same is done
-while the system is short of memory, whoever takes it: it may then be about to stop this process, or itself.
+while the system is short of memory, for whatever reason: it may then be about to stop this process, or itself.
 
 Counts tokens by a cost function and reserves bytes on the device; knows no MLX and no caches.
 """

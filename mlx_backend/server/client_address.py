@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlx_backend.declaration import Network
 
 _IPV6_PREFIX = 64
-"""Bits that a network assigns; whoever has one such address has all of them."""
+"""Bits that a network assigns; a client that has one such address has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TrustedProxies:
 
 
 def network_of(address: str) -> str:
-    """Return what an address shares with all others of whoever has it: itself, or the network of an IPv6 address."""
+    """Return what an address shares with the client's other addresses: itself, or the network of an IPv6 address."""
     parsed = _parsed(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))

@@ -81,7 +81,7 @@ class Preparations:
     def waiting(self, on_disconnect: OnDisconnect) -> Iterator[None]:
         """Wait within the block for a model that is loaded, which has a deadline of its own.
 
-        Whoever has to wait there gets a PreparationCancelled if the client leaves or the server is about to stop.
+        A wait there ends with PreparationCancelled if the client leaves or the server is about to stop.
         """
         preparation = Preparation()
         with self._cancellable(preparation, on_disconnect, takes_long=True), preparation.as_current():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STALL_SECONDS = 60
 MIN_BYTES_PER_SECOND = 128
-"""A stream has 200 bytes a token and more: whoever takes less than this falls behind the slowest of models."""
+"""A stream has 200 bytes a token and more: a client that takes less than this falls behind the slowest of models."""
 _PIECE = 64 * 1024
 
 
@@ -56,4 +56,4 @@ class ResponseWriter:
         """Do nothing: what is written is sent."""
 
     def close(self) -> None:
-        """Do nothing: the connection is closed by whoever has it."""
+        """Do nothing: the connection is closed by its owner."""

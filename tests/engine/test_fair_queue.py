@@ -1,4 +1,4 @@
-"""The queue is fair between clients: whoever asks once is not kept waiting by whoever asks two hundred times."""
+"""The queue is fair between clients: one that asks once is not kept waiting by one that asks two hundred times."""
 
 from __future__ import annotations
 

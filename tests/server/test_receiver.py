@@ -229,7 +229,7 @@ def test_clients_that_ask_ahead_and_read_no_answer_hold_up_no_worker(
     assert server.chat()["choices"][0]["finish_reason"] == "stop"
     deaf[0].sendall(b"GET /health HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
     read = b""
-    while piece := deaf[0].recv(65536):  # whoever reads gets every answer, in order
+    while piece := deaf[0].recv(65536):  # a client that reads gets every answer, in order
         read += piece
     assert read.count(b" 200 OK") == 601
 
