@@ -240,6 +240,10 @@ _EXPLANATIONS = [
     ),
     (re.compile(r"oneOf constraints are not supported.*"), "this oneOf cannot be enforced: use anyOf"),
     (re.compile(r"NoExtension.*"), "nothing can satisfy it"),
+    (
+        re.compile(r"Unable to determine if regex is empty.*", re.DOTALL),
+        "it is too complex: whether a text can match all of its patterns takes too long to find out",
+    ),
     (re.compile(r"schema too large|grammar size.*", re.DOTALL), "it is too complex"),
     (re.compile(r"fuel exhausted.*|.*[Tt]oo many.*|.*Current row has.*", re.DOTALL), "it is too complex"),
 ]

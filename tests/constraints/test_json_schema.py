@@ -207,6 +207,14 @@ def test_a_schema_that_cannot_be_held_to_says_what_is_wrong_and_where(
     assert "\n" not in str(refusal.value)
 
 
+def test_patterns_that_are_too_much_together_are_refused_in_words(grammars: Grammars) -> None:
+    patterns = [
+        {"pattern": f"^(a|b)*{letter}(a|b){{{at}}}$"} for letter, at in (("a", 19), ("a", 18), ("b", 17))
+    ]
+    with pytest.raises(GrammarError, match="too complex: whether a text can match all of its patterns"):
+        grammars.json_schema({"type": "string", "allOf": patterns}, strict=False)
+
+
 def test_a_schema_that_is_not_strict_says_what_of_it_is_ignored(grammars: Grammars) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 3}}}}
     spec = grammars.json_schema(schema, strict=False)
