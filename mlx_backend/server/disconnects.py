@@ -110,6 +110,7 @@ class DisconnectWatcher:
             yield
         finally:
             watch.is_over = True
+            watch.on_disconnect = _nothing  # the watch itself is kept until the thread wakes for another
             self._changes.append((watch, False))
 
     def _wake_up(self) -> None:
@@ -155,6 +156,10 @@ class DisconnectWatcher:
         self._unregister(watch)
         if left and not watch.is_over:
             watch.on_disconnect()
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Watch:

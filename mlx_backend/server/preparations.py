@@ -64,18 +64,23 @@ class Preparations:
         preparation = Preparation(self._seconds)
         is_large = body_bytes >= LARGE_BODY
         turns = self._large_turns if is_large else self._small_turns
+        # A small one waits for milliseconds of others' work, also where nobody is to wait for the engine.
+        wait_seconds = self._wait_seconds if is_large else max(self._wait_seconds, self._seconds)
         with (
             self._cancellable(preparation, on_disconnect, takes_long=is_large),
-            turns.turn_of(preparation, self._wait_seconds, client) as has_turn,
+            turns.turn_of(preparation, wait_seconds, client) as has_turn,
         ):
             if not has_turn:
                 raise EngineBusy(
-                    f"Other requests are being prepared, and this one has waited {self._wait_seconds:g} seconds."
+                    f"Other requests are being prepared, and this one has waited {wait_seconds:g} seconds."
                 )
-            if body_bytes >= _RETURNED_FROM:
-                self._return_at = 0.0
-            with preparation.running():
-                yield
+            try:
+                with preparation.running():
+                    yield
+            finally:
+                if body_bytes >= _RETURNED_FROM:
+                    with self._guard:
+                        self._return_at = 0.0
 
     @contextmanager
     def waiting(self, on_disconnect: OnDisconnect) -> Iterator[None]:

@@ -234,6 +234,31 @@ def test_a_preparation_that_fails_gives_its_turn_to_the_next() -> None:
             _ = 1 / 0
 
 
+def test_small_requests_take_turns_also_where_nobody_is_to_wait_for_the_engine() -> None:
+    """As with `--queue-seconds 0`."""
+    each = Preparations(60, wait_seconds=0)
+    begun = threading.Barrier(preparations.MAX_SMALL_OF_CLIENT + 1)
+    done: list[int] = []
+
+    def prepare(number: int, *, is_first: bool) -> None:
+        with each.of(100, lambda _: nullcontext(), "ada"):
+            if is_first:
+                begun.wait(60)
+            done.append(number)
+
+    first = [
+        threading.Thread(target=prepare, args=(number,), kwargs={"is_first": True})
+        for number in range(preparations.MAX_SMALL_OF_CLIENT)
+    ]
+    later = threading.Thread(target=prepare, args=(100,), kwargs={"is_first": False})
+    for thread in [*first, later]:
+        thread.start()
+    begun.wait(60)
+    for thread in [*first, later]:
+        thread.join(60)
+    assert len(done) == len(first) + 1
+
+
 def test_what_takes_longer_than_it_may_is_refused_with_the_number() -> None:
     preparation = Preparation(0)
     with pytest.raises(RequestError, match="took longer than 0 seconds"), preparation.running():
