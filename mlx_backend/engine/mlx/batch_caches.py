@@ -16,7 +16,6 @@ these change all layers or, with a CacheError, none.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -26,7 +25,7 @@ from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
 from mlx_backend.engine.mlx.packed_forward import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Self
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -86,7 +85,7 @@ class BatchCaches:
         }
         if not joining or len(self._merged_rows) + len(joining) < 2:
             return
-        with _cause():
+        with _Cause():
             together = merged(list(joining.values()))
             if self._merged is not None:
                 extended = _aliases(self._merged)
@@ -108,7 +107,8 @@ class BatchCaches:
         Raises CacheError.
         """
         long = [row for row in self._merged_rows if self._is_long(lengths[row])]
-        self._separate(long)
+        if long:
+            self._separate(long)
         return bool(long)
 
     def extract(self, row: int) -> LayerCaches:
@@ -117,7 +117,7 @@ class BatchCaches:
         if own is not None:
             return own
         assert self._merged is not None
-        with _cause():
+        with _Cause():
             return extract_row(self._merged, self._merged_rows.index(row))
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -163,11 +163,12 @@ class BatchCaches:
 
     def _keep_merged(self, rows: Sequence[int]) -> None:
         """Keep some of the rows that are merged; one alone gets caches of its own."""
-        staying = [at for at, row in enumerate(self._merged_rows) if row in rows]
+        kept = set(rows)
+        staying = [at for at, row in enumerate(self._merged_rows) if row in kept]
         if self._merged is None or len(staying) == len(self._merged_rows):
             return
         if len(staying) > 1:
-            with _cause():
+            with _Cause():
                 self._merged = select_rows(staying, _aliases(self._merged))
             self._merged_rows = [self._merged_rows[at] for at in staying]
             return
@@ -194,9 +195,12 @@ def _aliases(layers: LayerCaches) -> LayerCaches:
     return [alias(layer) for layer in layers]
 
 
-@contextmanager
-def _cause() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise CacheError from error
+class _Cause:
+    """Makes a CacheError of what is raised in its block. A generator would keep the caches in a circle of frames."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Exception):
+            raise CacheError from error
