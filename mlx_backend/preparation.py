@@ -116,24 +116,25 @@ class Preparation:
 class Turns:
     """Lets so many preparations at a time into a block. Safe to use from any thread.
 
-    Next is the client with the fewest of them in the block, of equals the one who has waited longest; one client has at
+    What there is `at_once` of may also be something that each of them needs another amount of, such as bytes. Next is the client with the fewest of them in the block, of equals the one who has waited longest; one client has at
     most `max_of_client` there.
     """
 
     def __init__(self, at_once: int, *, max_of_client: int | None = None) -> None:
         self._guard = threading.Lock()
-        self._free = at_once
+        self._at_once = self._free = at_once
         self._max_of_client = max_of_client or at_once
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, dict[_Waiting, None]] = {}
 
     @contextmanager
-    def turn_of(self, preparation: Preparation, wait_seconds: float, client: str = "") -> Iterator[bool]:
+    def turn_of(self, preparation: Preparation, wait_seconds: float, client: str = "", amount: int = 1) -> Iterator[bool]:
         """Wait for a turn, which lasts for the block; False if none has come within so many seconds.
 
-        Raises PreparationCancelled if the preparation is cancelled meanwhile.
+        An `amount` that is more than there is at once gets all of it. Raises PreparationCancelled if the preparation is
+        cancelled meanwhile.
         """
-        waiting = _Waiting(client)
+        waiting = _Waiting(client, min(amount, self._at_once))
         with preparation.cancelled_by(waiting.wake.set):
             with self._guard:
                 self._waiting.setdefault(client, {})[waiting] = None
@@ -148,7 +149,7 @@ class Turns:
         finally:
             if waiting.has_turn:
                 with self._guard:
-                    self._free += 1
+                    self._free += waiting.amount
                     self._running[client] -= 1
                     if not self._running[client]:
                         del self._running[client]
@@ -166,10 +167,12 @@ class Turns:
             if self._running[client] >= self._max_of_client:
                 return
             waiting = next(iter(self._waiting[client]))
+            if waiting.amount > self._free:
+                return
             self._remove(waiting)
             if client in self._waiting:
                 self._waiting[client] = self._waiting.pop(client)  # behind the others
-            self._free -= 1
+            self._free -= waiting.amount
             self._running[client] += 1
             waiting.has_turn = True
             waiting.wake.set()
@@ -184,8 +187,9 @@ class Turns:
 class _Waiting:
     """One preparation that waits for its turn."""
 
-    def __init__(self, client: str) -> None:
+    def __init__(self, client: str, amount: int) -> None:
         self.client = client
+        self.amount = amount
         self.wake = threading.Event()
         self.has_turn = False
 

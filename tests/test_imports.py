@@ -30,6 +30,10 @@ ROWS = [
         "mlx_backend.embedding.service",
         ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers", "mlx_backend.chat.service"],
     ),
+    (
+        "mlx_backend.images.loader",
+        ["PIL", "mlx", "mlx_vlm", "numpy", "werkzeug", "pydantic", "mlx_backend.conversation"],
+    ),
     ("mlx_backend.chat.request", ["mlx", "werkzeug", "pydantic", "mlx_backend.engine", "mlx_backend.server"]),
     ("mlx_backend.embedding.mlx", ["mlx", "mlx_lm", "werkzeug", "transformers", "tokenizers"]),
     ("mlx_backend.constraints", ["llguidance", "mlx", "werkzeug", "transformers", "dify_plugin"]),
@@ -93,6 +97,7 @@ FLOORS = [
     ["mlx_backend.settings"],
     ["mlx_backend.api_key_kind"],
     ["mlx_backend.declaration"],
+    ["mlx_backend.images"],
     ["dify_mlx_provider.provider", "dify_mlx_provider.models", "dify_mlx_provider.__main__"],
     ["dify_mlx_provider.packaging"],
     ["dify_mlx_provider.chat", "dify_mlx_provider.knowledge", "dify_mlx_provider.settings"],

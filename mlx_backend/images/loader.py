@@ -1,0 +1,107 @@
+"""From the images that a request names to pictures: fetched, decoded and shrunk within the server's limits.
+
+Runs on the thread that prepares the request, one image after the other, so that a request never has more than one in
+full size in memory. All requests together have at most `DECODING_BYTES` of such; who needs more of it waits for a turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_backend.errors import RequestError
+from mlx_backend.images.addresses import AllowedAddresses
+from mlx_backend.images.data_uri import too_many_bytes
+from mlx_backend.images.decode import decode
+from mlx_backend.images.fetch import ImageFetcher
+from mlx_backend.images.source import ImageError
+from mlx_backend.preparation import Turns, current
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mlx_backend.images.source import ImageSource, Picture
+
+log = logging.getLogger(__name__)
+
+DECODING_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimits:
+    """What images a server accepts. `hosts` are those that may be in private networks (addresses.py)."""
+
+    allow_urls: bool = False
+    hosts: tuple[str, ...] = ()
+    max_images: int = 32
+    max_bytes: int = 20 << 20
+    max_pixels: int = 50_000_000
+    seconds: float = 10.0
+
+
+class ImageLoader:
+    """Loads the images of one server's requests. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        limits: ImageLimits,
+        *,
+        fetcher: ImageFetcher | None = None,
+        decoding_bytes: int = DECODING_BYTES,
+    ) -> None:
+        self._limits = limits
+        self._fetcher = fetcher or ImageFetcher(
+            AllowedAddresses(limits.hosts), max_bytes=limits.max_bytes, seconds=limits.seconds
+        )
+        self._decoding = Turns(decoding_bytes)
+
+    def load(self, sources: Sequence[ImageSource]) -> list[Picture]:
+        """Return the pictures, in the order of their sources. Raises RequestError naming the part that is wrong."""
+        if len(sources) > self._limits.max_images:
+            raise RequestError(
+                f"The request has {len(sources)} images; this server takes at most {self._limits.max_images} in one "
+                "request. Leave earlier ones out.",
+                "messages",
+                "too_many_images",
+            )
+        pictures = []
+        for number, source in enumerate(sources, 1):
+            current().check()
+            try:
+                pictures.append(self._load(source))
+            except ImageError as error:
+                text = f"Image {number} of {len(sources)}: {error}" if len(sources) > 1 else str(error)
+                raise RequestError(text, source.where, error.code) from error
+        return pictures
+
+    def _load(self, source: ImageSource) -> Picture:
+        data = source.data if source.data is not None else self._fetch(source.url)
+        if len(data) > self._limits.max_bytes:
+            raise too_many_bytes(self._limits.max_bytes)
+        picture, format_name, (width, height) = decode(
+            data, source.detail, max_pixels=self._limits.max_pixels, reserve=self._reserve
+        )
+        log.info(
+            "%s: a %s image of %d x %d pixels, detail %s: shown as %d x %d.",
+            *(source.where, format_name, width, height, source.detail, picture.width, picture.height),
+        )
+        return picture
+
+    def _fetch(self, url: str) -> bytes:
+        if not self._limits.allow_urls:
+            raise ImageError(
+                "This server fetches no images from addresses. Send the image itself, as a data URI; the server's "
+                "operator can allow addresses with --allow-image-urls.",
+                "image_url_refused",
+            )
+        return self._fetcher.fetch(url)
+
+    @contextmanager
+    def _reserve(self, nbytes: int) -> Iterator[None]:
+        preparation = current()
+        with self._decoding.turn_of(preparation, preparation.seconds_left, nbytes) as has_turn:
+            preparation.check()
+            assert has_turn  # without one, there is no time left, and the line above has raised
+            yield

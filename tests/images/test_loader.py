@@ -1,0 +1,120 @@
+"""The images of a request, from what it names to pictures, and the sentences for those that cannot be used."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+
+import pytest
+from picture_files import png, png_claiming
+from picture_site import PictureSite, found, moved
+
+from mlx_backend.errors import RequestError
+from mlx_backend.images.decode import BYTES_PER_PIXEL
+from mlx_backend.images.loader import ImageLimits, ImageLoader
+from mlx_backend.images.source import Detail, ImageSource
+from mlx_backend.preparation import Preparation
+
+
+def source(data: bytes, at: int = 0, detail: Detail = Detail.AUTO) -> ImageSource:
+    return ImageSource(where=f"messages[0].content[{at}]", data=data, detail=detail)
+
+
+def test_pictures_come_in_the_order_in_which_they_are_named() -> None:
+    with PictureSite({"/a.png": found(png(16, 8))}) as site:
+        loader = ImageLoader(ImageLimits(allow_urls=True, hosts=("127.0.0.1",)))
+        pictures = loader.load(
+            [
+                source(png(8, 4)),
+                ImageSource(where="messages[1].content[0]", url=site.url()),
+                source(png(12, 4), 1),
+            ]
+        )
+    assert [picture.width for picture in pictures] == [8, 16, 12]
+
+
+def test_the_log_says_what_a_model_is_shown_and_not_where_it_came_from(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "mlx_backend.images")
+    ImageLoader(ImageLimits()).load([source(png(2000, 1000), 3, Detail.LOW)])
+    assert caplog.messages == [
+        "messages[0].content[3]: a PNG image of 2000 x 1000 pixels, detail low: shown as 724 x 362."
+    ]
+
+
+def test_the_error_names_the_part_and_says_which_of_several_images_it_is() -> None:
+    loader = ImageLoader(ImageLimits())
+    with pytest.raises(RequestError) as alone:
+        loader.load([source(b"%PDF")])
+    with pytest.raises(RequestError) as second:
+        loader.load([source(png()), source(b"%PDF", 7), source(png())])
+    assert str(alone.value).startswith("The image's file is a PDF")
+    assert str(second.value).startswith("Image 2 of 3: The image's file is a PDF")
+    assert (second.value.param, second.value.code) == ("messages[0].content[7]", "unsupported_image_format")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1/a.png", "https://example.com/a.png", "file:///etc/passwd", "x"]
+)
+def test_addresses_are_not_fetched_from_unless_that_is_allowed(url: str) -> None:
+    with pytest.raises(RequestError, match="--allow-image-urls") as raised:
+        ImageLoader(ImageLimits()).load([ImageSource(where="messages[0].content[0]", url=url)])
+    assert raised.value.code == "image_url_refused"
+
+
+def test_with_addresses_allowed_this_machine_still_is_not() -> None:
+    with PictureSite({"/a.png": moved("file:///etc/passwd")}) as site:
+        loader = ImageLoader(ImageLimits(allow_urls=True))
+        for host in ("127.0.0.1", "localhost"):
+            with pytest.raises(RequestError, match="private network"):
+                loader.load([ImageSource(where="messages[0].content[0]", url=site.url(host=host))])
+        assert site.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "sources", "says", "code"),
+    [
+        (
+            ImageLimits(max_images=2),
+            [source(png())] * 3,
+            "3 images; this server takes at most 2",
+            "too_many_images",
+        ),
+        (ImageLimits(max_bytes=50), [source(png())], "larger than", "image_too_large"),
+        (ImageLimits(max_pixels=31), [source(png())], "8 x 4 pixels", "image_too_large"),
+        (ImageLimits(), [source(png_claiming(10_000, 10_000))], "100 million", "image_too_large"),
+    ],
+)
+def test_each_limit_is_said_with_its_value(
+    limits: ImageLimits, sources: list[ImageSource], says: str, code: str
+) -> None:
+    with pytest.raises(RequestError, match=says) as raised:
+        ImageLoader(limits).load(sources)
+    assert raised.value.code == code
+
+
+def test_pictures_wait_for_the_memory_that_decoding_them_takes() -> None:
+    size = 8 * 4 * BYTES_PER_PIXEL
+    loader = ImageLoader(ImageLimits(), decoding_bytes=2 * size)
+    with ExitStack() as held:
+        held.enter_context(loader._reserve(size))
+        assert loader.load([source(png())])  # there is room for one more
+        held.enter_context(loader._reserve(1))
+        with Preparation(0.1).running(), pytest.raises(RequestError, match="took longer than"):
+            loader.load([source(png())])
+        waiting = threading.Thread(target=loader.load, args=([source(png())],))
+        waiting.start()
+    waiting.join()
+
+
+def test_a_picture_that_takes_more_memory_than_there_is_at_once_is_decoded_alone() -> None:
+    loader = ImageLoader(ImageLimits(), decoding_bytes=10)
+    assert loader.load([source(png()), source(png())])
+    with (
+        loader._reserve(1),
+        Preparation(0.1).running(),
+        pytest.raises(RequestError, match="took longer than"),
+    ):
+        loader.load([source(png())])
