@@ -116,8 +116,9 @@ class Preparation:
 class Turns:
     """Lets so many preparations at a time into a block. Safe to use from any thread.
 
-    What there is `at_once` of may also be something that each of them needs another amount of, such as bytes. Next is the client with the fewest of them in the block, of equals the one who has waited longest; one client has at
-    most `max_of_client` there.
+    What there is `at_once` of may also be something that each of them needs another amount of, such as bytes. Next is
+    the client with the fewest of them in the block, of equals the one who has waited longest; one client has at most
+    `max_of_client` there.
     """
 
     def __init__(self, at_once: int, *, max_of_client: int | None = None) -> None:
@@ -128,7 +129,9 @@ class Turns:
         self._waiting: dict[str, dict[_Waiting, None]] = {}
 
     @contextmanager
-    def turn_of(self, preparation: Preparation, wait_seconds: float, client: str = "", amount: int = 1) -> Iterator[bool]:
+    def turn_of(
+        self, preparation: Preparation, wait_seconds: float, client: str = "", amount: int = 1
+    ) -> Iterator[bool]:
         """Wait for a turn, which lasts for the block; False if none has come within so many seconds.
 
         An `amount` that is more than there is at once gets all of it. Raises PreparationCancelled if the preparation is
@@ -143,6 +146,7 @@ class Turns:
         with self._guard:
             if not waiting.has_turn:
                 self._remove(waiting)
+                self._give()  # what is free may be enough for those behind
         try:
             preparation.check_cancelled()
             yield waiting.has_turn

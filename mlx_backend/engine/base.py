@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
+    from mlx_backend.engine.images import ImageProcessor, PromptImage
+
 UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
 MAX_PRIORITY = 2**31 - 1  # of a request, and the opposite of the lowest
 
@@ -88,7 +90,8 @@ class GenerationRequest:
     memory is reserved for that many. `logprobs` asks for the chosen token's log probability and those of that many
     most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds the
     request may be queued; at 0 it is started at once or refused. A lower `priority` number is served sooner. `client`
-    is whose request it is.
+    is whose request it is. `images` are in the order in which they stand in the prompt, prepared by the engine's
+    `image_processor`.
     """
 
     prompt: Sequence[int]
@@ -102,6 +105,7 @@ class GenerationRequest:
     queue_timeout: float | None = None
     priority: int = 0
     client: str = ""
+    images: Sequence[PromptImage] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +282,11 @@ class Engine(Protocol):
     @property
     def sampling_defaults(self) -> Mapping[str, float]:
         """What the model's authors recommend (generation_config.json), by the names of `Sampling`."""
+        ...
+
+    @property
+    def image_processor(self) -> ImageProcessor | None:
+        """What prepares images for the model; None if it cannot see them here."""
         ...
 
     def generate(self, request: GenerationRequest) -> Generation:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from mlx_backend.engine.base import GenerationRequest, Tokenizer
+    from mlx_backend.engine.images import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class ModelInfo:
     tokenizer: Tokenizer
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     adapters: Collection[str] = ()  # the LoRA adapters a request may name
+    image_processor: ImageProcessor | None = None  # None: the model cannot see images here
     unbatched: str = ""  # why replies are not decoded together; empty if they are
     # How many tokens of prompt and reply fit into memory now; callable from any thread.
     available_context: Callable[[], int | None] = lambda: None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import EngineStatus, Generation, Sampling, Tokenizer
     from mlx_backend.engine.batch import Batch
+    from mlx_backend.engine.images import ImageProcessor
     from mlx_backend.errors import EngineStopped
 
 MAX_LOGPROBS = 20
@@ -55,6 +56,11 @@ class ThreadedEngine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._info.tokenizer
+
+    @property
+    def image_processor(self) -> ImageProcessor | None:
+        """What prepares images for the model; None if it cannot see them here."""
+        return self._info.image_processor
 
     @property
     def sampling_defaults(self) -> Mapping[str, float]:

@@ -80,6 +80,7 @@ class MLXBatch:
             sampling_defaults=model.sampling_defaults,
             adapters=tuple(self._options.adapters),
             unbatched=runtime.unbatched,
+            image_processor=runtime.vision,
             available_context=partial(_available_context, runtime.cache_budget, context_length),
         )
 

@@ -127,9 +127,19 @@ class BatchCaches:
         new = {row: at for at, row in enumerate(rows)}
         self._merged_rows = [new[row] for row in self._merged_rows]
 
-    def segments(self, tokens: mx.array) -> list[Segment]:
-        """Return what runs one token of each row ([rows]); `positions` says in which order."""
-        return [Segment(_pick(tokens, rows)[:, None], layers) for rows, layers in self._groups()]
+    def segments(self, tokens: mx.array, shifts: Sequence[int] = ()) -> list[Segment]:
+        """Return what runs one token of each row ([rows]); `positions` says in which order.
+
+        `shifts` are added to the rows' positions.
+        """
+        return [
+            Segment(
+                _pick(tokens, rows)[:, None],
+                layers,
+                shift=mx.array([shifts[row] for row in rows]) if any(shifts) else None,
+            )
+            for rows, layers in self._groups()
+        ]
 
     def positions(self) -> list[int]:
         """Return which of the tokens that `segments` run, in their order, is that of each row."""
@@ -141,11 +151,11 @@ class BatchCaches:
         positions = self.positions()
         return outputs if positions == sorted(positions) else outputs[mx.array(positions)]
 
-    def rewindable_segment(self, row: int, tokens: mx.array) -> Segment:
+    def rewindable_segment(self, row: int, tokens: mx.array, shift: int = 0) -> Segment:
         """Return what runs tokens ([length]) of a row that has its own caches; `rewind` can take back all but one."""
         layers = [RewindableRotatingKVCache.of(layer) for layer in self.extract(row)]
         self._own[row] = layers
-        return Segment(tokens[None], layers)
+        return Segment(tokens[None], layers, shift=mx.array([shift]) if shift else None)
 
     def rewind(self, row: int, count: int) -> None:
         """Take back the last tokens of a row that has its own caches."""

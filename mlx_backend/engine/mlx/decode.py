@@ -31,7 +31,7 @@ from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.drafting import DraftedRows
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.mlx.drafting import Drafting
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.packed_forward import Segment
     from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
 
@@ -254,10 +255,13 @@ class Decoder:
         segments, positions = list[Segment](), list[int]()
         if sequences:
             assert self._next is not None
-            segments, positions = self._caches.segments(self._next), self._caches.positions()
+            segments, positions = (
+                self._caches.segments(self._next, [sequence.position_shift for sequence in sequences]),
+                self._caches.positions(),
+            )
         if not prefilled:
             return self._forward_replies(segments)
-        segments += [Segment(mx.array([list(each.last_chunk)]), each.layers) for each in prefilled]
+        segments += [each.segment(self._network) for each in prefilled]
         every = run_packed(self._network, segments)
         ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
         return every[mx.array([*positions, *ends])]

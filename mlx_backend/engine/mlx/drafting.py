@@ -126,7 +126,10 @@ class DraftedRows:
 
     def segments(self, caches: BatchCaches) -> list[Segment]:
         """Return what is to be run, on caches that are not merged."""
-        return [caches.rewindable_segment(row, tokens) for row, tokens in enumerate(self._arrays)]
+        return [
+            caches.rewindable_segment(row, tokens, sequence.position_shift)
+            for row, (sequence, tokens) in enumerate(zip(self._sequences, self._arrays, strict=True))
+        ]
 
     def next_positions(self) -> list[SamplePosition]:
         """Return the position to sample at after each of all tokens."""

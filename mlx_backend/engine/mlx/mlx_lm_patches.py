@@ -87,30 +87,44 @@ _ATTENTION = "scaled_dot_product_attention"
 
 @dataclass(frozen=True, slots=True)
 class TokenPositions:
-    """The position of each token in its own sequence ([tokens]); stands for the `offset` of a cache."""
+    """The position of each token in its own sequence ([tokens]); stands for the `offset` of a cache.
+
+    With images they may be by time, row and column ([3, tokens]): `axes` says by which of these each element of a head
+    is rotated ([size]).
+    """
 
     of_tokens: mx.array
+    axes: mx.array | None = None
 
 
 class PackedLayer:
     """One layer's caches of all segments of a packed run, in the order of their tokens.
 
-    Stands for one cache where a network expects it. `shapes` are the segments' rows, and tokens in each row.
+    Stands for one cache where a network expects it. `shapes` are the segments' rows, and tokens in each row. `blocks`
+    are for each segment None, or the number of the block that each token belongs to, -1 for none ([tokens]): in a block
+    tokens attend in both directions, as in an image of Gemma 3.
     """
 
     def __init__(
-        self, caches: Sequence[Any], shapes: Sequence[tuple[int, int]], positions: TokenPositions
+        self,
+        caches: Sequence[Any],
+        shapes: Sequence[tuple[int, int]],
+        positions: TokenPositions,
+        blocks: Sequence[mx.array | None],
     ) -> None:
         self.offset = positions
         self.shapes = shapes
         self._starts = list(accumulate(rows * length for rows, length in shapes[:-1]))  # of all but the first
         self._caches = caches
+        self._blocks = blocks
 
     def make_mask(self, _: int, **named: Any) -> list[Any]:
         """Return each segment's own mask. The network only passes the list on."""
         return [
             cache.make_mask(length, **named)
-            for cache, (_, length) in zip(self._caches, self.shapes, strict=True)
+            if blocks is None
+            else _with_blocks(cache.make_mask(length, **{**named, "return_array": True}), blocks)
+            for cache, (_, length), blocks in zip(self._caches, self.shapes, self._blocks, strict=True)
         ]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[list[mx.array], list[mx.array]]:
@@ -147,6 +161,15 @@ class PackedLayer:
         ]
 
 
+def _with_blocks(mask: mx.array | None, blocks: mx.array) -> mx.array | None:
+    """Return a mask of the last tokens ([tokens, keys]) in which those of one block see each other."""
+    if mask is None:  # a single token sees all before it, and there is none behind it
+        return None
+    together = (blocks[:, None] == blocks[None]) & (blocks[:, None] >= 0)
+    earlier = mask.shape[-1] - blocks.size
+    return mask | mx.pad(together, [(0, 0), (earlier, 0)])
+
+
 def _flatten(heads: mx.array) -> mx.array:
     """Turn a segment's [rows, heads, 1, size] into [1, heads, rows, size]; only rows of one token are batched."""
     return heads.swapaxes(0, 2) if heads.shape[0] > 1 else heads
@@ -173,7 +196,13 @@ def _packable(rotation: type[Any]) -> type[Any]:
     def call(self: Any, heads: mx.array, offset: Any = 0, **named: Any) -> Any:
         if isinstance(offset, TokenPositions):
             heads = heads.swapaxes(0, 2)
-            return rotation.__call__(self, heads, offset=offset.of_tokens, **named).swapaxes(0, 2)
+            if offset.axes is None:
+                return rotation.__call__(self, heads, offset=offset.of_tokens, **named).swapaxes(0, 2)
+            time, row, column = (
+                rotation.__call__(self, heads, offset=each, **named).swapaxes(0, 2)
+                for each in offset.of_tokens
+            )
+            return mx.where(offset.axes == 0, time, mx.where(offset.axes == 1, row, column))
         return rotation.__call__(self, heads, offset=offset, **named)
 
     return type(rotation.__name__, (rotation,), {"__call__": call, "__module__": rotation.__module__})

@@ -30,11 +30,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkImages:
+    """What a chunk that holds images is run with.
+
+    `embeddings` are of all its tokens ([tokens, width]). `positions` are theirs by time, row and column ([3, tokens]),
+    with the axis that each element of a head is rotated by ([size]); None: they count on as always. `blocks` has the
+    number of the image that each token belongs to, -1 for text ([tokens]), where images attend in both directions.
+    """
+
+    embeddings: mx.array
+    positions: mx.array | None = None
+    frequency_axes: mx.array | None = None
+    blocks: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Tokens that follow what `layers` hold: a prompt's next chunk ([1, length]), or one per reply ([rows, 1])."""
 
     tokens: mx.array
     layers: LayerCaches
+    images: ChunkImages | None = None  # those among a chunk's tokens
+    shift: mx.array | None = None  # what is added to the positions of each row's tokens ([rows])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its tokens are embedded by their ids, and their positions count on from what precedes them."""
+        return self.images is None and self.shift is None
 
 
 class ForwardError(Exception):
@@ -47,26 +69,30 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     Does not wait for the computation. Raises ForwardError, after which several segments' caches are restored: to be
     able to takes time in each layer of each.
     """
-    if len(segments) == 1 and segments[0].tokens.shape[0] == 1:
+    if len(segments) == 1 and segments[0].tokens.shape[0] == 1 and segments[0].is_plain:
         return _forward(network, segments[0].tokens, segments[0].layers)
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
-    positions = TokenPositions(joined([_positions(segment) for segment in segments]))
+    positions = _all_positions(segments)
+    blocks = [segment.images.blocks if segment.images is not None else None for segment in segments]
     caches = zip(*(segment.layers for segment in segments), strict=True)
-    layers = [PackedLayer(each, shapes, positions) for each in caches]
+    layers = [PackedLayer(each, shapes, positions, blocks) for each in caches]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
     restore = restore and len(segments) > 1
     before = [[alias(layer) for layer in segment.layers] for segment in segments] if restore else []
     try:
-        return _forward(network, tokens[None], layers)
+        return _forward(network, tokens[None], layers, _embeddings(network, segments))
     except ForwardError:
         for segment, aliases in zip(segments, before, strict=False):
             segment.layers[:] = aliases
         raise
 
 
-def _forward(network: Any, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
+def _forward(
+    network: Any, tokens: mx.array, layers: Sequence[Any], embeddings: mx.array | None = None
+) -> mx.array:
+    named = {} if embeddings is None else {"input_embeddings": embeddings}
     try:
-        logits: mx.array = network(tokens, cache=layers)
+        logits: mx.array = network(tokens, cache=layers, **named)
     except Exception as error:
         raise ForwardError from error
     return logits[0]
@@ -81,3 +107,40 @@ def _positions(segment: Segment) -> mx.array:
         return copy(offset)  # the cache may change its own in place
     start = mx.broadcast_to(mx.array(offset), (rows,))
     return (start[:, None] + mx.arange(length)).reshape(-1)
+
+
+def _all_positions(segments: Sequence[Segment]) -> TokenPositions:
+    """Return the positions of all tokens; with rows and columns, if any image has them."""
+    found, axes = [], None
+    for segment in segments:
+        images = segment.images
+        if images is not None and images.positions is not None:
+            found.append(images.positions)
+            axes = images.frequency_axes
+            continue
+        positions = _positions(segment)
+        if segment.shift is not None:
+            positions = positions + mx.repeat(segment.shift, segment.tokens.shape[1])
+        found.append(positions)
+    if axes is not None:
+        found = [each if each.ndim == 2 else mx.broadcast_to(each, (3, each.size)) for each in found]
+    return TokenPositions(joined(found, axis=-1), axes)
+
+
+def _embeddings(network: Any, segments: Sequence[Segment]) -> mx.array | None:
+    """Return the embeddings of all tokens ([1, tokens, width]); None where the network can make them of the tokens."""
+    if all(segment.images is None for segment in segments):
+        return None
+    embed = embedding_of(network)
+    pieces = [
+        segment.images.embeddings if segment.images is not None else embed(segment.tokens.reshape(1, -1))[0]
+        for segment in segments
+    ]
+    # A copy: Gemma 3's network multiplies what it is given, in place.
+    return mx.concatenate(pieces)[None] + 0
+
+
+def embedding_of(network: Any) -> Any:
+    """Return the module that embeds a network's tokens."""
+    named = {name.rpartition(".")[2]: module for name, module in network.named_modules()}
+    return named["embed_tokens"]

@@ -44,6 +44,11 @@ class PrefillJob:
         """Return how many tokens are still to be prefilled."""
         return self.boundaries[-1] - self.num_prefilled
 
+    def whole_end(self, position: int) -> int:
+        """Return where a chunk may end that was to end at this position, which may be in the middle of an image."""
+        images = self.sequence.images
+        return position if images is None else images.whole_end(position)
+
     @property
     def has_reply(self) -> bool:
         """Whether a reply follows; if not, the prompt is only prefilled for the prefix cache."""
@@ -153,9 +158,9 @@ def _round_down(tokens: float) -> int:
 
 def will_extend_prefix(group: Sequence[PrefillJob], other: PrefillJob, covered: int) -> bool:
     """Whether a prompt, of which `covered` tokens are cached, will find more once the group's are prefilled."""
-    tokens = other.sequence.tokens
+    length = len(other.sequence.tokens)
     return any(
-        covered < boundary < len(tokens) and job.sequence.tokens[:boundary] == tokens[:boundary]
+        covered < boundary < length and job.sequence.packed(boundary) == other.sequence.packed(boundary)
         for job in group
         if job.sequence.adapter == other.sequence.adapter
         for boundary in job.boundaries

@@ -19,7 +19,7 @@ from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.kv_cache import rewind, rewind_copies
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
 from mlx_backend.engine.mlx.prefill_plan import (
     PrefillJob,
     PrefillPacer,
@@ -84,6 +84,7 @@ class PrefillQueue:
         boundaries = {*sequence.request.checkpoints, end - 1} if self._prefix_store.enabled else {end - 1}
         if sequence.request.max_tokens == 0:  # only the whole prompt is to be stored
             boundaries = set()
+        boundaries = {each for each in boundaries if sequence.can_store(each)}
         job = PrefillJob(sequence, tuple(sorted({each for each in boundaries if each > 0} | {end})))
         insort(self.jobs, job, key=_queue_order)
 
@@ -113,8 +114,9 @@ class PrefillQueue:
         )
         first, _ = shares[0]
         self._prefix_store.evict_to_fit(first.num_prefilled, sum(share for _, share in shares))
-        finishing = [job for job, share in shares if share == job.remaining and job.has_reply]
-        chunks = [(job, job.num_prefilled + share) for job, share in shares if job not in finishing]
+        ends = [(job, job.whole_end(job.num_prefilled + share)) for job, share in shares]
+        finishing = [job for job, end in ends if end == job.boundaries[-1] and job.has_reply]
+        chunks = [(job, end) for job, end in ends if job not in finishing]
         return PrefillStep(chunks, finishing)
 
     def prefill(self, step: PrefillStep) -> Iterator[tuple[int, Outcome]]:
@@ -207,13 +209,14 @@ class PrefillQueue:
         return _run_chunks(network, chunks, self._on_checkpoint, pad=self._runtime.pads_chunks)
 
     def _chunk_ends(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:
-        return job.chunk_ends(
+        ends = job.chunk_ends(
             until,
             can_rewind=self._runtime.can_rewind,
             max_spare_logits=max_spare_logits,
             window=self._runtime.options.max_kv_size,
             pad=self._runtime.pads_chunks,
         )
+        return list(dict.fromkeys(map(job.whole_end, ends)))
 
     def _chunk_size(self, others_wait: bool, start: int, share: float) -> int:
         size = self.pacer.chunk_size(start, others_wait=others_wait, share=share)
@@ -259,9 +262,9 @@ def _run_chunks(
     segments, spare = [], []
     for job, end in chunks:
         assert job.layers is not None
-        tokens = job.sequence.tokens[job.num_prefilled : end]
-        spare.append(padded_sizes(len(tokens))[0] - len(tokens) if pad else 0)
-        segments.append(Segment(mx.array([tokens + [0] * spare[-1]]), job.layers))
+        start = job.num_prefilled
+        spare.append(padded_sizes(end - start)[0] - (end - start) if pad else 0)
+        segments.append(job.sequence.segment(network, start, end, job.layers, spare[-1]))
     run_packed(network, segments)
     for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
         rewind(segment.layers, count)

@@ -70,7 +70,7 @@ class PrefixStore:
 
         Nothing fails for want of a stored prefix: one whose caches cannot be copied is left out.
         """
-        if not self.enabled:
+        if not (self.enabled and sequence.can_store(length)):
             return
         try:
             self._store(sequence, length, layers, persist=persist)

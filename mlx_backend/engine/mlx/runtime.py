@@ -25,6 +25,7 @@ from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
+from mlx_backend.engine.mlx.vision.tower import load_vision, sees
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import DraftNetwork, LoadedNetwork
     from mlx_backend.engine.mlx.speculative import Drafter
+    from mlx_backend.engine.mlx.vision.tower import Vision
     from mlx_backend.engine.mlx.warm_up import ChunkCost
     from mlx_backend.models.engine_options import EngineOptions
 
@@ -59,7 +61,8 @@ class Runtime:
     `networks` are by adapter; "" is the model without one. `can_rewind` says whether the caches can take back the last
     tokens of a step, and `can_pack` whether prompts and replies can run together without padding (packed_forward.py).
     `unbatched` says why replies cannot be decoded together (batch_trial.py); it is empty if they can. `pads_chunks`
-    says whether chunks are filled up to a few lengths, and `chunk_cost` what one takes.
+    says whether chunks are filled up to a few lengths, and `chunk_cost` what one takes. `vision` is None
+    for a model that cannot see images here.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Runtime:
                 raise
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
+            self.vision = self._load_vision(sizes, ranks)
             reservation, cost, are_alike = self._reserve_memory(device.memory, cost, ranks)
             cleanup.callback(reservation.close)
             if self.unbatched:
@@ -232,6 +236,19 @@ class Runtime:
             return False, str(error)
         return False, ""
 
+    def _load_vision(self, sizes: _SizeCheck, ranks: Ranks | None) -> Vision | None:
+        """Load what the model sees with, if it does and can here."""
+        if not sees(self.model.folder):
+            return None
+        if ranks is not None or not self.can_pack:
+            reason = "processes share the model" if ranks is not None else "the model is not run packed"
+            log.warning("Images cannot be seen here, because %s.", reason)
+            return None
+        vision = load_vision(self.model.folder, self.networks[""])
+        if vision is not None:
+            sizes.add("its vision tower", vision.nbytes)
+        return vision
+
     def _try_packing_drafts(self) -> bool:
         """Try packed runs of the draft model, which then drafts for several replies at once."""
         if self.draft is None:
@@ -284,7 +301,8 @@ class Runtime:
         """Return how many bytes the weights take here: of this process's part, with adapters and draft model."""
         networks = self.networks.items()
         weights = sum(weight_bytes(network, adapter_only=adapter != "") for adapter, network in networks)
-        return weights + (weight_bytes(self.draft.network) if self.draft is not None else 0)
+        seen_with = self.vision.nbytes if self.vision is not None else 0
+        return weights + seen_with + (weight_bytes(self.draft.network) if self.draft is not None else 0)
 
 
 def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:

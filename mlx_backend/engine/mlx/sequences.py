@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
+from mlx_backend.engine.mlx.packed_forward import Segment
 from mlx_backend.engine.mlx.sampling import SamplePosition
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sampling import PenaltyState, RequestSampler, StepLogprobs
     from mlx_backend.engine.mlx.speculative import Drafter
+    from mlx_backend.engine.mlx.vision.prompt_images import PromptImages
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +49,7 @@ class DecodingSequence:
     num_emitted: int = 0
     penalties: PenaltyState | None = None
     logprobs: tuple[StepLogprobs, int] | None = None  # of the token sampled last: its step, and its row there
+    images: PromptImages | None = None
     _packed: bytes = field(default=b"", repr=False)
 
     @property
@@ -63,8 +66,27 @@ class DecodingSequence:
         """Return the first tokens as bytes, as the prefix cache compares them; each is packed once."""
         known = len(self._packed) // TOKEN_BYTES
         if count > known:
-            self._packed += as_bytes(self.tokens[known:])
+            more = self.tokens[known:]
+            self._packed += (
+                as_bytes(more) if self.images is None else self.images.keyed(known, more).tobytes()
+            )
         return self._packed[: count * TOKEN_BYTES]
+
+    def can_store(self, count: int) -> bool:
+        """Whether a prefix of so many tokens may be cached."""
+        return self.images is None or self.images.can_store(count)
+
+    @property
+    def position_shift(self) -> int:
+        """What is added to the number of a token of the reply to get its position."""
+        return self.images.shift if self.images is not None else 0
+
+    def segment(self, network: Any, start: int, end: int, layers: LayerCaches, spare: int = 0) -> Segment:
+        """Return what runs the tokens from `start` to `end`, and as many zeros behind them. Raises ForwardError."""
+        tokens = self.tokens[start:end] + [0] * spare
+        if self.images is not None:
+            return self.images.segment(network, tokens, start, end, layers)
+        return Segment(mx.array([tokens]), layers)
 
     def next_position(self) -> SamplePosition:
         """Return the position to sample at, and count it as sampled."""
@@ -105,6 +127,11 @@ class PrefilledSequence:
     sequence: DecodingSequence
     last_chunk: Sequence[int]
     layers: LayerCaches
+
+    def segment(self, network: Any) -> Segment:
+        """Return what runs the last chunk. Raises ForwardError."""
+        end = len(self.sequence.tokens)
+        return self.sequence.segment(network, end - len(self.last_chunk), end, self.layers)
 
 
 @dataclass(frozen=True, slots=True)

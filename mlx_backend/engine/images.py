@@ -1,0 +1,56 @@
+"""Images on their way into an engine: prepared for its model, and where in a prompt they stand. Holds data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mlx_backend.images.source import Picture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedImage:
+    """An image as a model's vision tower takes it.
+
+    `digest` tells it apart from every other image for this model. It stands in a prompt as `rows` times `columns` pad
+    tokens. `inputs` are numpy arrays, by the names that the model's processor gives them.
+    """
+
+    digest: bytes
+    rows: int
+    columns: int
+    inputs: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many pad tokens of a prompt it takes."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptImage:
+    """An image in a prompt: its pad tokens begin at position `start`."""
+
+    start: int
+    image: PreparedImage
+
+    @property
+    def end(self) -> int:
+        """The position behind its pad tokens."""
+        return self.start + self.image.num_tokens
+
+
+class ImageProcessor(Protocol):
+    """Prepares images for one model. Safe to use from any thread."""
+
+    @property
+    def pad_token(self) -> int:
+        """The token that stands in a prompt once for each of an image's places."""
+        ...
+
+    def prepare(self, picture: Picture) -> PreparedImage:
+        """Return the picture as the model takes it. Raises EngineRefused for one that it cannot take."""
+        ...

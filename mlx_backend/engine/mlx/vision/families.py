@@ -1,0 +1,58 @@
+"""The families of models that see, and what each needs beside the embeddings of its images. Knows no MLX.
+
+A row is added once its replies have been compared with a reference; nothing else compares names of families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFamily:
+    """How a family's language network takes images."""
+
+    pad_key: str
+    """The key of config.json that names the pad token."""
+    attends_both_ways: bool = False
+    """The places of one image attend to each other in both directions; an image is then never cut in two."""
+    has_grid_positions: bool = False
+    """Its rotary embeddings turn parts of a head by row and column (mrope). An image then moves what follows by the
+    longer of its sides instead of by its number of places."""
+
+    def pad_token(self, config: Mapping[str, Any]) -> int:
+        """Return the id of the pad token."""
+        return int(config[self.pad_key])
+
+
+FAMILIES: dict[str, ImageFamily] = {
+    "gemma3": ImageFamily(pad_key="image_token_index", attends_both_ways=True),
+    "qwen2_5_vl": ImageFamily(pad_key="image_token_id", has_grid_positions=True),
+}
+"""By the model_type of config.json."""
+
+
+def family_of(config: Mapping[str, Any]) -> ImageFamily | None:
+    """Return the family of a model that sees, by its config.json; None for another."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None or not isinstance(config.get("vision_config"), dict) or family.pad_key not in config:
+        return None
+    return family
+
+
+def frequency_axes(config: Mapping[str, Any], head_size: int) -> list[int]:
+    """Return by which position each element of a head is rotated: 0 time, 1 row, 2 column.
+
+    `mrope_section` says how many of the frequencies each gets, one block after the other; an element and the one half a
+    head further have the same frequency.
+    """
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    sections = scaling["mrope_section"]
+    axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+    if 2 * len(axes) != head_size:
+        raise ValueError(f"mrope_section {sections} does not fit heads of {head_size}")
+    return axes * 2

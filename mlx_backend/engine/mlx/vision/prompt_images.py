@@ -1,0 +1,156 @@
+"""The images of one prompt: where chunks may end, what a chunk with images is run with, how prefixes are told apart.
+
+Positions with rows and columns (mrope) are Qwen's: text counts on by one, an image's places all have the time of its
+first one and their own row and column after it, and what follows goes on behind the longest side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_right
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_backend.engine.mlx.packed_forward import ChunkImages, ForwardError, Segment, embedding_of
+from mlx_backend.errors import EngineRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlx_backend.engine.images import PromptImage
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.vision.tower import Vision
+
+_IMAGE_BIT = 1 << 31  # of a word in a prefix's key; token ids are below
+MIN_KEYED_PLACES = 4
+"""An image with fewer places has fewer than 124 bits of its hash in a prefix's key: such a prefix is not cached."""
+
+
+class PromptImages:
+    """The images of one prompt, in their order. Belongs to the engine's thread."""
+
+    def __init__(self, images: Sequence[PromptImage], vision: Vision) -> None:
+        self._images = images
+        self._starts = [each.start for each in images]
+        self._vision = vision
+        # By how much positions are behind the tokens' numbers after each image, and before the first.
+        self._shifts = [0]
+        for each in images:
+            grid = each.image
+            saved = max(grid.rows, grid.columns) - grid.num_tokens if vision.family.has_grid_positions else 0
+            self._shifts.append(self._shifts[-1] + saved)
+
+    @property
+    def shift(self) -> int:
+        """What is added to a token's number to get its position, behind all images."""
+        return self._shifts[-1]
+
+    def whole_end(self, position: int) -> int:
+        """Return where a chunk may end that was to end here: behind an image that may not be cut."""
+        image = self._around(position)
+        return image.end if image is not None and self._vision.family.attends_both_ways else position
+
+    def can_store(self, position: int) -> bool:
+        """Whether a prefix that ends here may be cached: not inside an image, and every image is told apart."""
+        before = self._images[: bisect_right(self._starts, position - 1)]
+        return self._around(position) is None and all(
+            each.image.num_tokens >= MIN_KEYED_PLACES for each in before
+        )
+
+    def keyed(self, start: int, tokens: Sequence[int]) -> array[int]:
+        """Return tokens from position `start` as prefixes are compared by: in an image's places stands its hash."""
+        words = array("I", tokens)
+        for _, each, first, last in self._within(start, start + len(tokens)):
+            own = array("I", hashlib.shake_256(each.image.digest).digest(4 * each.image.num_tokens))
+            for place in range(first, last):
+                words[place - start] = own[place - each.start] | _IMAGE_BIT
+        return words
+
+    def segment(
+        self, network: Any, tokens: Sequence[int], start: int, end: int, layers: LayerCaches
+    ) -> Segment:
+        """Return what runs the tokens from `start` to `end`, and some behind them. Raises ForwardError."""
+        array_of_tokens = mx.array([list(tokens)])
+        if not any(True for _ in self._within(start, end)):
+            shift = self._shifts[bisect_right(self._starts, start)]
+            return Segment(array_of_tokens, layers, shift=mx.array([shift]) if shift else None)
+        try:
+            embeddings = self._embeddings(network, array_of_tokens[0], start, end)
+        except Exception as error:
+            raise ForwardError from error
+        family = self._vision.family
+        return Segment(
+            array_of_tokens,
+            layers,
+            ChunkImages(
+                embeddings,
+                mx.array(self.positions(start, start + len(tokens))) if family.has_grid_positions else None,
+                self._vision.frequency_axes,
+                mx.array(self._blocks(start, len(tokens))) if family.attends_both_ways else None,
+            ),
+        )
+
+    def positions(self, start: int, end: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Return the positions of tokens by time, row and column ([3, tokens])."""
+        numbers = np.arange(start, end)
+        shifts = np.array(self._shifts)[np.searchsorted(self._starts, numbers, side="right")]
+        found = np.broadcast_to(numbers + shifts, (3, end - start)).astype(np.int32)
+        for index, each, first, last in self._within(start, end):
+            places = np.arange(first, last) - each.start
+            here = slice(first - start, last - start)
+            begin = each.start + self._shifts[index]
+            found[0, here] = begin
+            found[1, here] = begin + places // each.image.columns
+            found[2, here] = begin + places % each.image.columns
+        return found
+
+    def _embeddings(self, network: Any, tokens: mx.array, start: int, end: int) -> mx.array:
+        embedded = embedding_of(network)(tokens[None])[0]
+        pieces, at = [], start
+        for _, each, first, last in self._within(start, end):
+            features = self._vision.features(each.image)[first - each.start : last - each.start]
+            pieces += [embedded[at - start : first - start], features.astype(embedded.dtype)]
+            at = last
+        return mx.concatenate([*pieces, embedded[at - start :]])
+
+    def _blocks(self, start: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        blocks = np.full(count, -1, np.int32)
+        for index, _, first, last in self._within(start, start + count):
+            blocks[first - start : last - start] = index
+        return blocks
+
+    def _around(self, position: int) -> PromptImage | None:
+        """Return the image that is cut by an end at this position."""
+        at = bisect_right(self._starts, position - 1) - 1
+        image = self._images[at] if at >= 0 else None
+        return image if image is not None and image.start < position < image.end else None
+
+    def _within(self, start: int, end: int) -> list[tuple[int, PromptImage, int, int]]:
+        """Return the images with places from `start` to `end`: number, image, the first of these places, their end."""
+        first = max(0, bisect_right(self._starts, start) - 1)
+        found = []
+        for index in range(first, len(self._images)):
+            each = self._images[index]
+            if each.start >= end:
+                break
+            if each.end > start:
+                found.append((index, each, max(each.start, start), min(each.end, end)))
+        return found
+
+
+def check_images(images: Sequence[PromptImage], prompt: Sequence[int], pad_token: int) -> None:
+    """Raise EngineRefused for images that do not stand in a prompt one after the other, on pad tokens of their own."""
+    for before, after in pairwise(images):
+        if before.end > after.start:
+            raise EngineRefused("The images of a prompt overlap, or are not in order.", "images")
+    for each in images:
+        places = prompt[each.start : each.end] if each.start >= 0 else ()
+        if len(places) != each.image.num_tokens or any(token != pad_token for token in places):
+            raise EngineRefused(
+                f"An image of {each.image.num_tokens} places does not stand on pad tokens at position {each.start}.",
+                "images",
+            )

@@ -1,0 +1,158 @@
+"""A model's vision tower and processor, from mlx-vlm: from a picture to the embeddings of its places in a prompt.
+
+mlx-vlm's model is loaded lazily, and its language model is thrown away before any of its weights are read. What is left
+is asked for the embeddings of an image's pad tokens alone, which every family of mlx-vlm answers in the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+from mlx_backend.byte_cache import ByteCache
+from mlx_backend.device.mlx import weight_bytes
+from mlx_backend.engine.images import PreparedImage
+from mlx_backend.engine.mlx.packed_forward import embedding_of
+from mlx_backend.engine.mlx.vision.families import family_of, frequency_axes
+from mlx_backend.errors import EngineRefused, first_line
+from mlx_backend.models.files import of_text, read_json_or_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from mlx_backend.engine.mlx.vision.families import ImageFamily
+    from mlx_backend.images.source import Picture
+
+log = logging.getLogger(__name__)
+
+FEATURE_CACHE_BYTES = 256 << 20
+"""Embeddings of images that are likely to come again: with the next turn, they do."""
+
+
+class Vision:
+    """What a loaded model sees with. `family` says what its images need of the language network.
+
+    `prepare` may be called from any thread; `features` only on the engine's, which has made this.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], family: ImageFamily, network: Any) -> None:
+        from mlx_vlm.utils import load_model, load_processor
+
+        self.family = family
+        self.pad_token = family.pad_token(config)
+        model = load_model(folder, lazy=True)
+        self._embedding = embedding_of(network)
+        width = self._embedding(mx.array([[0]])).shape[-1]
+        model.language_model = _NoLanguageModel(width, self._dtype())
+        mx.eval(model.parameters())
+        self._model = model
+        self._processor = load_processor(folder, add_detokenizer=False).image_processor
+        self.frequency_axes = (
+            mx.array(frequency_axes(of_text(config), _head_size(config)))
+            if family.has_grid_positions
+            else None
+        )
+        self._features: ByteCache[bytes, mx.array] = ByteCache(FEATURE_CACHE_BYTES)
+        self._width = width
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its weights."""
+        return weight_bytes(self._model)
+
+    def prepare(self, picture: Picture) -> PreparedImage:
+        """Return the picture as the vision tower takes it. Raises EngineRefused for one that it cannot take."""
+        pixels = np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
+        from PIL import Image
+
+        try:
+            # Not the processor of text and images together: that makes MLX arrays, which belong to threads.
+            made = self._processor(images=[Image.fromarray(pixels)])
+        except Exception as error:
+            raise EngineRefused(
+                f"The image cannot be prepared for this model: {first_line(error)}.", "images"
+            ) from error
+        inputs = {name: np.asarray(value) for name, value in made.items() if name != "num_crops"}
+        rows, columns = self._grid(inputs)
+        return PreparedImage(picture.digest, rows, columns, inputs)
+
+    def features(self, image: PreparedImage) -> mx.array:
+        """Return the embeddings of an image's places ([places, width]), computed once for each image."""
+        nbytes = image.num_tokens * self._width * self._dtype().size
+        return self._features.get(image.digest, nbytes, lambda: self._compute(image))
+
+    def _compute(self, image: PreparedImage) -> mx.array:
+        places = mx.full((1, image.num_tokens), self.pad_token)
+        inputs = {name: mx.array(value) for name, value in image.inputs.items()}
+        pixels = inputs.pop("pixel_values")
+        found = self._model.get_input_embeddings(places, pixels, mask=mx.ones_like(places), **inputs)
+        features = found.inputs_embeds[0]
+        mx.eval(features)
+        return features
+
+    def _grid(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the rows and columns of places that an image takes."""
+        if "image_grid_thw" in inputs:
+            merge = self._processor.merge_size
+            _, rows, columns = (int(each) for each in inputs["image_grid_thw"][0])
+            return rows // merge, columns // merge
+        side = int(self._model.config.text_config.mm_tokens_per_image**0.5)
+        return side, side
+
+    def _dtype(self) -> mx.Dtype:
+        return self._embedding(mx.array([[0]])).dtype
+
+
+class _NoLanguageModel(nn.Module):
+    """Stands where mlx-vlm's models have their language model: embeds every token as zeros, which images replace."""
+
+    def __init__(self, width: int, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self.model = _NoNetwork(width, dtype)
+
+    def get_rope_index(self, *_: Any, **__: Any) -> tuple[None, None]:
+        """Return no positions: prompt_images.py knows them."""
+        return None, None
+
+
+class _NoNetwork(nn.Module):
+    def __init__(self, width: int, dtype: mx.Dtype) -> None:
+        super().__init__()
+        self._width, self._dtype = width, dtype
+
+    def embed_tokens(self, tokens: mx.array) -> mx.array:
+        """Return zeros ([rows, tokens, width])."""
+        return mx.zeros((*tokens.shape, self._width), self._dtype)
+
+
+def sees(folder: Path) -> bool:
+    """Whether a model sees, as its config.json says."""
+    return family_of(read_json_or_empty(folder / "config.json")) is not None
+
+
+def load_vision(folder: Path, network: Any) -> Vision | None:
+    """Load what a model sees with; None if it does not see, or cannot here, which is logged."""
+    config = read_json_or_empty(folder / "config.json")
+    family = family_of(config)
+    if family is None:
+        return None
+    if find_spec("mlx_vlm") is None:
+        log.info("The model can see images; for that, install dify-mlx-provider[vision].")
+        return None
+    try:
+        return Vision(folder, config, family, network)
+    except Exception as error:  # text is answered without it
+        log.warning("The model's vision tower cannot be loaded; it answers text only: %s", first_line(error))
+        log.debug("The vision tower could not be loaded.", exc_info=error)
+        return None
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    text = of_text(config)
+    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])

@@ -1,0 +1,189 @@
+"""Tiny models that see, with random weights, in the files of real checkpoints: written by mlx-vlm's own modules."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from engine_models import byte_level, write_tokenizer
+from mlx.utils import tree_flatten
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GEMMA_MARKERS = ("<pad>", "<eos>", "<bos>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+QWEN_MARKERS = (
+    *("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|image_pad|>", "<|video_pad|>"),
+)
+VOCABULARY = 512
+
+
+@dataclass(frozen=True)
+class SeeingModel:
+    """A model's folder, and the tokens before and behind an image's places."""
+
+    folder: Path
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    pad: int
+
+
+def write_gemma3(folder: Path, *, seed: int = 1) -> SeeingModel:
+    """Gemma 3: windows of 24 tokens in two of its four layers, images of 16 places."""
+    import mlx_vlm.models.gemma3 as family
+
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCABULARY,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16,
+        "mm_tokens_per_image": 16,
+        "max_position_embeddings": 1024,
+        "rope_theta": 1_000_000,
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "patch_size": 4,
+        "image_size": 32,
+        "num_channels": 3,
+        "layer_norm_eps": 1e-6,
+    }
+    config = {
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": vision,
+        "image_token_index": 5,
+        "mm_tokens_per_image": 16,
+        "hidden_size": 64,
+        "pad_token_id": 0,
+        "vocab_size": VOCABULARY,
+        "eos_token_id": [1],
+    }
+    named = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    write_tokenizer(
+        folder,
+        byte_level(GEMMA_MARKERS),
+        eos_token="<eos>",
+        bos_token="<bos>",
+        pad_token="<pad>",
+        extra_special_tokens=named,
+    )
+    processor = {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": 32, "width": 32},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 2,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    made = family.ModelConfig.from_dict(
+        {
+            **config,
+            "text_config": family.TextConfig.from_dict(text),
+            "vision_config": family.VisionConfig.from_dict(vision),
+        }
+    )
+    _write(folder, config, family.Model(made), seed)
+    return SeeingModel(folder, (3,), (4,), 5)
+
+
+def write_qwen2_5_vl(folder: Path, *, seed: int = 2) -> SeeingModel:
+    """Qwen2.5-VL: three layers, positions by row and column, patches of 4 pixels that are merged two by two."""
+    import mlx_vlm.models.qwen2_5_vl as family
+
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 1024,
+        "rope_theta": 10_000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "tie_word_embeddings": False,
+    }
+    vision = {
+        "model_type": "qwen2_5_vl",
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+        "in_channels": 3,
+    }
+    config = {
+        "model_type": "qwen2_5_vl",
+        **text,
+        "vision_config": vision,
+        "image_token_id": 5,
+        "video_token_id": 6,
+        "vision_start_token_id": 3,
+        "vision_end_token_id": 4,
+        "eos_token_id": [1],
+    }
+    write_tokenizer(folder, byte_level(QWEN_MARKERS), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 64,
+        "max_pixels": 4096,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    made = family.ModelConfig(
+        text_config=family.TextConfig(model_type="qwen2_5_vl", **text),
+        vision_config=family.VisionConfig(**vision),
+        **{key: config[key] for key in config if key.endswith("_token_id") and key != "eos_token_id"},
+        model_type="qwen2_5_vl",
+        vocab_size=VOCABULARY,
+    )
+    _write(folder, config, family.Model(made), seed)
+    return SeeingModel(folder, (3,), (4,), 5)
+
+
+def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
+    """Write the configuration, and weights under which what was read decides what is answered."""
+    is_gemma = config["model_type"].startswith(
+        "gemma"
+    )  # its norms add 1 to their weights, and its head is tied
+    shapes = [
+        (name, value)
+        for name, value in tree_flatten(model.parameters())
+        if "rotary" not in name and not (is_gemma and "lm_head" in name)
+    ]
+    keys = mx.random.split(mx.random.key(seed), len(shapes))
+    weights = {
+        name: mx.random.normal(value.shape, key=key) * (0.05 if "embed_tokens" in name else 0.2)
+        + ("norm" in name and not is_gemma)
+        for (name, value), key in zip(shapes, keys, strict=True)
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
