@@ -8,7 +8,8 @@ so that an upgrade is a decision and not an accident.
    and rotary embeddings must know which token belongs to which sequence. mlx-lm has no hook for it. So the attention
    function, where a model's module imported it by name, and the classes of its rotary embeddings are replaced by ones
    that act on this module's `PackedLayer` and `TokenPositions` and pass every other call on unchanged. A model that
-   does not fit is run without packing: batch_trial.py tries each one when it is loaded.
+   does not fit is run without packing: batch_trial.py tries each one when it is loaded. What images need of a network
+   comes in by the same two: masks with blocks that attend in both directions, and positions in two dimensions.
 
 2. Rewinding a sliding window (`RewindableRotatingKVCache`). Speculative decoding and checkpoints inside a chunk take
    back the last tokens of a step. mlx-lm's `RotatingKVCache` refuses that once the window is full, although it still

@@ -120,7 +120,7 @@ class Runtime:
             self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
             cleanup.callback(self.prefixes.clear)
-            self.disk = _open_disk_cache(options, model.folder, cleanup)
+            self.disk = _open_disk_cache(options, model.folder, self.vision, cleanup)
             on_progress(1.0)
             self._cleanup = cleanup.pop_all()
 
@@ -385,7 +385,9 @@ def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:
     return int(max(0, budget.room) * PREFIX_CACHE_SHARE)
 
 
-def _open_disk_cache(options: EngineOptions, folder: Path, cleanup: ExitStack) -> DiskCheckpoints | None:
+def _open_disk_cache(
+    options: EngineOptions, folder: Path, vision: Vision | None, cleanup: ExitStack
+) -> DiskCheckpoints | None:
     if options.cache_folder is None:
         return None
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints, model_fingerprint
@@ -393,6 +395,8 @@ def _open_disk_cache(options: EngineOptions, folder: Path, cleanup: ExitStack) -
     extra = f"kv_bits={options.kv_bits}/{options.kv_group_size} max_kv_size={options.max_kv_size}"
     if options.adapter is not None:
         extra += f" adapter={model_fingerprint(options.adapters[options.adapter])}"
+    if vision is not None:
+        extra += f" {vision.version}"
     disk = DiskCheckpoints(
         options.cache_folder,
         max_bytes=options.cache_folder_bytes,

@@ -7,6 +7,7 @@ is asked for the embeddings of an image's pad tokens alone, which every family o
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,11 @@ class Vision:
         )
         self._features: ByteCache[bytes, mx.array] = ByteCache(FEATURE_CACHE_BYTES)
         self._width = width
+
+    @property
+    def version(self) -> str:
+        """What computes the embeddings: another version may compute others."""
+        return f"mlx-vlm={version('mlx-vlm')}"
 
     @property
     def nbytes(self) -> int:

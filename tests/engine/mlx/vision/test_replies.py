@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,7 @@ def _gemma3_reply(language: Any, embedded: mx.array, request: GenerationRequest)
             window = language.config.sliding_window if layer.self_attn.is_sliding else 1 << 30
             hidden = layer(hidden, mx.array((distance >= 0) & (distance < window) | together), None)
         logits = language.lm_head(language.model.norm(hidden))[0, -1]
-        reply.append(int(mx.argmax(logits).item()))
+        reply.append(np.array(logits).argmax().item())
     return reply
 
 
@@ -203,6 +203,24 @@ def test_two_pictures_with_the_same_tokens_are_never_confused(caching: Seeing, s
         assert caching.reply(request) == seeing.reply(request)
     other = caching.request((2, 77), noise(34), TEXT)
     assert caching.cached(other)[1] < other.images[0].end
+
+
+def test_prefixes_on_disk_know_their_pictures_after_a_restart(
+    folder: SeeingModel, seeing: Seeing, tmp_path: Path
+) -> None:
+    turn = seeing.request((2,), noise(60), TEXT)
+    turn = replace(turn, checkpoints=(turn.images[0].end + 1,))
+    other = seeing.request((2,), noise(61), TEXT)
+    found = []
+    for request in (turn, turn, other):
+        engine = load_engine(folder.folder, cache_folder=tmp_path)
+        try:
+            reply, cached = Seeing(folder, engine).cached(request)
+        finally:
+            engine.stop()
+        assert reply == seeing.reply(request)
+        found.append(cached)
+    assert found == [0, turn.checkpoints[0], 0]
 
 
 def test_a_vision_tower_runs_once_for_each_image(caching: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
