@@ -26,7 +26,7 @@ from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.prefix_store import PrefixStore
 from mlx_backend.engine.mlx.sampling import RequestSampler
 from mlx_backend.engine.mlx.sequences import DecodingSequence
-from mlx_backend.engine.mlx.vision.prompt_images import PromptImages, check_images
+from mlx_backend.engine.mlx.vision.prompt_images import check_images, images_of
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class LoadedBatch:
         if request.max_tokens == 0 and not self.prefix_store.enabled:
             raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
         self._check_window(request)
-        self._check_images(request)
+        check_images(request, self.runtime.vision)
         tokens = _expected_tokens(request)
         reply = tokens - len(request.prompt)
         self._cache_budget.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
@@ -96,14 +96,6 @@ class LoadedBatch:
                 "Shorten the prompt, or start the server with a larger --max-kv-size."
             )
 
-    def _check_images(self, request: GenerationRequest) -> None:
-        if not request.images:
-            return
-        vision = self.runtime.vision
-        if vision is None:
-            raise EngineRefused("This model cannot see images here.", "images")
-        check_images(request.images, request.prompt, vision.pad_token)
-
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""
         model = self.runtime.model
@@ -117,8 +109,7 @@ class LoadedBatch:
             model.tokenizer.end_tokens,
             self._adapter_of(request),
         )
-        if request.images and (vision := self.runtime.vision) is not None:
-            sequence.images = PromptImages(request.images, vision)
+        sequence.images = images_of(request, self.runtime.vision)
         sequence.penalties = sampler.penalty_state(())
         sequence.drafter = self.runtime.drafter()
         self._enqueue(sequence, _expected_tokens(request))

@@ -21,6 +21,7 @@ from mlx_backend.errors import EngineRefused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.images import PromptImage
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.vision.tower import Vision
@@ -142,14 +143,23 @@ class PromptImages:
         return found
 
 
-def check_images(images: Sequence[PromptImage], prompt: Sequence[int], pad_token: int) -> None:
-    """Raise EngineRefused for images that do not stand in a prompt one after the other, on pad tokens of their own."""
-    for before, after in pairwise(images):
+def images_of(request: GenerationRequest, vision: Vision | None) -> PromptImages | None:
+    """Return the images of a request that was checked; None if it has none."""
+    return PromptImages(request.images, vision) if request.images and vision is not None else None
+
+
+def check_images(request: GenerationRequest, vision: Vision | None) -> None:
+    """Raise EngineRefused for images that cannot be seen here, or that do not stand where their pad tokens are."""
+    if not request.images:
+        return
+    if vision is None:
+        raise EngineRefused("This model cannot see images here.", "images")
+    for before, after in pairwise(request.images):
         if before.end > after.start:
             raise EngineRefused("The images of a prompt overlap, or are not in order.", "images")
-    for each in images:
-        places = prompt[each.start : each.end] if each.start >= 0 else ()
-        if len(places) != each.image.num_tokens or any(token != pad_token for token in places):
+    for each in request.images:
+        places = request.prompt[each.start : each.end] if each.start >= 0 else ()
+        if len(places) != each.image.num_tokens or any(token != vision.pad_token for token in places):
             raise EngineRefused(
                 f"An image of {each.image.num_tokens} places does not stand on pad tokens at position {each.start}.",
                 "images",

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_backend.byte_cache import ByteCache
+from mlx_backend.byte_cache import ByteCache, CacheBudget
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.images import PreparedImage
 from mlx_backend.engine.mlx.packed_forward import embedding_of
@@ -59,7 +59,7 @@ class Vision:
             if family.has_grid_positions
             else None
         )
-        self._features: ByteCache[bytes, mx.array] = ByteCache(FEATURE_CACHE_BYTES)
+        self._features: ByteCache[bytes, mx.array] = ByteCache(CacheBudget(FEATURE_CACHE_BYTES))
         self._width = width
 
     @property
