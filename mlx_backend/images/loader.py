@@ -101,7 +101,7 @@ class ImageLoader:
     @contextmanager
     def _reserve(self, nbytes: int) -> Iterator[None]:
         preparation = current()
-        with self._decoding.turn_of(preparation, preparation.seconds_left, nbytes) as has_turn:
+        with self._decoding.turn_of(preparation, preparation.seconds_left, amount=nbytes) as has_turn:
             preparation.check()
             assert has_turn  # without one, there is no time left, and the line above has raised
             yield

@@ -31,7 +31,7 @@ from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.drafting import DraftedRows
-from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.mlx.drafting import Drafting
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.packed_forward import Segment
     from mlx_backend.engine.mlx.sampling import SamplePosition
     from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken, PrefilledSequence
 
