@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-    from mlx_backend.engine.images import ImageProcessor, PromptImage
+    from mlx_backend.engine.images import ImageProcessor, ImageSupport, PromptImage
 
 UNBOUNDED_TOKENS = 1 << 40  # tokens: more than any reply has
 MAX_PRIORITY = 2**31 - 1  # of a request, and the opposite of the lowest
@@ -287,6 +287,11 @@ class Engine(Protocol):
     @property
     def image_processor(self) -> ImageProcessor | None:
         """What prepares images for the model; None if it cannot see them here."""
+        ...
+
+    @property
+    def image_support(self) -> ImageSupport:
+        """Whether the model can be shown images here, or why not."""
         ...
 
     def generate(self, request: GenerationRequest) -> Generation:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.engine.base import Progress, TokenDelta
+from mlx_backend.engine.images import ImageSupport
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class ModelInfo:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     adapters: Collection[str] = ()  # the LoRA adapters a request may name
     image_processor: ImageProcessor | None = None  # None: the model cannot see images here
+    image_support: ImageSupport = ImageSupport.NONE  # whether it can, or why not
     unbatched: str = ""  # why replies are not decoded together; empty if they are
     # How many tokens of prompt and reply fit into memory now; callable from any thread.
     available_context: Callable[[], int | None] = lambda: None

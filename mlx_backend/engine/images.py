@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -43,12 +44,45 @@ class PromptImage:
         return self.start + self.image.num_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMarkup:
+    """How an image is written in a prompt.
+
+    `part` is what the family's chat templates write for an image, of which `placeholder` then becomes the image's pad
+    tokens, with `before` and `behind` around them.
+    """
+
+    part: str
+    placeholder: str
+    before: str = ""
+    behind: str = ""
+
+
+class ImageSupport(Enum):
+    """Whether a model can be shown images here, or why not."""
+
+    AVAILABLE = auto()
+    NONE = auto()
+    """It was not made to see."""
+    NOT_INSTALLED = auto()
+    """What reads images is an extra of the package."""
+    UNKNOWN_FAMILY = auto()
+    """Only what it writes is supported of its family."""
+    NOT_HERE = auto()
+    """Processes share it, or what it sees with could not be loaded: the log says it."""
+
+
 class ImageProcessor(Protocol):
     """Prepares images for one model. Safe to use from any thread."""
 
     @property
     def pad_token(self) -> int:
         """The token that stands in a prompt once for each of an image's places."""
+        ...
+
+    @property
+    def markup(self) -> ImageMarkup:
+        """How an image is written in a prompt."""
         ...
 
     def prepare(self, picture: Picture) -> PreparedImage:

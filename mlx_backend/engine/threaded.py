@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import EngineStatus, Generation, Sampling, Tokenizer
     from mlx_backend.engine.batch import Batch
-    from mlx_backend.engine.images import ImageProcessor
+    from mlx_backend.engine.images import ImageProcessor, ImageSupport
     from mlx_backend.errors import EngineStopped
 
 MAX_LOGPROBS = 20
@@ -61,6 +61,11 @@ class ThreadedEngine:
     def image_processor(self) -> ImageProcessor | None:
         """What prepares images for the model; None if it cannot see them here."""
         return self._info.image_processor
+
+    @property
+    def image_support(self) -> ImageSupport:
+        """Whether the model can be shown images here, or why not."""
+        return self._info.image_support
 
     @property
     def sampling_defaults(self) -> Mapping[str, float]:

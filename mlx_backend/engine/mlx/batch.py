@@ -16,6 +16,7 @@ from mlx_backend.engine.batch import ModelInfo
 from mlx_backend.engine.mlx.loaded_batch import LoadedBatch
 from mlx_backend.engine.mlx.rehearsal import REHEARSED_PROMPTS, rehearse
 from mlx_backend.engine.mlx.runtime import Runtime
+from mlx_backend.engine.mlx.vision.tower import support_of
 from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class MLXBatch:
             adapters=tuple(self._options.adapters),
             unbatched=runtime.unbatched,
             image_processor=runtime.vision,
+            image_support=support_of(model.folder, runtime.vision),
             available_context=partial(_available_context, runtime.cache_budget, context_length),
         )
 

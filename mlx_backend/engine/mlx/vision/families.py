@@ -6,7 +6,10 @@ A row is added once its replies have been compared with a reference; nothing els
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from mlx_backend.engine.images import ImageMarkup, ImageSupport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +21,7 @@ class ImageFamily:
 
     pad_key: str
     """The key of config.json that names the pad token."""
+    markup: ImageMarkup
     attends_both_ways: bool = False
     """The places of one image attend to each other in both directions; an image is then never cut in two."""
     has_grid_positions: bool = False
@@ -30,8 +34,21 @@ class ImageFamily:
 
 
 FAMILIES: dict[str, ImageFamily] = {
-    "gemma3": ImageFamily(pad_key="image_token_index", attends_both_ways=True),
-    "qwen2_5_vl": ImageFamily(pad_key="image_token_id", has_grid_positions=True),
+    "gemma3": ImageFamily(
+        pad_key="image_token_index",
+        markup=ImageMarkup(
+            part="<start_of_image>",
+            placeholder="<start_of_image>",
+            before="\n\n<start_of_image>",
+            behind="<end_of_image>\n\n",
+        ),
+        attends_both_ways=True,
+    ),
+    "qwen2_5_vl": ImageFamily(
+        pad_key="image_token_id",
+        markup=ImageMarkup(part="<|vision_start|><|image_pad|><|vision_end|>", placeholder="<|image_pad|>"),
+        has_grid_positions=True,
+    ),
 }
 """By the model_type of config.json."""
 
@@ -42,6 +59,19 @@ def family_of(config: Mapping[str, Any]) -> ImageFamily | None:
     if family is None or not isinstance(config.get("vision_config"), dict) or family.pad_key not in config:
         return None
     return family
+
+
+def image_support(config: Mapping[str, Any]) -> ImageSupport:
+    """Return whether a model can be shown images, as far as its config.json and what is installed here tell."""
+    if family_of(config) is not None:
+        return ImageSupport.AVAILABLE if is_installed() else ImageSupport.NOT_INSTALLED
+    sees = isinstance(config.get("vision_config"), dict)
+    return ImageSupport.UNKNOWN_FAMILY if sees else ImageSupport.NONE
+
+
+def is_installed() -> bool:
+    """Whether the extra `vision` is installed."""
+    return find_spec("mlx_vlm") is not None and find_spec("PIL") is not None
 
 
 def frequency_axes(config: Mapping[str, Any], head_size: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -17,9 +16,9 @@ from mlx import nn
 
 from mlx_backend.byte_cache import ByteCache, CacheBudget
 from mlx_backend.device.mlx import weight_bytes
-from mlx_backend.engine.images import PreparedImage
+from mlx_backend.engine.images import ImageSupport, PreparedImage
 from mlx_backend.engine.mlx.packed_forward import embedding_of
-from mlx_backend.engine.mlx.vision.families import family_of, frequency_axes
+from mlx_backend.engine.mlx.vision.families import family_of, frequency_axes, image_support, is_installed
 from mlx_backend.errors import EngineRefused, first_line
 from mlx_backend.models.files import of_text, read_json_or_empty
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from mlx_backend.engine.images import ImageMarkup
     from mlx_backend.engine.mlx.vision.families import ImageFamily
     from mlx_backend.images.source import Picture
 
@@ -61,6 +61,11 @@ class Vision:
         )
         self._features: ByteCache[bytes, mx.array] = ByteCache(CacheBudget(FEATURE_CACHE_BYTES))
         self._width = width
+
+    @property
+    def markup(self) -> ImageMarkup:
+        """How an image is written in a prompt."""
+        return self.family.markup
 
     @property
     def version(self) -> str:
@@ -142,13 +147,21 @@ def sees(folder: Path) -> bool:
     return family_of(read_json_or_empty(folder / "config.json")) is not None
 
 
+def support_of(folder: Path, vision: Vision | None) -> ImageSupport:
+    """Return whether a loaded model can be shown images, or why not."""
+    support = image_support(read_json_or_empty(folder / "config.json"))
+    if support is ImageSupport.AVAILABLE and vision is None:
+        return ImageSupport.NOT_HERE
+    return support
+
+
 def load_vision(folder: Path, network: Any) -> Vision | None:
     """Load what a model sees with; None if it does not see, or cannot here, which is logged."""
     config = read_json_or_empty(folder / "config.json")
     family = family_of(config)
     if family is None:
         return None
-    if find_spec("mlx_vlm") is None:
+    if not is_installed():
         log.info("The model can see images; for that, install dify-mlx-provider[vision].")
         return None
     try:
