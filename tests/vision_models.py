@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import pytest
 from engine_models import byte_level, write_tokenizer
 from mlx.utils import tree_flatten
 
@@ -19,6 +21,10 @@ QWEN_MARKERS = (
     *("<|image_pad|>", "<|video_pad|>"),
 )
 VOCABULARY = 512
+
+needs_mlx_vlm = pytest.mark.skipif(
+    find_spec("mlx_vlm") is None, reason="the extra is not installed: pip install 'dify-mlx-provider[vision]'"
+)
 
 
 @dataclass(frozen=True)

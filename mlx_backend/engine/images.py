@@ -12,35 +12,48 @@ if TYPE_CHECKING:
     from mlx_backend.images.source import Picture
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedImage:
     """An image as a model's vision tower takes it.
 
     `digest` tells it apart from every other image for this model. It stands in a prompt as `rows` times `columns` pad
-    tokens. `inputs` are numpy arrays, by the names that the model's processor gives them.
+    tokens, for some models with a token `row_break` between two rows. `inputs` are numpy arrays, by the names that the
+    model's processor gives them.
     """
 
     digest: bytes
     rows: int
     columns: int
     inputs: Mapping[str, Any] = field(repr=False)
+    row_break: int | None = None
 
     @property
     def num_tokens(self) -> int:
-        """How many pad tokens of a prompt it takes."""
-        return self.rows * self.columns
+        """How many tokens of a prompt it takes."""
+        return self.rows * self.columns + (self.rows - 1 if self.row_break is not None else 0)
+
+    def tokens(self, pad: int) -> list[int]:
+        """Return the tokens as which it stands in a prompt."""
+        row = [pad] * self.columns
+        between = [self.row_break] if self.row_break is not None else []
+        return row + (between + row) * (self.rows - 1)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its inputs."""
+        return sum(value.nbytes for value in self.inputs.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImage:
-    """An image in a prompt: its pad tokens begin at position `start`."""
+    """An image in a prompt: its tokens begin at position `start`."""
 
     start: int
     image: PreparedImage
 
     @property
     def end(self) -> int:
-        """The position behind its pad tokens."""
+        """The position behind its tokens."""
         return self.start + self.image.num_tokens
 
 
@@ -86,5 +99,8 @@ class ImageProcessor(Protocol):
         ...
 
     def prepare(self, picture: Picture) -> PreparedImage:
-        """Return the picture as the model takes it. Raises EngineRefused for one that it cannot take."""
+        """Return the picture as the model takes it.
+
+        Raises EngineRefused for one that it cannot take, EngineBusy while too many others wait to be seen.
+        """
         ...

@@ -4,12 +4,15 @@ Beside its caches a prompt needs working memory while a chunk of it is computed.
 are dropped and chunks get shorter; a prompt is refused only if not even the shortest chunk has room. The same is done
 while the system is short of memory, for whatever reason: it may then be about to stop this process, or itself.
 
+Images need memory too: what waits to be seen, and working memory while one is seen, which cannot be made less.
+
 Counts tokens by a cost function and reserves bytes on the device; knows no MLX and no caches.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlx_backend.device.memory import format_bytes, step_margin
@@ -27,13 +30,24 @@ MAX_PRESSED_CHUNK: dict[Pressure, int] = {"warning": 512, "critical": 128}  # to
 MAX_TOKENS = 1 << 30  # of any sequence
 
 
+@dataclass(frozen=True, slots=True)
+class ImageBytes:
+    """The bytes that a request's images need beside its caches: `waiting`, and `seeing` while the largest is seen."""
+
+    waiting: int = 0
+    seeing: int = 0
+
+
+NO_IMAGES = ImageBytes()
+
+
 class KVCacheBudget:
     """The memory set aside for each sequence of one engine, and for prefixes that are cached.
 
     `cost` gives the bytes of one sequence's caches for a number of tokens, and `chunk_bytes` the working memory of a
     chunk of so many tokens that ends at a position. Sequences that are decoded together, those of one adapter, are
     padded to the longest of them, but to no more than `max_padded` tokens. `pressure` says how short of memory the
-    system is.
+    system is, and `waiting` how many bytes the images of all requests take.
     """
 
     def __init__(
@@ -44,14 +58,17 @@ class KVCacheBudget:
         max_padded: int,
         chunk_bytes: Callable[[int, int], int] = lambda _tokens, _end: 0,
         pressure: Callable[[], Pressure] = lambda: "none",
+        waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._reservation = reservation
         self._cost = cost
         self._chunk_bytes = chunk_bytes
         self._pressure = pressure
         self._max_padded = max_padded
-        self._prefix_bytes = 0
+        self._waiting = waiting
+        self._prefix_bytes = self._noted_waiting = 0
         self._sequences: dict[int, tuple[str, int]] = {}
+        self._seeing: dict[int, int] = {}  # of the sequences with images that are still to be seen
 
     @property
     def room(self) -> int:
@@ -70,31 +87,34 @@ class KVCacheBudget:
 
     @property
     def used(self) -> int:
-        """The bytes that are set aside for sequences."""
-        return self._total(self._sequences.values())
+        """The bytes that are set aside for sequences, and for images."""
+        return self._caches_and_images + self._beyond_margin(self._most_seeing)
 
     def set_prefix_bytes(self, nbytes: int) -> None:
-        """Note how much the cached prefixes take."""
-        if nbytes != self._prefix_bytes:
+        """Note how much the cached prefixes take, and what was made of images."""
+        if (nbytes, self._waiting()) != (self._prefix_bytes, self._noted_waiting):
             self._prefix_bytes = nbytes
             self._update()
 
-    def check(self, tokens: int, subject: str) -> None:
+    def check(self, tokens: int, subject: str, images: ImageBytes = NO_IMAGES) -> None:
         """Raise EngineRefused for what could not run even alone, EngineBusy while other models need the memory."""
-        needed, room = self._needed(tokens), self.room
+        needed, room = self._needed(tokens, images), self.room
         if needed <= room:
             return
         max_room, limit = self.max_room, format_bytes(self.limit)
+        purpose, fewer = "its cache", "fewer tokens"
+        if images != NO_IMAGES:
+            purpose, fewer = "its cache and its images", "fewer tokens, send fewer or smaller images"
         if needed > max_room:
             raise EngineRefused(
-                f"{subject} would need {format_bytes(needed)} of memory for its cache; the model leaves "
-                f"{format_bytes(max(0, max_room))} of {limit}, enough for {self._fitting_tokens(max_room)} tokens of "
-                "prompt and reply together. Ask for fewer tokens, or raise the memory limit."
+                f"{subject} would need {format_bytes(needed)} of memory for {purpose}; the model leaves "
+                f"{format_bytes(max(0, max_room))} of {limit}, enough for {self._fitting_tokens(max_room, images)} "
+                f"tokens of prompt and reply together. Ask for {fewer}, or raise the memory limit."
             )
         raise EngineBusy(
-            f"{subject} would need {format_bytes(needed)} of memory for its cache; other models' work leaves "
-            f"{format_bytes(max(0, room))} of {limit} now, enough for {self._fitting_tokens(room)} tokens of prompt "
-            f"and reply together. Try again in {RETRY_AFTER} s.",
+            f"{subject} would need {format_bytes(needed)} of memory for {purpose}; other models' work leaves "
+            f"{format_bytes(max(0, room))} of {limit} now, enough for {self._fitting_tokens(room, images)} tokens of "
+            f"prompt and reply together. Try again in {RETRY_AFTER} s.",
             RETRY_AFTER,
         )
 
@@ -104,7 +124,7 @@ class KVCacheBudget:
 
     def fitting_chunk(self, start: int, tokens: int) -> int:
         """Return `tokens`, or how many fewer a chunk from position `start` has to have to fit into working memory."""
-        room = self.room - self.used + self._margin
+        room = self.room - self._caches_and_images + self._margin
         tokens = min(tokens, MAX_PRESSED_CHUNK.get(self._pressure(), tokens))
         while tokens > MIN_CHUNK and self._chunk_bytes(tokens, start + tokens) > room:
             tokens = max(MIN_CHUNK, tokens // 2)
@@ -114,17 +134,27 @@ class KVCacheBudget:
         """Return the bytes that cached prefixes may take, beside a chunk of so many tokens from position `start`."""
         if self._pressure() == "critical":
             return 0
-        return max(0, self.room - self.used - self._beyond_margin(tokens, start + tokens))
+        working = max(self._chunk_bytes(tokens, start + tokens), self._most_seeing)
+        return max(0, self.room - self._caches_and_images - self._beyond_margin(working))
 
-    def fits(self, tokens: int, adapter: str = "") -> bool:
-        """Whether there is room for one more sequence of so many tokens."""
+    def fits(self, tokens: int, adapter: str = "", seeing: int = 0) -> bool:
+        """Whether there is room for one more sequence of so many tokens; its images that wait are counted already."""
         every = [*self._sequences.values(), (adapter, tokens)]
         longest = max(each for _, each in every)
-        return self._total(every) + self._beyond_margin(MIN_CHUNK, longest) <= self.room
+        working = max(self._chunk_bytes(MIN_CHUNK, longest), self._most_seeing, seeing)
+        return self._total(every) + self._waiting() + self._beyond_margin(working) <= self.room
 
-    def reserve(self, key: int, tokens: int, adapter: str = "") -> None:
+    def reserve(self, key: int, tokens: int, adapter: str = "", seeing: int = 0) -> None:
         """Set memory aside for a sequence, or change how much is."""
         self._sequences[key] = (adapter, tokens)
+        self.reserve_seeing(key, seeing)
+
+    def reserve_seeing(self, key: int, nbytes: int) -> None:
+        """Change how much is set aside for seeing the images of a sequence that are still to be seen."""
+        if nbytes:
+            self._seeing[key] = nbytes
+        else:
+            self._seeing.pop(key, None)
         self._update()
 
     def reserved_tokens(self, key: int) -> int:
@@ -134,26 +164,38 @@ class KVCacheBudget:
     def release(self, key: int) -> None:
         """Give back what was set aside for a sequence."""
         if self._sequences.pop(key, None) is not None:
-            self._update()
+            self.reserve_seeing(key, 0)
 
     @property
     def _margin(self) -> int:
         return step_margin(self.limit)
 
-    def _beyond_margin(self, tokens: int, end: int) -> int:
-        """Return the bytes of a chunk's working memory for which the limit's margin is not enough."""
-        return max(0, self._chunk_bytes(tokens, end) - self._margin)
+    @property
+    def _caches_and_images(self) -> int:
+        return self._total(self._sequences.values()) + self._waiting()
 
-    def _needed(self, tokens: int) -> int:
-        return self._cost(tokens) + self._beyond_margin(MIN_CHUNK, tokens)
+    @property
+    def _most_seeing(self) -> int:
+        """The working memory for seeing one image after the other."""
+        return max(self._seeing.values(), default=0)
 
-    def _fitting_tokens(self, room: int) -> int:
+    def _beyond_margin(self, working: int) -> int:
+        """Return the bytes of working memory for which the limit's margin is not enough."""
+        return max(0, working - self._margin)
+
+    def _needed(self, tokens: int, images: ImageBytes = NO_IMAGES) -> int:
+        working = max(self._chunk_bytes(MIN_CHUNK, tokens), images.seeing)
+        return self._cost(tokens) + images.waiting + self._beyond_margin(working)
+
+    def _fitting_tokens(self, room: int, images: ImageBytes = NO_IMAGES) -> int:
         """Return how many tokens of one sequence fit into so many bytes."""
-        if self._needed(MAX_TOKENS) <= room:
+        if self._needed(MAX_TOKENS, images) <= room:
             return MAX_TOKENS
-        return max(0, bisect_right(range(MAX_TOKENS), room, key=self._needed) - 1)
+        fitting = bisect_right(range(MAX_TOKENS), room, key=lambda tokens: self._needed(tokens, images))
+        return max(0, fitting - 1)
 
     def _update(self) -> None:
+        self._noted_waiting = self._waiting()
         self._reservation.set_working(self._prefix_bytes + self.used)
 
     def _total(self, sequences: Iterable[tuple[str, int]]) -> int:

@@ -22,7 +22,7 @@ import mlx.core as mx
 
 from mlx_backend.engine.mlx.kv_cache import alias, extract_row, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache
-from mlx_backend.engine.mlx.packed_forward import Segment
+from mlx_backend.engine.mlx.packed_forward import Segment, shift_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,9 +134,7 @@ class BatchCaches:
         """
         return [
             Segment(
-                _pick(tokens, rows)[:, None],
-                layers,
-                shift=mx.array([shifts[row] for row in rows]) if any(shifts) else None,
+                _pick(tokens, rows)[:, None], layers, shift=shift_of([shifts[row] for row in rows if shifts])
             )
             for rows, layers in self._groups()
         ]
@@ -155,7 +153,7 @@ class BatchCaches:
         """Return what runs tokens ([length]) of a row that has its own caches; `rewind` can take back all but one."""
         layers = [RewindableRotatingKVCache.of(layer) for layer in self.extract(row)]
         self._own[row] = layers
-        return Segment(tokens[None], layers, shift=mx.array([shift]) if shift else None)
+        return Segment(tokens[None], layers, shift=shift_of([shift]))
 
     def rewind(self, row: int, count: int) -> None:
         """Take back the last tokens of a row that has its own caches."""

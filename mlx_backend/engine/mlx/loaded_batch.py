@@ -62,7 +62,9 @@ class LoadedBatch:
         # No bound method: in a circle of references an unloaded model would wait for the garbage collector.
         self._forget = partial(_forget, self.sequences, self._cache_budget)
         disk_adapter = self._options.adapter or ""  # most requests use it
-        self.prefix_store = PrefixStore(runtime.prefixes, runtime.disk, self._cache_budget, disk_adapter)
+        self.prefix_store = PrefixStore(
+            runtime.prefixes, runtime.disk, self._cache_budget, disk_adapter, runtime.vision
+        )
         self.prefill_queue = PrefillQueue(runtime, self.prefix_store, self._forget, shared=ranks is not None)
         # Processes that share a model have to draft alike, whatever their times are.
         self.draft_pacer = DraftPacer(self._options.draft_tokens, perf_counter if ranks is None else None)
@@ -79,13 +81,14 @@ class LoadedBatch:
         if request.max_tokens == 0 and not self.prefix_store.enabled:
             raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
         self._check_window(request)
-        check_images(request, self.runtime.vision)
-        tokens = _expected_tokens(request)
-        reply = tokens - len(request.prompt)
-        self._cache_budget.check(tokens, f"{len(request.prompt)} tokens of prompt and {reply} of reply")
+        images = check_images(request, self.runtime.vision)
+        tokens, prompt = _expected_tokens(request), len(request.prompt)
+        subject = f"{prompt} tokens of prompt and {tokens - prompt} of reply"
+        self._cache_budget.check(tokens, subject, images)
         if self._preempted:
             return False
-        return not self.sequences or self._cache_budget.fits(tokens, self._adapter_of(request))
+        adapter = self._adapter_of(request)
+        return not self.sequences or self._cache_budget.fits(tokens, adapter, images.seeing)
 
     def _check_window(self, request: GenerationRequest) -> None:
         """Refuse a prompt that slides: what it leaves in its caches would depend on how it was cut into chunks."""
@@ -124,7 +127,7 @@ class LoadedBatch:
         self._forget(sequence)
 
     def _enqueue(self, sequence: DecodingSequence, expected_tokens: int) -> None:
-        self._cache_budget.reserve(sequence.key, expected_tokens, sequence.adapter)
+        self._cache_budget.reserve(sequence.key, expected_tokens, sequence.adapter, sequence.seeing_bytes(0))
         try:
             self.prefix_store.evict_to_fit()
         except Exception:  # what is evicted may leave a copy to others, and memory is short
@@ -172,7 +175,7 @@ class LoadedBatch:
     def _prefill(self) -> Generator[tuple[int, Outcome], None, list[PrefillJob]]:
         """Prefill one chunk; return the prompts of which only the last chunks are left, which are due now."""
         step = self.prefill_queue.plan_step(is_decoding=bool(self._decoders))
-        if step.chunks:  # no first token waits for those
+        if step.chunks or step.seeing:  # no first token waits for those
             yield from self._emit_first_tokens()
         yield from self.prefill_queue.prefill(step)
         return step.finishing
@@ -377,7 +380,7 @@ class LoadedBatch:
             reply = min(sequence.request.max_tokens - sequence.num_emitted, RESERVED_REPLY_TOKENS)
             tokens = len(sequence.tokens) + reply
             is_alone = len(self._preempted) == len(self.sequences)
-            if not (is_alone or self._cache_budget.fits(tokens, sequence.adapter)):
+            if not (is_alone or self._cache_budget.fits(tokens, sequence.adapter, sequence.seeing_bytes(0))):
                 return
             self._enqueue(self._preempted.popleft(), tokens)
 

@@ -59,6 +59,11 @@ class Segment:
         return self.images is None and self.shift is None
 
 
+def shift_of(rows: Sequence[int]) -> mx.array | None:
+    """Return the `shift` of a segment with these rows; None if no row is shifted."""
+    return mx.array(list(rows)) if any(rows) else None
+
+
 class ForwardError(Exception):
     """The network raised its cause. If several segments are to be restored, their caches are as they were before."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
@@ -48,6 +49,16 @@ class PrefillJob:
         """Return where a chunk may end that was to end at this position, which may be in the middle of an image."""
         images = self.sequence.images
         return position if images is None else images.whole_end(position)
+
+    def unseen_image(self, end: int) -> PreparedImage | None:
+        """Return the first image up to a position that has to be seen before the tokens there are prefilled."""
+        images = self.sequence.images
+        return images.unseen(self.num_prefilled, end) if images is not None else None
+
+    def forget_images(self) -> None:
+        """Let go of what was made of the images, which the caches hold now."""
+        if self.sequence.images is not None:
+            self.sequence.images.forget()
 
     @property
     def has_reply(self) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.prefix_store import PrefixStore
     from mlx_backend.engine.mlx.runtime import Runtime
@@ -50,10 +51,14 @@ MIN_TOKENS_TO_KEEP = 64  # of a prompt that was cancelled half-way
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """What one step prefills: chunks up to positions inside their prompts, and prompts up to their last chunks."""
+    """What one step prefills: chunks up to positions inside their prompts, and prompts up to their last chunks.
+
+    Before, it sees at most one image, of a prompt that then is not among those: replies wait for no more of them.
+    """
 
     chunks: list[tuple[PrefillJob, int]]
     finishing: list[PrefillJob]
+    seeing: tuple[PrefillJob, PreparedImage] | None = None
 
 
 class PrefillQueue:
@@ -93,6 +98,7 @@ class PrefillQueue:
         for job in self.jobs:
             if job.sequence is sequence:
                 self.jobs.remove(job)
+                job.forget_images()
                 if job.layers is not None and job.num_prefilled - sequence.num_cached >= MIN_TOKENS_TO_KEEP:
                     self._prefix_store.store(sequence, job.num_prefilled, job.layers)
                 return True
@@ -115,12 +121,16 @@ class PrefillQueue:
         first, _ = shares[0]
         self._prefix_store.evict_to_fit(first.num_prefilled, sum(share for _, share in shares))
         ends = [(job, job.whole_end(job.num_prefilled + share)) for job, share in shares]
+        unseen = {job: image for job, end in ends if (image := job.unseen_image(end)) is not None}
+        ends = [(job, end) for job, end in ends if job not in unseen]
         finishing = [job for job, end in ends if end == job.boundaries[-1] and job.has_reply]
         chunks = [(job, end) for job, end in ends if job not in finishing]
-        return PrefillStep(chunks, finishing)
+        return PrefillStep(chunks, finishing, next(iter(unseen.items()), None))
 
     def prefill(self, step: PrefillStep) -> Iterator[tuple[int, Outcome]]:
         """Prefill what was planned, up to the last chunks of the prompts that finish."""
+        if step.seeing is not None:
+            yield from self._see(*step.seeing)
         for job, until in step.chunks:
             yield from self._prefill_chunk(job, until)
         max_spare_logits = self._runtime.max_spare_logits
@@ -146,6 +156,7 @@ class PrefillQueue:
         sequence = job.sequence
         self.jobs.remove(job)
         _advance(job, job.boundaries[-1], self._on_checkpoint)
+        job.forget_images()
         if not sequence.num_emitted:
             yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
 
@@ -168,6 +179,18 @@ class PrefillQueue:
     @property
     def _on_checkpoint(self) -> OnCheckpoint | None:
         return self._prefix_store.store_checkpoint if self._prefix_store.enabled else None
+
+    def _see(self, job: PrefillJob, image: PreparedImage) -> Iterator[tuple[int, Outcome]]:
+        sequence = job.sequence
+        try:
+            assert sequence.images is not None
+            sequence.images.see(image)
+        except Exception as error:
+            yield self.fail(job, error)
+            return
+        self._runtime.cache_budget.reserve_seeing(sequence.key, sequence.seeing_bytes(job.num_prefilled))
+        if not sequence.num_emitted:
+            yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
 
     def _prefill_chunk(self, job: PrefillJob, until: int) -> Iterator[tuple[int, Outcome]]:
         """Prefill a chunk that does not end its prompt, or ends one without a reply."""
@@ -231,6 +254,7 @@ class PrefillQueue:
             )
             job.layers = layers if layers is not None else self._runtime.fresh_layers(sequence.adapter)
             job.num_prefilled = sequence.num_cached = known
+            self._runtime.cache_budget.reserve_seeing(sequence.key, sequence.seeing_bytes(known))
         return job.remaining
 
     def _estimate_remaining(self, job: PrefillJob) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.kv_cache import compact_copies
+from mlx_backend.engine.mlx.vision.features import FeatureCache
 
 if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.prefill_plan import PrefillJob
     from mlx_backend.engine.mlx.prefix_cache import PrefixCache
     from mlx_backend.engine.mlx.sequences import DecodingSequence
+    from mlx_backend.engine.mlx.vision.tower import Vision
 
 log = logging.getLogger(__name__)
 
+FEATURES_SHARE = 0.125  # of the room for prefixes, at most; a prefix spares more than an image's features
+
 
 class PrefixStore:
-    """Cached prefixes. They get the memory that nothing has reserved, and are evicted when it is.
+    """Cached prefixes, and what `vision` has made of images. They get the memory that nothing has reserved.
 
     On disk are only the prefixes of `disk_adapter`, the adapter of requests that name none.
     """
@@ -36,8 +40,10 @@ class PrefixStore:
         disk: DiskCheckpoints | None,
         cache_budget: KVCacheBudget,
         disk_adapter: str = "",
+        vision: Vision | None = None,
     ) -> None:
         self._prefixes = prefixes
+        self._features = vision.features if vision is not None else FeatureCache()
         self._disk = disk
         self._cache_budget = cache_budget
         self._disk_adapter = disk_adapter
@@ -97,11 +103,13 @@ class PrefixStore:
 
     def evict_to_fit(self, start: int = 0, chunk: int = 0) -> None:
         """Evict what does not fit beside the memory that is reserved, and a chunk from position `start`."""
-        self._prefixes.evict_to(self._cache_budget.prefix_room(start, chunk))
+        room = self._cache_budget.prefix_room(start, chunk)
+        self._features.evict_to(int(room * FEATURES_SHARE))
+        self._prefixes.evict_to(room - self._features.nbytes)
 
     def report_usage(self) -> None:
-        """Tell the memory budget how much the prefixes take."""
-        self._cache_budget.set_prefix_bytes(self._prefixes.nbytes)
+        """Tell the memory budget how much all this takes."""
+        self._cache_budget.set_prefix_bytes(self._prefixes.nbytes + self._features.nbytes)
 
     def _is_worth_disk(self, request: GenerationRequest, position: int) -> bool:
         """Whether to write a checkpoint: what other prompts start with, and what is likely to come next.

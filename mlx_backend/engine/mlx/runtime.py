@@ -25,7 +25,8 @@ from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
-from mlx_backend.engine.mlx.vision.tower import load_vision, sees
+from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
+from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
 
@@ -103,12 +104,15 @@ class Runtime:
                 raise
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
-            self.vision = self._load_vision(sizes, ranks)
+            load = partial(load_vision, model.folder, model.network, device.lock, sizes.add)
+            self.vision = load(can_pack=self.can_pack, shared=ranks is not None)
             reservation, cost, are_alike = self._reserve_memory(device.memory, cost, ranks)
             cleanup.callback(reservation.close)
             if self.unbatched:
                 log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
             self.chunk_cost = self._measure(device.lock, ranks)
+            waiting = PreparedImages() if self.vision is None else self.vision.waiting
+            waiting.room = lambda: reservation.max_room
             self.cache_budget = KVCacheBudget(
                 reservation,
                 cost,
@@ -116,6 +120,7 @@ class Runtime:
                 chunk_bytes=self.chunk_cost.working_bytes,
                 # Processes that share a model have to prefill alike, however short of memory each one's machine is.
                 pressure=device.memory.pressure if ranks is None else lambda: "none",
+                waiting=lambda: waiting.nbytes,
             )
             self._check_room(cost)
             self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
@@ -235,19 +240,6 @@ class Runtime:
         except BatchTrialError as error:
             return False, str(error)
         return False, ""
-
-    def _load_vision(self, sizes: _SizeCheck, ranks: Ranks | None) -> Vision | None:
-        """Load what the model sees with, if it does and can here."""
-        if not sees(self.model.folder):
-            return None
-        if ranks is not None or not self.can_pack:
-            reason = "processes share the model" if ranks is not None else "the model is not run packed"
-            log.warning("Images cannot be seen here, because %s.", reason)
-            return None
-        vision = load_vision(self.model.folder, self.networks[""])
-        if vision is not None:
-            sizes.add("its vision tower", vision.nbytes)
-        return vision
 
     def _try_packing_drafts(self) -> bool:
         """Try packed runs of the draft model, which then drafts for several replies at once."""

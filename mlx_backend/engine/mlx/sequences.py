@@ -76,6 +76,10 @@ class DecodingSequence:
         """Whether a prefix of so many tokens may be cached."""
         return self.images is None or self.images.can_store(count)
 
+    def seeing_bytes(self, start: int) -> int:
+        """Return the working memory for seeing the images behind a position."""
+        return self.images.seeing_bytes(start) if self.images is not None else 0
+
     @property
     def position_shift(self) -> int:
         """What is added to the number of a token of the reply to get its position."""

@@ -227,8 +227,8 @@ def test_long_and_short_replies_together_are_those_alone(
     seen = set[tuple[int, ...]]()  # how many rows the segments of a step had
     segments = BatchCaches.segments
 
-    def noting(caches: BatchCaches, fed: mx.array) -> Any:
-        found = segments(caches, fed)
+    def noting(caches: BatchCaches, fed: mx.array, shifts: Sequence[int]) -> Any:
+        found = segments(caches, fed, shifts)
         seen.add(tuple(each.tokens.shape[0] for each in found))
         return found
 

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_backend.engine.mlx.packed_forward import ChunkImages, ForwardError, Segment, embedding_of
+from mlx_backend.engine.kv_cache_budget import NO_IMAGES, ImageBytes
+from mlx_backend.engine.mlx.packed_forward import ChunkImages, ForwardError, Segment, embedding_of, shift_of
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlx_backend.engine.base import GenerationRequest
-    from mlx_backend.engine.images import PromptImage
+    from mlx_backend.engine.images import PreparedImage, PromptImage
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.vision.tower import Vision
 
@@ -38,6 +39,7 @@ class PromptImages:
         self._images = images
         self._starts = [each.start for each in images]
         self._vision = vision
+        self._seen: dict[bytes, mx.array] = {}  # what is made of images that are being prefilled
         # By how much positions are behind the tokens' numbers after each image, and before the first.
         self._shifts = [0]
         for each in images:
@@ -49,6 +51,38 @@ class PromptImages:
     def shift(self) -> int:
         """What is added to a token's number to get its position, behind all images."""
         return self._shifts[-1]
+
+    def unseen(self, start: int, end: int) -> PreparedImage | None:
+        """Return the first image between two positions that is not seen yet; let go of what is before them."""
+        ahead = {each.image.digest for each in self._images if each.end > start}
+        self._seen = {digest: features for digest, features in self._seen.items() if digest in ahead}
+        for _, each, _, _ in self._within(start, end):
+            digest = each.image.digest
+            if digest not in self._seen:
+                found = self._vision.features.find(digest)
+                if found is None:
+                    return each.image
+                self._seen[digest] = found
+        return None
+
+    def see(self, image: PreparedImage) -> None:
+        """See an image: its chunks can then be run."""
+        self._seen[image.digest] = self._vision.see(image)
+
+    def forget(self) -> None:
+        """Let go of what was made of images."""
+        self._seen = {}
+
+    def seeing_bytes(self, start: int) -> int:
+        """Return the working memory for seeing the largest of the images behind a position that are not seen yet."""
+        return max(
+            (
+                self._vision.cost.working_bytes(each.image)
+                for each in self._images
+                if each.end > start and each.image.digest not in self._seen
+            ),
+            default=0,
+        )
 
     def whole_end(self, position: int) -> int:
         """Return where a chunk may end that was to end here: behind an image that may not be cut."""
@@ -78,7 +112,7 @@ class PromptImages:
         array_of_tokens = mx.array([list(tokens)])
         if not any(True for _ in self._within(start, end)):
             shift = self._shifts[bisect_right(self._starts, start)]
-            return Segment(array_of_tokens, layers, shift=mx.array([shift]) if shift else None)
+            return Segment(array_of_tokens, layers, shift=shift_of([shift]))
         try:
             embeddings = self._embeddings(network, array_of_tokens[0], start, end)
         except Exception as error:
@@ -113,7 +147,7 @@ class PromptImages:
         embedded = embedding_of(network)(tokens[None])[0]
         pieces, at = [], start
         for _, each, first, last in self._within(start, end):
-            features = self._vision.features(each.image)[first - each.start : last - each.start]
+            features = self._seen[each.image.digest][first - each.start : last - each.start]
             pieces += [embedded[at - start : first - start], features.astype(embedded.dtype)]
             at = last
         return mx.concatenate([*pieces, embedded[at - start :]])
@@ -148,10 +182,13 @@ def images_of(request: GenerationRequest, vision: Vision | None) -> PromptImages
     return PromptImages(request.images, vision) if request.images and vision is not None else None
 
 
-def check_images(request: GenerationRequest, vision: Vision | None) -> None:
-    """Raise EngineRefused for images that cannot be seen here, or that do not stand where their pad tokens are."""
+def check_images(request: GenerationRequest, vision: Vision | None) -> ImageBytes:
+    """Return what a request's images need beside its caches.
+
+    Raises EngineRefused for images that cannot be seen here, or that do not stand where their pad tokens are.
+    """
     if not request.images:
-        return
+        return NO_IMAGES
     if vision is None:
         raise EngineRefused("This model cannot see images here.", "images")
     for before, after in pairwise(request.images):
@@ -159,8 +196,10 @@ def check_images(request: GenerationRequest, vision: Vision | None) -> None:
             raise EngineRefused("The images of a prompt overlap, or are not in order.", "images")
     for each in request.images:
         places = request.prompt[each.start : each.end] if each.start >= 0 else ()
-        if len(places) != each.image.num_tokens or any(token != vision.pad_token for token in places):
+        if list(places) != each.image.tokens(vision.pad_token):
             raise EngineRefused(
                 f"An image of {each.image.num_tokens} places does not stand on pad tokens at position {each.start}.",
                 "images",
             )
+    images = {id(each.image): each.image for each in request.images}.values()
+    return ImageBytes(sum(each.nbytes for each in images), max(map(vision.cost.working_bytes, images)))

@@ -14,32 +14,36 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_backend.byte_cache import ByteCache, CacheBudget
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.images import ImageSupport, PreparedImage
 from mlx_backend.engine.mlx.packed_forward import embedding_of
 from mlx_backend.engine.mlx.vision.families import family_of, frequency_axes, image_support, is_installed
+from mlx_backend.engine.mlx.vision.features import FeatureCache
+from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
 from mlx_backend.errors import EngineRefused, first_line
+from mlx_backend.images.source import Picture
 from mlx_backend.models.files import of_text, read_json_or_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+    from typing import Self
 
+    from mlx_backend.device.lock import FairLock
     from mlx_backend.engine.images import ImageMarkup
+    from mlx_backend.engine.mlx.loading import CheckSize
     from mlx_backend.engine.mlx.vision.families import ImageFamily
-    from mlx_backend.images.source import Picture
 
 log = logging.getLogger(__name__)
 
-FEATURE_CACHE_BYTES = 256 << 20
-"""Embeddings of images that are likely to come again: with the next turn, they do."""
+MEASURED_SIDES = (224, 448)  # pixels
 
 
 class Vision:
     """What a loaded model sees with. `family` says what its images need of the language network.
 
-    `prepare` may be called from any thread; `features` only on the engine's, which has made this.
+    `prepare` may be called from any thread, the other methods only on the engine's, which has made this. `waiting`
+    counts what was prepared, and `features` are what was made of images.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], family: ImageFamily, network: Any) -> None:
@@ -51,7 +55,6 @@ class Vision:
         self._embedding = embedding_of(network)
         width = self._embedding(mx.array([[0]])).shape[-1]
         model.language_model = _NoLanguageModel(width, self._dtype())
-        mx.eval(model.parameters())
         self._model = model
         self._processor = load_processor(folder, add_detokenizer=False).image_processor
         self.frequency_axes = (
@@ -59,8 +62,9 @@ class Vision:
             if family.has_grid_positions
             else None
         )
-        self._features: ByteCache[bytes, mx.array] = ByteCache(CacheBudget(FEATURE_CACHE_BYTES))
-        self._width = width
+        self.waiting = PreparedImages()
+        self.features = FeatureCache()
+        self.cost = TowerCost()
 
     @property
     def markup(self) -> ImageMarkup:
@@ -91,20 +95,40 @@ class Vision:
             ) from error
         inputs = {name: np.asarray(value) for name, value in made.items() if name != "num_crops"}
         rows, columns = self._grid(inputs)
-        return PreparedImage(picture.digest, rows, columns, inputs)
+        image = PreparedImage(picture.digest, rows, columns, inputs)
+        self.waiting.add(image)
+        return image
 
-    def features(self, image: PreparedImage) -> mx.array:
-        """Return the embeddings of an image's places ([places, width]), computed once for each image."""
-        nbytes = image.num_tokens * self._width * self._dtype().size
-        return self._features.get(image.digest, nbytes, lambda: self._compute(image))
+    def see(self, image: PreparedImage) -> mx.array:
+        """Return the embeddings of an image's tokens ([tokens, width]), which `features` then has if there is room."""
+        features = self._compute(image)
+        self.features.put(image.digest, features)
+        return features
+
+    def measured(self) -> Self:
+        """Return it after it has seen two images that show nothing, to know what others will take.
+
+        Raises what the vision tower raises.
+        """
+        mx.eval(self._model.parameters())
+        taken = []
+        for side in MEASURED_SIDES:
+            image = self.prepare(Picture(side, side, bytes(3 * side * side)))
+            before = mx.get_active_memory()
+            mx.reset_peak_memory()
+            self._compute(image)
+            taken.append((image.nbytes, max(0, mx.get_peak_memory() - before)))
+        self.cost = TowerCost.of(taken)
+        return self
 
     def _compute(self, image: PreparedImage) -> mx.array:
-        places = mx.full((1, image.num_tokens), self.pad_token)
+        places = mx.array([image.tokens(self.pad_token)])
         inputs = {name: mx.array(value) for name, value in image.inputs.items()}
         pixels = inputs.pop("pixel_values")
         found = self._model.get_input_embeddings(places, pixels, mask=mx.ones_like(places), **inputs)
-        features = found.inputs_embeds[0]
+        features: mx.array = found.inputs_embeds[0]
         mx.eval(features)
+        mx.clear_cache()
         return features
 
     def _grid(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
@@ -142,11 +166,6 @@ class _NoNetwork(nn.Module):
         return mx.zeros((*tokens.shape, self._width), self._dtype)
 
 
-def sees(folder: Path) -> bool:
-    """Whether a model sees, as its config.json says."""
-    return family_of(read_json_or_empty(folder / "config.json")) is not None
-
-
 def support_of(folder: Path, vision: Vision | None) -> ImageSupport:
     """Return whether a loaded model can be shown images, or why not."""
     support = image_support(read_json_or_empty(folder / "config.json"))
@@ -155,18 +174,38 @@ def support_of(folder: Path, vision: Vision | None) -> ImageSupport:
     return support
 
 
-def load_vision(folder: Path, network: Any) -> Vision | None:
-    """Load what a model sees with; None if it does not see, or cannot here, which is logged."""
+def load_vision(
+    folder: Path, network: Any, lock: FairLock, check_size: CheckSize, *, can_pack: bool, shared: bool
+) -> Vision | None:
+    """Load what a model sees with; None if it does not see, or cannot here, which is logged.
+
+    `can_pack` says whether the network is run packed, `shared` whether other processes run parts of it. Raises what
+    `check_size` does, which gets the bytes of its weights.
+    """
     config = read_json_or_empty(folder / "config.json")
     family = family_of(config)
     if family is None:
         return None
+    if shared or not can_pack:
+        reason = "processes share the model" if shared else "the model is not run packed"
+        log.warning("Images cannot be seen here, because %s.", reason)
+        return None
     if not is_installed():
         log.info("The model can see images; for that, install dify-mlx-provider[vision].")
         return None
+    vision = _or_text_only(lambda: Vision(folder, config, family, network))
+    if vision is not None:
+        check_size("its vision tower", vision.nbytes)
+        with lock:  # MLX counts the memory of all models together
+            vision = _or_text_only(vision.measured)
+    return vision
+
+
+def _or_text_only(load: Callable[[], Vision]) -> Vision | None:
+    """Return what a call does; None if it raises, which is logged: text is answered without it."""
     try:
-        return Vision(folder, config, family, network)
-    except Exception as error:  # text is answered without it
+        return load()
+    except Exception as error:
         log.warning("The model's vision tower cannot be loaded; it answers text only: %s", first_line(error))
         log.debug("The vision tower could not be loaded.", exc_info=error)
         return None

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from vision_models import needs_mlx_vlm
 
 from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.mlx.vision.families import FAMILIES, family_of, frequency_axes
@@ -39,6 +40,7 @@ def random_layout(seed: int) -> tuple[list[int], list[PromptImage]]:
     return tokens + [chance.randint(100, 200) for _ in range(chance.randint(0, 6))], images
 
 
+@needs_mlx_vlm
 @pytest.mark.parametrize("seed", range(12))
 def test_positions_are_those_of_mlx_vlm_from_any_token_to_any_other(seed: int) -> None:
     from mlx_vlm.models.qwen2_5_vl.language import LanguageModel

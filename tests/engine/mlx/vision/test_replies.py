@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from picture_files import BLUE, RED
-from vision_models import SeeingModel, write_gemma3, write_qwen2_5_vl
+from vision_models import SeeingModel, needs_mlx_vlm, write_gemma3, write_qwen2_5_vl
 
 from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.images import PreparedImage, PromptImage
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.engine.threaded import ThreadedEngine
+
+pytestmark = needs_mlx_vlm
 
 WRITERS = {"gemma3": write_gemma3, "qwen2_5_vl": write_qwen2_5_vl}
 REPLY = 20
@@ -293,7 +295,7 @@ def test_without_the_extra_the_same_model_answers_the_same_text(
 ) -> None:
     text = seeing.request((2, *range(30, 50)))
     expected = seeing.reply(text)
-    monkeypatch.setattr("mlx_backend.engine.mlx.vision.tower.find_spec", lambda _name: None)
+    monkeypatch.setattr("mlx_backend.engine.mlx.vision.tower.is_installed", lambda: False)
     engine = load_engine(seeing.model.folder)
     try:
         assert engine.image_processor is None

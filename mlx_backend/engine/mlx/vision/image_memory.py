@@ -1,0 +1,98 @@
+"""The memory that images take beside the caches of replies: while they wait to be seen, and while they are.
+
+A prepared image is several times as large as its pixels, and requests wait with theirs. All that wait are counted, and
+no more are prepared than may: who sends them is told to come back. What a vision tower needs while it runs is measured
+when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_backend.device.memory import format_bytes
+from mlx_backend.engine.kv_cache_budget import RETRY_AFTER
+from mlx_backend.errors import EngineBusy, EngineRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlx_backend.engine.images import PreparedImage
+
+MAX_SHARE = 0.25  # of the memory that the model leaves, for all prepared images
+
+
+class PreparedImages:
+    """Counts the bytes of the prepared images that exist. Safe to use from any thread.
+
+    `room` says how many bytes the model leaves, of which they may have a share.
+    """
+
+    def __init__(self) -> None:
+        self.room: Callable[[], int] = lambda: sys.maxsize
+        self._guard = threading.Lock()
+        self._counted = 0
+        # A finalizer may run in the middle of anything, of this thread's own work with the lock too.
+        self._gone: deque[int] = deque()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all that exist."""
+        with self._guard:
+            return self._count()
+
+    def add(self, image: PreparedImage) -> None:
+        """Count an image for as long as it exists. Raises EngineRefused or EngineBusy if there is no room for it."""
+        nbytes, max_bytes = image.nbytes, max(0, int(self.room() * MAX_SHARE))
+        if nbytes > max_bytes:
+            raise EngineRefused(
+                f"The image takes {format_bytes(nbytes)} of memory as this model sees it; {format_bytes(max_bytes)} "
+                "are left for images. Send it smaller, or with the detail low.",
+                "images",
+            )
+        with self._guard:
+            others = self._count()
+            if others + nbytes <= max_bytes:
+                self._counted += nbytes
+                weakref.finalize(image, self._gone.append, nbytes).atexit = False
+                return
+        raise EngineBusy(
+            f"The images that wait to be seen by this model take {format_bytes(others)} of memory, and one more of "
+            f"{format_bytes(nbytes)} does not fit into the {format_bytes(max_bytes)} for them. Send fewer or smaller "
+            f"images at once, or try again in {RETRY_AFTER} s.",
+            RETRY_AFTER,
+        )
+
+    def _count(self) -> int:
+        while self._gone:
+            self._counted -= self._gone.popleft()
+        return self._counted
+
+
+@dataclass(frozen=True, slots=True)
+class TowerCost:
+    """What a vision tower needs beside its weights for an image.
+
+    Those are bytes `per_byte` of the prepared image, and `per_pair` of these: attention that is computed in one kernel
+    needs none of the latter.
+    """
+
+    per_byte: float = 0.0
+    per_pair: float = 0.0
+
+    @classmethod
+    def of(cls, measured: Sequence[tuple[int, int]]) -> TowerCost:
+        """Fit it to a small and a large image: each one's bytes, and what it took."""
+        (small, for_small), (large, for_large) = measured
+        per_pair = 0.0
+        if large > small:
+            per_pair = max(0.0, (for_large / large - for_small / small) / (large - small))
+        return cls(max(0.0, for_large / large - per_pair * large), per_pair)
+
+    def working_bytes(self, image: PreparedImage) -> int:
+        """Return the bytes that are needed while an image is seen."""
+        return int(image.nbytes * (self.per_byte + self.per_pair * image.nbytes))
