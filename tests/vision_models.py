@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
