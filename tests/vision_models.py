@@ -193,3 +193,6 @@ def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
+
+
+WRITERS = {"gemma3": write_gemma3, "qwen2_5_vl": write_qwen2_5_vl}

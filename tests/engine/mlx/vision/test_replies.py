@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -10,85 +10,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from picture_files import BLUE, RED
-from vision_models import SeeingModel, needs_mlx_vlm, write_gemma3, write_qwen2_5_vl
+from seeing import LAYOUTS, REPLY, TEXT, Seeing, noise, plain
+from vision_models import SeeingModel, needs_mlx_vlm, write_gemma3
 
-from mlx_backend.engine.base import Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.vision.tower import Vision
 from mlx_backend.errors import EngineError, EngineRefused
-from mlx_backend.images.source import Picture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from mlx_backend.engine.threaded import ThreadedEngine
 
 pytestmark = needs_mlx_vlm
-
-WRITERS = {"gemma3": write_gemma3, "qwen2_5_vl": write_qwen2_5_vl}
-REPLY = 20
-TEXT = (20, 21, 22, 200, 201)
-
-
-def noise(seed: int, width: int = 40, height: int = 20) -> Picture:
-    return Picture(width, height, np.random.default_rng(seed).bytes(3 * width * height))
-
-
-def plain(colour: Sequence[int], width: int = 40, height: int = 20) -> Picture:
-    return Picture(width, height, bytes(colour) * (width * height))
-
-
-@dataclass(frozen=True)
-class Seeing:
-    """A family's model, and an engine that it is loaded in."""
-
-    model: SeeingModel
-    engine: ThreadedEngine
-
-    def prepared(self, picture: Picture) -> PreparedImage:
-        processor = self.engine.image_processor
-        assert processor is not None
-        return processor.prepare(picture)
-
-    def request(
-        self, *parts: Picture | Sequence[int], tokens: int = REPLY, **fields: Any
-    ) -> GenerationRequest:
-        """A prompt of pictures and token ids."""
-        prompt: list[int] = []
-        images = []
-        for part in parts:
-            if isinstance(part, Picture):
-                prompt += self.model.before
-                images.append(PromptImage(len(prompt), self.prepared(part)))
-                prompt += [self.model.pad] * images[-1].image.num_tokens
-                prompt += self.model.behind
-            else:
-                prompt += part
-        return GenerationRequest(prompt=prompt, images=images, max_tokens=tokens, **fields)
-
-    def reply(self, request: GenerationRequest) -> list[int]:
-        return [item.token for item in self.engine.generate(request) if isinstance(item, TokenDelta)]
-
-    def cached(self, request: GenerationRequest) -> tuple[list[int], int]:
-        """A reply, and how many tokens of the prompt were cached."""
-        items = list(self.engine.generate(request))
-        assert isinstance(items[-1], Finished)
-        return [item.token for item in items if isinstance(item, TokenDelta)], items[-1].cached_tokens
-
-
-@pytest.fixture(scope="module", params=sorted(WRITERS))
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
-    name: str = request.param
-    return WRITERS[name](tmp_path_factory.mktemp(name))
-
-
-@pytest.fixture(scope="module")
-def seeing(folder: SeeingModel) -> Iterator[Seeing]:
-    engine = load_engine(folder.folder, cache_bytes=0)
-    yield Seeing(folder, engine)
-    engine.stop()
 
 
 def reference(model: SeeingModel, request: GenerationRequest) -> list[int]:
@@ -131,17 +67,6 @@ def _gemma3_reply(language: Any, embedded: mx.array, request: GenerationRequest)
         logits = language.lm_head(language.model.norm(hidden))[0, -1]
         reply.append(np.array(logits).argmax().item())
     return reply
-
-
-LAYOUTS: dict[str, tuple[Any, ...]] = {
-    "one image": ((2, 10, 11), noise(1), TEXT),
-    "an image at the beginning": (noise(2), TEXT),
-    "two images": ((2,), noise(3), (12,), noise(4, 64, 24), TEXT),
-    "images side by side": ((2,), noise(5), noise(6, 16, 64), noise(5), TEXT),
-    "an image at the end": ((2, 10, 11, 12), noise(7)),
-    "an image behind a long text": ([2, *range(100, 160)], noise(8, 33, 57), TEXT),
-    "a long text behind an image": ((2,), noise(9), [*range(100, 160)]),
-}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -1,0 +1,171 @@
+"""Images beside other work: one in a step, cancelled between two, preempted, in crowds of long and short replies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from drafting import generate, loaded_batch
+from seeing import LAYOUTS, TEXT, Seeing, noise
+from vision_models import SeeingModel, needs_mlx_vlm
+
+from mlx_backend.engine.base import Sampling, TokenDelta
+from mlx_backend.engine.mlx.vision.tower import Vision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import mlx.core as mx
+
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.images import PreparedImage
+    from mlx_backend.engine.mlx.batch import MLXBatch
+
+pytestmark = needs_mlx_vlm
+
+
+@pytest.fixture
+def batch(folder: SeeingModel) -> Iterator[MLXBatch]:
+    with loaded_batch(folder.folder) as batch:
+        yield batch
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The digests of the images that the vision tower has seen."""
+    digests: list[bytes] = []
+    compute = Vision._compute
+
+    def noting(self: Vision, image: PreparedImage) -> mx.array:
+        digests.append(image.digest)
+        return compute(self, image)
+
+    monkeypatch.setattr(Vision, "_compute", noting)
+    return digests
+
+
+def step(batch: MLXBatch) -> dict[int, list[int]]:
+    """Take a step; return the tokens that it emitted, by request."""
+    tokens: dict[int, list[int]] = {}
+    for key, outcome in batch.step():
+        if isinstance(outcome, TokenDelta):
+            tokens.setdefault(key, []).append(outcome.token)
+    return tokens
+
+
+def of_many_images(seeing: Seeing) -> GenerationRequest:
+    return seeing.request((2,), *(noise(seed) for seed in range(70, 74)), TEXT)
+
+
+def test_a_step_sees_one_image_and_gives_every_running_reply_a_token(
+    batch: MLXBatch, seeing: Seeing, seen: list[bytes]
+) -> None:
+    text = seeing.request((2, *range(30, 50)), tokens=40)
+    batch.insert(0, text)
+    tokens = [token for _ in range(3) for token in step(batch).get(0, [])]
+    batch.insert(1, of_many_images(seeing))
+    for count in range(1, 5):
+        emitted = step(batch)
+        assert len(seen) == count
+        assert emitted[0], "it does not wait for more than one image"
+        assert 1 not in emitted
+        tokens += emitted[0]
+    while batch.loaded.sequences:
+        tokens += step(batch).get(0, [])
+    assert tokens == seeing.reply(text)
+
+
+def test_a_short_text_does_not_wait_for_the_images_of_a_request_before_it(
+    batch: MLXBatch, seeing: Seeing, seen: list[bytes]
+) -> None:
+    batch.insert(0, of_many_images(seeing))
+    batch.insert(1, seeing.request((2, 30, 31)))
+    while not step(batch):
+        pass
+    assert len(seen) < 4
+
+
+def test_a_request_that_is_cancelled_sees_no_more_of_its_images(
+    batch: MLXBatch, seeing: Seeing, seen: list[bytes]
+) -> None:
+    budget = batch.loaded.runtime.cache_budget
+    batch.insert(0, of_many_images(seeing))
+    assert budget._seeing[0] > 0
+    step(batch)
+    step(batch)
+    batch.remove(0)
+    assert len(seen) == 2
+    assert not batch.loaded.sequences
+    assert not budget._seeing
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+def test_a_reply_that_is_preempted_goes_on_as_if_it_had_not_been(
+    batch: MLXBatch, seeing: Seeing, after: int
+) -> None:
+    requests = [
+        seeing.request(*LAYOUTS["two images"], sampling=Sampling(temperature=1.0, seed=5)),
+        seeing.request((2, *range(30, 50))),
+    ]
+    for key, request in enumerate(requests):
+        batch.insert(key, request)
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    steps = 0
+    while batch.loaded.sequences:
+        if steps == after:
+            batch.loaded.preempt(batch.loaded.sequences[0])
+        steps += 1
+        for key, emitted in step(batch).items():
+            tokens[key] += emitted
+    assert [tokens[0], tokens[1]] == [seeing.reply(request) for request in requests]
+
+
+def crowd(seeing: Seeing) -> list[GenerationRequest]:
+    """Long and short replies, about images and not."""
+    return [
+        seeing.request(*LAYOUTS["images side by side"], tokens=40),
+        seeing.request((2, *range(30, 40)), tokens=40),
+        seeing.request(*LAYOUTS["an image at the beginning"], tokens=50),
+        seeing.request((2, *range(100, 190)), tokens=30),
+        seeing.request((2,), noise(80), TEXT, tokens=40, sampling=Sampling(temperature=1.0, seed=6)),
+        seeing.request(*LAYOUTS["an image behind a long text"], tokens=30),
+        seeing.request(*LAYOUTS["an image at the end"], tokens=60),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arrivals", [(0, 0, 0, 0, 0, 0, 0), (0, 3, 5, 8, 9, 13, 17), (20, 12, 9, 6, 4, 2, 0)], ids=str
+)
+def test_long_and_short_replies_about_images_are_together_what_each_is_alone(
+    batch: MLXBatch, seeing: Seeing, arrivals: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 48
+    )  # some begin longer, some become so
+    requests = crowd(seeing)
+    found = generate(batch, requests, arrivals=dict(enumerate(arrivals)))
+    assert [each.tokens for each in found] == [seeing.reply(request) for request in requests]
+
+
+def test_replies_that_stay_are_unchanged_when_others_leave(
+    batch: MLXBatch, seeing: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.decode.MAX_MERGED_LENGTH", 48)
+    requests = crowd(seeing)
+    found = generate(batch, requests, cancelled_after={0: 7, 3: 3, 5: 11})
+    for at in (1, 2, 4, 6):
+        assert found[at].tokens == seeing.reply(requests[at])
+
+
+def test_a_warm_up_with_an_image_leaves_only_the_new_words_to_read(
+    folder: SeeingModel, seeing: Seeing, seen: list[bytes]
+) -> None:
+    request = seeing.request((2,), noise(81), TEXT)
+    with loaded_batch(folder.folder, cache_bytes=64 << 20) as batch:
+        seen.clear()
+        [warmed] = generate(batch, [replace(request, prompt=request.prompt[:-2], max_tokens=0)])
+        assert warmed.ended is not None
+        [found] = generate(batch, [request])
+    assert seen == [request.images[0].image.digest], "once"
+    assert found.tokens == seeing.reply(request)
