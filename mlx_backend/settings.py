@@ -375,6 +375,52 @@ class Settings(ReplySettings):
             group="limits",
         ),
     ] = 30.0
+    allow_image_urls: Annotated[
+        bool,
+        Setting(
+            kind=switch(),
+            help="fetch images from http(s) addresses that requests name; those of private networks and of this "
+            "machine only if --image-host names them",
+            group="images",
+            default="off",
+        ),
+    ] = False
+    image_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            kind=text("HOST"),
+            help="host, address or network (10.0.0.0/8) from which images may be fetched although it is private",
+            group="images",
+            option="--image-host",
+            repeatable=True,
+        ),
+    ] = ()
+    image_seconds: Annotated[
+        float,
+        Setting(
+            kind=number(0, 1e6, above=True, words="a number of seconds above 0", metavar="S"),
+            help="how long fetching one image may take",
+            group="images",
+        ),
+    ] = 10.0
+    max_images: Annotated[
+        int, Setting(kind=whole(1), help="images that a request may have", group="images")
+    ] = 32
+    max_image_bytes: Annotated[
+        int,
+        Setting(
+            kind=size(1 << 20, "MB", "a number of megabytes above 0", above=True),
+            help="largest file of an image, in megabytes",
+            group="images",
+            option="--max-image-mb",
+        ),
+    ] = 20 << 20
+    max_image_pixels: Annotated[
+        int,
+        Setting(
+            kind=whole(1), help="most pixels of an image, before it is shrunk for the model", group="images"
+        ),
+    ] = 50_000_000
     drain_seconds: Annotated[
         float,
         Setting(

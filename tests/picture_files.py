@@ -1,13 +1,22 @@
-"""Image files made for tests: of one colour, or with a corner that tells which way up they are."""
+"""Image files made for tests: of one colour, or with a corner that tells which way up they are.
+
+What imports this is skipped where the extra `vision` is not installed.
+"""
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from PIL import Image
+import pytest
+
+if TYPE_CHECKING:
+    from PIL import Image
+else:
+    Image = pytest.importorskip("PIL.Image")
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -29,6 +38,11 @@ def encoded(image: Image.Image, format_name: str = "PNG", **options: Any) -> byt
 def png(width: int = 8, height: int = 4) -> bytes:
     """A PNG with a red corner."""
     return encoded(with_red_corner(width, height))
+
+
+def data_uri(file: bytes) -> str:
+    """The file as a client sends it."""
+    return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
 def png_claiming(width: int, height: int) -> bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_backend.chat.service import Service
 from mlx_backend.models.spec import ModelDefaults
 from mlx_backend.registry.base import SingleModelRegistry
+from mlx_backend.registry.registry import image_loader
 from mlx_backend.server.app import App
 from mlx_backend.server.receive_limits import ReceiveLimits
 from mlx_backend.server.wsgi_server import Server
@@ -88,6 +89,7 @@ def running(engine: Engine, **chosen: Any) -> Iterator[RunningServer]:
         defaults=ModelDefaults(temperature=settings.temperature),
         effort=settings.reasoning_effort,
         max_tokens=settings.max_tokens,
+        images=image_loader(settings),
     )
     try:
         with served(SingleModelRegistry(service), settings) as server:

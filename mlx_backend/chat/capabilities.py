@@ -18,6 +18,8 @@ from mlx_backend.chat.history_probe import probe_history
 from mlx_backend.constraints import can_constrain, can_require_calls
 from mlx_backend.conversation.recognition import recognise
 from mlx_backend.conversation.template import TemplateTraits
+from mlx_backend.engine.images import ImageSupport
+from mlx_backend.engine.mlx.vision.families import image_support
 from mlx_backend.models import files as model_files
 from mlx_backend.models.description import DEFAULT_TEMPERATURE, ModelDescription
 
@@ -53,8 +55,12 @@ def describe(
     server_effort: Effort | None = None,
     adapters: Collection[str] = (),
     one_process: bool = True,
+    sees: bool = False,
 ) -> ModelDescription:
-    """Describe what a chat model can do. Its template tells whether it reasons and takes tools."""
+    """Describe what a chat model can do. Its template tells whether it reasons and takes tools.
+
+    `sees` says whether it is shown images here.
+    """
     dialect = recognise(template, control_tokens, response_template)
     traits = probe_history(template)
     scale = effort_scale(template, dialect, defaults)
@@ -68,6 +74,7 @@ def describe(
         "tools": has_tools,
         "tool_choice": has_tools and has_grammar and can_require_calls(dialect),
         "structured_output": has_grammar,
+        "vision": sees,
     }
     wanted = defaults.reasoning_effort or server_effort or scale.default
     default = scale.level_of(wanted) if wanted else None
@@ -141,6 +148,7 @@ class FolderDescriber:
             server_effort=server_effort,
             adapters=options.adapters,
             one_process=one_process,
+            sees=one_process and image_support(files.config) is ImageSupport.AVAILABLE,
         )
 
     def _files(self, folder: Path) -> _Files:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.effort_levels import with_part
 from mlx_backend.chat.history_probe import probe_history
-from mlx_backend.chat.prompt import PromptBuilder, with_stand_ins
+from mlx_backend.chat.image_places import with_stand_ins, without_numbers
+from mlx_backend.chat.prompt import PromptBuilder, with_marker_stand_ins
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
+    from mlx_backend.chat.image_places import ImagePlaces
     from mlx_backend.chat.limits import ReplyLimits
     from mlx_backend.chat.prompt import Prompt, TextSize
     from mlx_backend.chat.reasoning_store import ReasoningStore
     from mlx_backend.chat.request import ChatRequest
+    from mlx_backend.chat.request_images import SeenImages
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.effort_scale import EffortScale
     from mlx_backend.conversation.effort_sources import Resolution
@@ -121,9 +124,14 @@ class ChatPrompts:
         return Conversation(messages, resolution, is_continued)
 
     def prompt(
-        self, request: ChatRequest, conversation: Conversation, *, size: TextSize | None = None
+        self,
+        request: ChatRequest,
+        conversation: Conversation,
+        *,
+        images: SeenImages | None = None,
+        size: TextSize | None = None,
     ) -> Prompt:
-        """Build the prompt. Raises RequestError for a model that has no chat template.
+        """Build the prompt, with the images that its messages number. Raises RequestError without a chat template.
 
         With `size` it also raises for a prompt that is far too long, before it is tokenised.
         """
@@ -134,6 +142,11 @@ class ChatPrompts:
                 raise RequestError(
                     "This model has no chat template. Start the server with --chat-template, send a "
                     "role_mapping, or use /v1/completions.",
+                    "messages",
+                )
+            if images is not None:
+                raise RequestError(
+                    "Images need a chat template, and this model has none. Start the server with --chat-template.",
                     "messages",
                 )
             return self._builder.mapped(
@@ -148,29 +161,37 @@ class ChatPrompts:
             )
         kwargs = self.template_kwargs(request, conversation)
         tools = list(tools_for_template(names.definitions(request.tools), self._traits)) or None
+        messages, stand_ins = (messages, {}) if images is None else with_stand_ins(messages, self._traits)
         own_markers: dict[str, str] = {}
         if tools is not None and not self._traits.has_tools:
             messages, own_markers = self._with_tool_prompt(messages, tools)
             # What else of the prompt depends on there being tools, the template decides.
             tools = None if self._traits.refuses_tools else tools
+        # Templates cannot render an empty history: an answer without a question gets an empty one.
+        asked = messages[:-1] or [{"role": "user", "content": ""}] if conversation.is_continued else messages
+        rendered = for_template(asked, self._traits, self._dialect)
+        places: ImagePlaces | None = None
+        if images is not None:
+            places = images.places(rendered, stand_ins)
+            rendered = without_numbers(rendered)
         if not conversation.is_continued:
             return self._builder.build(
-                for_template(messages, self._traits, self._dialect),
+                rendered,
                 tools,
                 kwargs,
                 add_generation_prompt=request.add_generation_prompt,
                 own_markers=own_markers,
+                images=places,
                 size=size,
             )
-        # Templates cannot render an empty history: an answer without a question gets an empty one.
-        earlier = messages[:-1] or [{"role": "user", "content": ""}]
         return self._builder.continued(
-            for_template(earlier, self._traits, self._dialect),
+            rendered,
             tools,
             kwargs,
             reasoning=messages[-1].get(REASONING_CONTENT, ""),
             content=conversation.begun_answer,
             own_markers=own_markers,
+            images=places,
             size=size,
         )
 
@@ -191,7 +212,7 @@ class ChatPrompts:
                 "The chat template does not tell the model of tools: they are put into its instructions."
             )
         write = self._dialect.tool_prompt or json_tool_prompt
-        text, own_markers = with_stand_ins(write(tools, calls), [messages, tools])
+        text, own_markers = with_marker_stand_ins(write(tools, calls), [messages, tools])
         return _with_instructions(messages, text), own_markers
 
     def _with_answer_format(

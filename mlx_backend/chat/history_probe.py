@@ -3,8 +3,8 @@
 What a template's text suggests (`TemplateTraits.of`) is tried: whether it tells the model of tools, the key from which
 it renders reasoning, whether that of answered turns comes out and which switch changes it, whether a system message may
 stand in the middle, whether it takes calls, how many in one message, with arguments as an object or as a text, and with
-which ids. Where a rendering tells nothing, because the template refuses it or nothing of it comes out in any form, the
-guess from the text stands.
+which ids, and where it writes images. Where a rendering tells nothing, because the template refuses it or nothing of it
+comes out in any form, the guess from the text stands.
 
 Knows no tokens, no requests and no families.
 """
@@ -45,6 +45,7 @@ _TOOLS: Final = (
 )
 _BARE_TOOLS: Final = ({"type": "function", "function": {"name": "toolname"}},)
 _USER: Final = {"role": "user", "content": "firstquestion"}
+_IMAGE: Final = {"type": "image"}
 _NEXT: Final = {"role": "user", "content": "nextquestion"}
 _ANSWER: Final = {"role": "assistant", "content": "firstanswer"}
 _SYSTEM: Final = {"role": "system", "content": "systemwords"}
@@ -83,7 +84,7 @@ class _Probe:
     def traits(self) -> TemplateTraits:
         """Try everything."""
         found = self._tools(self._system(self._guessed))
-        found = self._calls(found)
+        found = self._parts(self._calls(found))
         return self._reasoning(found)
 
     def _render(
@@ -158,6 +159,32 @@ class _Probe:
             takes_results="resultwords" in rendered,
             one_call_per_message=two.count("argvalue") < 2 * rendered.count("argvalue"),
             writes_content_beside_calls=_in_order(beside, "besidewords", "argvalue"),
+        )
+
+    # -- images ------------------------------------------------------------------------------------
+
+    def _parts(self, traits: TemplateTraits) -> TemplateTraits:
+        """Try lists of parts. A template without a word of images may print them as Python would."""
+        if not traits.takes_parts:
+            return traits
+        arguments = _TEXT if traits.arguments_as_text else _OBJECT
+        *calling, result = _loop(traits.call_ids, arguments)
+
+        def writes_images(word: str, *messages: _Message, tools: bool = False) -> bool:
+            *before, last = messages
+            text = {"type": "text", "text": word}
+            bare, shown = (
+                self._render([*before, {**last, "content": parts}], tools=tools)
+                for parts in ([text], [text, _IMAGE])
+            )
+            return word in shown and shown != bare and "'type'" not in shown and '"type"' not in shown
+
+        return replace(
+            traits,
+            takes_parts=writes_images("firstquestion", _USER),
+            takes_result_parts=traits.takes_calls
+            and traits.takes_results
+            and writes_images("resultwords", *calling, result, tools=True),
         )
 
     # -- reasoning ---------------------------------------------------------------------------------

@@ -13,25 +13,28 @@ Knows templates and tokens; knows nothing of requests, sampling or HTTP.
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, count, groupby
 from sys import getsizeof
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.byte_cache import ByteCache
-from mlx_backend.errors import EngineError, RequestError
+from mlx_backend.chat.image_places import ShownImages
+from mlx_backend.chat.markers import Markers, unused_character
+from mlx_backend.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
+    from mlx_backend.chat.image_places import ImagePlaces
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.events import Channel
     from mlx_backend.engine.base import Tokenizer
+    from mlx_backend.engine.images import PromptImage
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 _TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel
@@ -49,6 +52,12 @@ class Prompt:
     tokens: tuple[int, ...]
     checkpoints: tuple[int, ...] = ()
     opens_in: Channel | None = None
+    images: tuple[PromptImage, ...] = ()
+
+    @property
+    def image_tokens(self) -> int:
+        """How many of the tokens stand for images."""
+        return sum(each.image.num_tokens for each in self.images)
 
 
 class TextSize(Protocol):
@@ -65,7 +74,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, dialect: Dialect, caches: CacheBudget | None = None) -> None:
         self._tokenizer = tokenizer
         self._dialect = dialect
-        self._markers = _Markers(tokenizer.special_tokens)
+        self._markers = Markers(tokenizer.special_tokens)
         self._frames: ByteCache[str, tuple[str, str]] = ByteCache(caches)
 
     def build(
@@ -76,16 +85,20 @@ class PromptBuilder:
         *,
         add_generation_prompt: bool = True,
         own_markers: Mapping[str, str] = _NONE,
+        images: ImagePlaces | None = None,
         size: TextSize | None = None,
     ) -> Prompt:
         """Render and tokenise a conversation, up to where the reply begins.
 
-        `own_markers` are stand-ins for markers in texts of our own (`with_stand_ins`): these become control tokens.
-        `size` raises RequestError for a text that is far too long, before it is tokenised.
+        `own_markers` are stand-ins for markers in texts of our own, which become control tokens
+        (`with_marker_stand_ins`); `images` are those of the messages. `size` raises RequestError for a text that is far
+        too long, before it is tokenised.
         """
         text, sentinel = self._render(messages, tools, template_kwargs, add_generation_prompt)
         for stand_in, marker in own_markers.items():
             text = text.replace(stand_in, marker)
+        shown = images.shown(text) if images is not None else ShownImages(text)
+        text = shown.text
         if size is not None:
             size.check_text(text)
         tokens = self._tokenise(text, sentinel)
@@ -93,6 +106,7 @@ class PromptBuilder:
             tokens=tuple(tokens),
             checkpoints=self._checkpoints(text, tokens, template_kwargs),
             opens_in=self._dialect.opens_in(text[-_TAIL:]),
+            images=shown.found(tokens),
         )
 
     def continued(
@@ -104,10 +118,13 @@ class PromptBuilder:
         reasoning: str,
         content: str,
         own_markers: Mapping[str, str] = _NONE,
+        images: ImagePlaces | None = None,
         size: TextSize | None = None,
     ) -> Prompt:
         """Build the prompt of a reply that has been begun already: it goes on where that text ends."""
-        prompt = self.build(messages, tools, template_kwargs, own_markers=own_markers, size=size)
+        prompt = self.build(
+            messages, tools, template_kwargs, own_markers=own_markers, images=images, size=size
+        )
         if size is not None:
             for begun in (reasoning, content):
                 size.check_text(begun)
@@ -116,7 +133,7 @@ class PromptBuilder:
         for marker, pieces in groupby(continuation.pieces, key=lambda piece: piece.marker):
             text = "".join(piece.text for piece in pieces)
             tokens += self._tokenizer.encode(text, control_tokens=marker)
-        return Prompt(tokens=tuple(tokens), checkpoints=prompt.checkpoints, opens_in=continuation.opens_in)
+        return replace(prompt, tokens=tuple(tokens), opens_in=continuation.opens_in)
 
     def mapped(
         self,
@@ -157,7 +174,7 @@ class PromptBuilder:
         data: dict[str, Any] = {"messages": messages, "tools": tools, "kwargs": template_kwargs}
         sentinel = None
         if self._markers.spelt_in(data):
-            sentinel = _unused_character(data)
+            sentinel = unused_character(data)
             data = self._markers.broken(data, sentinel)
         text = self._tokenizer.render(
             data["messages"],
@@ -218,84 +235,17 @@ class PromptBuilder:
         return header, with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
 
 
-def with_stand_ins(pieces: Iterable[Piece], data: Any) -> tuple[str, dict[str, str]]:
+def with_marker_stand_ins(pieces: Iterable[Piece], data: Any) -> tuple[str, dict[str, str]]:
     """Return the text of pieces, and the stand-ins in it for markers: texts that occur nowhere in `data`."""
     parts: list[str] = []
     markers: dict[str, str] = {}
     character = ""
     for piece in pieces:
         if piece.marker:
-            character = character or _unused_character(data)
+            character = character or unused_character(data)
             stand_in = f"{character}{len(markers)}{character}"
             markers[stand_in] = piece.text
             parts.append(stand_in)
         else:
             parts.append(piece.text)
     return "".join(parts), markers
-
-
-class _Markers:
-    """The texts of a model's control tokens, and where they are spelt."""
-
-    def __init__(self, special_tokens: Mapping[int, str]) -> None:
-        self.texts = dict(special_tokens)
-        self.ids = {text: token for token, text in special_tokens.items() if text}
-        longest_first = sorted(self.ids, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._splitter = re.compile(f"({self.pattern.pattern})")
-        # A text may also end in the first half of a marker, and the template add the second half.
-        self._halves = {text[:size] for text in self.ids for size in range(1, len(text))}
-        self._first_characters = {text[0] for text in self.ids}
-        self._longest_half = max(map(len, self._halves), default=0)
-
-    def split(self, text: str) -> list[str]:
-        return self._splitter.split(text)
-
-    def spelt_in(self, data: Any) -> bool:
-        match data:
-            case str():
-                return bool(self.pattern.search(data)) or self._ends_in_half(data)
-            case dict():
-                return any(self.spelt_in(key) or self.spelt_in(value) for key, value in data.items())
-            case list() | tuple():
-                return any(map(self.spelt_in, data))
-            case _:
-                return False
-
-    def broken(self, data: Any, sentinel: str) -> Any:
-        """Copy `data` with the sentinel inside every spelt marker and after every half of one."""
-        match data:
-            case str():
-                text = self.pattern.sub(lambda match: match[0][0] + sentinel + match[0][1:], data)
-                return text + sentinel if self._ends_in_half(data) else text
-            case dict():
-                return {self.broken(k, sentinel): self.broken(v, sentinel) for k, v in data.items()}
-            case list() | tuple():
-                return [self.broken(item, sentinel) for item in data]
-            case _:
-                return data
-
-    def _ends_in_half(self, text: str) -> bool:
-        tail = text[-self._longest_half :] if self._longest_half else ""
-        return any(
-            character in self._first_characters and tail[at:] in self._halves
-            for at, character in enumerate(tail)
-        )
-
-
-def _unused_character(data: Any) -> str:
-    """Return a private-use character that occurs nowhere in the data, spelt out or escaped.
-
-    Raises RequestError where there is none: it keeps control tokens that are spelt in the messages text.
-    """
-    # repr escapes private-use characters as \ue000, so one search finds both spellings.
-    used = set(re.findall(r"\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})", repr(data), re.IGNORECASE))
-    used = {code.lower() for code in used}
-    for code in range(0xE000, 0xF900):
-        if f"{code:04x}" not in used:
-            return chr(code)
-    raise RequestError(
-        "The messages spell a control token and use every private-use character (U+E000 to U+F8FF), of which one is "
-        "needed here: leave one out.",
-        "messages",
-    )

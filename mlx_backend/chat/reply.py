@@ -101,6 +101,7 @@ class ReplyPlan:
     parser: Parser
     prompt_tokens: int
     special_tokens: Mapping[int, str]
+    image_tokens: int = 0
     effort: Resolution | None = None
     priority: int = 0
     thinking_budget: int | None = None
@@ -124,7 +125,7 @@ class Reply:
         self._generation = generation
         self._plan = plan
         self._parser = plan.parser
-        self._meter = UsageMeter(plan.prompt_tokens, plan.special_tokens)
+        self._meter = UsageMeter(plan.prompt_tokens, plan.special_tokens, image_tokens=plan.image_tokens)
         self._logprobs = LogprobsAligner(plan.special_tokens)
         self._stop = StopFilter(plan.stop)
         self._call_ids: dict[int, str] = {}

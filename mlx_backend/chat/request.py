@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.background_requests import BackgroundPrompt
+    from mlx_backend.images.source import ImageSource
 
 UNLIMITED = -1
 """A thinking budget that limits nothing, whatever the model's or the server's is."""
@@ -61,9 +62,13 @@ class ReplyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ReplyRequest):
-    """A conversation to answer. `fields` is the body as the client wrote it: effort is looked up there."""
+    """A conversation to answer. `fields` is the body as the client wrote it: effort is looked up there.
+
+    In messages, an image is a part {"type": "image", "image": its place in `images`}.
+    """
 
     messages: Sequence[Mapping[str, Any]]
+    images: Sequence[ImageSource] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from mlx_backend.chat.raw_text import RawText
 from mlx_backend.chat.reasoning_store import ReasoningStore
 from mlx_backend.chat.reply import Reply, ReplyPlan
 from mlx_backend.chat.reply_constraints import ReplyConstraints
+from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
 from mlx_backend.chat.tool_names import RestoredNames
 from mlx_backend.constraints import GrammarError
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from mlx_backend.chat.chat_prompt import Conversation
     from mlx_backend.chat.reply import FinishedReply, Parser
     from mlx_backend.chat.request import ChatRequest, CompletionRequest, ReplyRequest
+    from mlx_backend.chat.request_images import SeenImages
     from mlx_backend.conversation.effort import Effort
     from mlx_backend.conversation.tool_names import ToolNames
     from mlx_backend.engine.base import Constraint, Engine, Generation
+    from mlx_backend.images.loader import ImageLoader
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +63,8 @@ class Service:
     """One chat model: its engine, and what a conversation with it means. Safe to use from several threads.
 
     What `defaults` leaves open is decided by the other arguments, the server's own. `one_process` is False
-    where several processes share the model: then replies cannot be constrained to a grammar. `caches` bounds the bytes
-    of what is cached here.
+    where several processes share the model: then replies cannot be constrained to a grammar. `images` loads those of
+    requests (None: the model is shown none). `caches` bounds the bytes of what is cached here.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Service:
         answer_reserve: int | None = None,
         queue_seconds: float | None = None,
         request_limits: RequestLimits | None = None,
+        images: ImageLoader | None = None,
         background_detection: bool = True,
         prewarm: bool = True,
         one_process: bool = True,
@@ -101,6 +105,7 @@ class Service:
             answer_reserve=answer_reserve if defaults.answer_reserve is None else defaults.answer_reserve,
         )
         tokenizer = engine.tokenizer
+        self._images = RequestImages(engine, images)
         self._size = PromptSize(tokenizer, self._limits)
         self._tokenized_size = TokenizedSize(tokenizer, engine.context_length)
         self._dialect = recognise(
@@ -171,25 +176,28 @@ class Service:
             defaults=self.defaults,
             server_effort=self._effort,
             one_process=self._one_process,
+            sees=self._images.are_seen,
         )
 
     def chat(self, request: ChatRequest) -> Reply:
         """Start a reply. Raises RequestError, HistoryError, EffortError or an EngineError."""
         self._request_limits.check(request)
-        request = self._recognised(request)
+        request = self._images.visible(self._recognised(request))
         conversation = self._prompts.conversation(request)
         self._size.check_messages(conversation.messages)
         # Before rendering: what cannot be met is refused at once.
         names = self._prompts.tool_names(request)
         renamed = _with_names(request, names)
         grammar = self._constraints.grammar(renamed)
-        prompt = self._prompts.prompt(request, conversation, size=self._size)
-        self._check_length(request, conversation, prompt)
+        images = self._images.seen(request.images, conversation.messages)
+        prompt = self._prompts.prompt(request, conversation, images=images, size=self._size)
+        self._check_length(request, conversation, prompt, images)
         constraint = self._constraints.start(renamed, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
         plan = ReplyPlan(
             parser=self._parser(renamed, prompt, names),
             prompt_tokens=len(prompt.tokens),
+            image_tokens=prompt.image_tokens,
             special_tokens=self.engine.tokenizer.special_tokens,
             effort=conversation.resolution,
             priority=request.priority or 0,
@@ -222,9 +230,10 @@ class Service:
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""
         self._request_limits.check(request)
-        request = self._recognised(request)
+        request = self._images.visible(self._recognised(request))
         conversation = self._prompts.conversation(request)
-        return self._prompts.prompt(request, conversation, size=self._tokenized_size)
+        images = self._images.seen(request.images, conversation.messages)
+        return self._prompts.prompt(request, conversation, images=images, size=self._tokenized_size)
 
     def check_tokenizable(self, texts: Sequence[str]) -> None:
         """Raise the RequestError for texts that are too long to be tokenised in one request."""
@@ -243,14 +252,16 @@ class Service:
             return request
         return recognised(request, self._limits.max_tokens)
 
-    def _check_length(self, request: ChatRequest, conversation: Conversation, prompt: Prompt) -> None:
+    def _check_length(
+        self, request: ChatRequest, conversation: Conversation, prompt: Prompt, images: SeenImages | None
+    ) -> None:
         """Raise the RequestError for a prompt that is too long; it says how many of the tokens are tools."""
         length = len(prompt.tokens)
         if self._limits.has_room_after(length):
             return
         tool_tokens = 0
         if request.tools:
-            without_tools = self._prompts.prompt(replace(request, tools=()), conversation)
+            without_tools = self._prompts.prompt(replace(request, tools=()), conversation, images=images)
             tool_tokens = length - len(without_tools.tokens)
         raise self._limits.too_long("messages", length, tools=len(request.tools), tool_tokens=tool_tokens)
 
@@ -286,6 +297,7 @@ class Service:
                 queue_timeout=self._queue_seconds,
                 priority=self._client.priority_of(request.priority or 0),
                 client=self._client.name,
+                images=prompt.images,
             )
         )
 
@@ -327,7 +339,8 @@ class Service:
         is_continued = isinstance(last, dict) and last.get("role") == "assistant"
         # A background request (a title) has no next turn, and must not displace the user's own.
         is_background = request.background is not None or (request.priority or 0) > 0
-        if self._prewarm and not (request.raw or is_continued or is_background):
+        # A prefix without its images would be of no use.
+        if self._prewarm and not (request.raw or is_continued or is_background or request.images):
             self.engine.prewarm(lambda: self._next_turn(request, answer), request.adapter)
 
     def _next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:

@@ -22,6 +22,7 @@ class Usage:
     """What a reply has cost so far. Times are the engine's, in seconds, and are filled in when the reply ends."""
 
     prompt_tokens: int
+    image_tokens: int = 0  # of those of the prompt
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
@@ -35,8 +36,8 @@ class Usage:
 class UsageMeter:
     """Keeps the `usage` of one reply up to date. Reasoning is counted as its budget counts it."""
 
-    def __init__(self, prompt_tokens: int, special_tokens: Container[int]) -> None:
-        self.usage = Usage(prompt_tokens)
+    def __init__(self, prompt_tokens: int, special_tokens: Container[int], *, image_tokens: int = 0) -> None:
+        self.usage = Usage(prompt_tokens, image_tokens)
         self._reasoning = ReasoningCount(special_tokens)
 
     def note_progress(self, progress: Progress) -> None:

@@ -35,7 +35,7 @@ from mlx_backend.settings import Settings
 if TYPE_CHECKING:
     from mlx_backend.models.model_type import ModelType
 
-GROUPS = ("model", "several models", "replies", "memory and speed", "network", "limits", "log")
+GROUPS = ("model", "several models", "replies", "memory and speed", "network", "limits", "images", "log")
 _DEFAULT_ADAPTER = "default"  # the name of an adapter that is given without one
 
 

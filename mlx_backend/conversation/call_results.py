@@ -63,7 +63,7 @@ class CallResults:
             or self._first_of(self._in_order)
         )
 
-    def add_result(self, identifier: str, name: str, content: str) -> None:
+    def add_result(self, identifier: str, name: str, content: Any) -> None:
         """Put a result behind the message of its call."""
         self._unanswered.discard(identifier)
         named = self._names[identifier] or name

@@ -1,9 +1,9 @@
 """Make a client's history safe to render again: one canonical form of everything clients send.
 
 The canonical form is OpenAI's: the system messages at the beginning as one, later ones in their places, texts as
-strings, `tool_calls` with string arguments and unique ids, each tool result behind its call. Reasoning stays, as
-`reasoning_content`, in a tool loop that has not ended in an answer and on a last assistant message that is to be
-continued; that of answered turns, as the family's policy says.
+strings (as parts where there are images), `tool_calls` with string arguments and unique ids, each tool result behind
+its call. Reasoning stays, as `reasoning_content`, in a tool loop that has not ended in an answer and on a last
+assistant message that is to be continued; that of answered turns, as the family's policy says.
 Knows no template: `template.py` goes on from here. Nothing is changed in place, and only what cannot be a
 conversation at all is refused.
 """
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mlx_backend.conversation.call_results import CallResults
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.echo import Display, Echo, parse_echo, parse_reasoning
+from mlx_backend.conversation.image_parts import has_images, is_image
 from mlx_backend.conversation.json_values import excerpt, json_type
 from mlx_backend.conversation.reasoning_fields import (
     MESSAGE_FIELDS,
@@ -109,7 +110,7 @@ class _History:
                 self._add_assistant(message)
             case _:
                 self._add_result(
-                    text_of(message.get("content")),
+                    _result_content(message.get("content")),
                     _identifier(message.get("tool_call_id")),
                     tool_name(message.get("name")),
                 )
@@ -174,7 +175,7 @@ class _History:
 
     # -- tool results ----------------------------------------------------------------------------
 
-    def _add_result(self, content: str, client_id: str, name: str) -> None:
+    def _add_result(self, content: Any, client_id: str, name: str) -> None:
         """Put a result behind its call."""
         identifier = self.calls.call_of(client_id, name)
         if not identifier:
@@ -258,18 +259,30 @@ def _part_text(part: Any) -> str:
 
 
 def _user_content(content: Any) -> Any:
-    """Return a user's content: as text, or the list of parts as it is if one of them is not text."""
-    if isinstance(content, list):
-        media = [
-            part
-            for part in content
-            if isinstance(part, Mapping)
-            and part.get("type", "text") not in _TEXT_PARTS
-            and "text" not in part
-        ]
-        if media:
-            return [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    """Return a user's content: as text, or as a list of parts if one of them is not text."""
+    if isinstance(content, list) and any(map(_is_medium, content)):
+        return _as_parts(content, _is_medium)
     return text_of(content)
+
+
+def _is_medium(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type", "text") not in _TEXT_PARTS and "text" not in part
+
+
+def _result_content(content: Any) -> Any:
+    """Return a tool's result: as text, or as a list of parts if images are among them."""
+    return _as_parts(content, is_image) if has_images(content) else text_of(content)
+
+
+def _as_parts(content: Sequence[Any], is_kept: Callable[[Any], bool]) -> list[Any]:
+    """Return a content as parts: those that are kept as they are, all else as texts."""
+    parts: list[Any] = []
+    for part in content:
+        if is_kept(part):
+            parts.append(part)
+        elif text := _part_text(part):
+            parts.append({"type": "text", "text": text})
+    return parts
 
 
 def _stated_reasoning(message: Mapping[str, Any]) -> str:

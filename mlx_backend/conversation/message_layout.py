@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
+from functools import reduce
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
+
+from mlx_backend.conversation.image_parts import joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,14 +61,7 @@ def _append_to_user(messages: Messages, texts: Sequence[str]) -> None:
 
 
 def _joined(*contents: Any) -> Any:
-    """Join contents: texts to a text; with a list of parts, texts become parts."""
-    if all(isinstance(content, str) for content in contents):
-        return "\n\n".join(filter(None, contents))
-    return [
-        part
-        for content in contents
-        for part in (content if isinstance(content, list) else [{"type": "text", "text": content}])
-    ]
+    return reduce(joined, contents)
 
 
 def with_ids(messages: Sequence[Mapping[str, Any]], form: CallIds) -> Messages:
@@ -99,9 +95,9 @@ def system_into_user(messages: Messages) -> Messages:
         return messages
     system, rest = messages[0], messages[1:]
     for index, message in enumerate(rest):
-        if message["role"] == "user" and isinstance(message["content"], str):
-            joined = {**message, "content": f"{system['content']}\n\n{message['content']}"}
-            return [*rest[:index], joined, *rest[index + 1 :]]
+        if message["role"] == "user":
+            content = joined(system["content"], message["content"])
+            return [*rest[:index], {**message, "content": content}, *rest[index + 1 :]]
     return [{"role": "user", "content": system["content"]}, *rest]
 
 
@@ -115,11 +111,9 @@ def merge_neighbours(messages: Messages) -> Messages:
             and previous["role"] == message["role"]
             and message["role"] in ("user", "assistant")
             and not previous.get("tool_calls")
-            and isinstance(previous["content"], str)
-            and isinstance(message["content"], str)
         ):
-            texts = [text for text in (previous["content"], message["content"]) if text]
-            merged[-1] = {**previous, **message, "content": "\n\n".join(texts)}
+            content = joined(previous["content"], message["content"])
+            merged[-1] = {**previous, **message, "content": content}
         else:
             merged.append(message)
     return merged

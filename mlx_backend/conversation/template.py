@@ -65,7 +65,9 @@ class TemplateTraits:
     iterates_arguments: bool = False
     """It iterates over a call's arguments, so they must be an object (GLM, Qwen3-Coder)."""
     takes_parts: bool = False
-    """It takes a list of parts (text, images) as content."""
+    """It takes a list of parts (text, images) as a user's content, and writes something for an image."""
+    takes_result_parts: bool = False
+    """It does so for a tool's result, too."""
     takes_system_anywhere: bool = False
     """It renders a system message in the middle of a conversation where it stands."""
     takes_calls: bool = True
@@ -225,10 +227,12 @@ def _convert(message: Mapping[str, Any], traits: TemplateTraits) -> dict[str, An
     reasoning = message.get(REASONING_CONTENT)
     if reasoning and traits.reasoning_key:
         copy[traits.reasoning_key] = reasoning
-    if message["role"] == "tool":
+    is_result = message["role"] == "tool"
+    if isinstance(message["content"], list):
+        if not (traits.takes_result_parts if is_result else traits.takes_parts):
+            copy["content"] = "\n".join(map(_named_part, message["content"]))
+    elif is_result:
         copy["content"] = _result(message["content"], traits)
-    elif isinstance(message["content"], list) and not traits.takes_parts:
-        copy["content"] = "\n".join(map(_named_part, message["content"]))
     return copy
 
 

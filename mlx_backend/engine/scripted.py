@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
+from mlx_backend.engine.images import ImageSupport
+from mlx_backend.engine.scripted_constraint import constrained
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 
     import jinja2
 
-    from mlx_backend.engine.base import Constraint, GenerationRequest
+    from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.batch import Outcome
+    from mlx_backend.engine.images import ImageProcessor
 
 HARMONY_MARKERS = (
     "<|startoftext|>",
@@ -229,7 +232,7 @@ class _Playback:
             yield Progress(total * chunk // transcript.prefill, total)
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = tokenizer.encode(transcript.text, control_tokens=True)
-        for count, token in enumerate(_constrained(tokens, request.constraint), 1):
+        for count, token in enumerate(constrained(tokens, request.constraint), 1):
             text = tokenizer.special_tokens.get(token) or characters.decode(tokenizer.bytes_of(token))
             yield TokenDelta(token, text)
             if text in END_MARKERS:
@@ -241,42 +244,6 @@ class _Playback:
                 raise transcript.failure
             yield transcript.failure
         yield Ended("stop")
-
-
-def _constrained(tokens: Sequence[int], constraint: Constraint | None) -> Iterator[int]:
-    """Yield the tokens that are allowed; where none of the rest is, the lowest id that is."""
-    if constraint is None:
-        yield from tokens
-        return
-    at = 0
-    while at < len(tokens):
-        token, mask = tokens[at], _call(constraint.allowed_mask)
-        if mask is not None:
-            allowed = (position for position in range(at, len(tokens)) if _is_set(mask, tokens[position]))
-            if (found := next(allowed, None)) is not None:
-                at, token = found, tokens[found]
-            else:
-                at, token = at - 1, _lowest(mask)
-        yield token
-        at += 1
-        _call(constraint.advance, token)
-
-
-def _call[**P, R](method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a constraint's method; what it raises fails its own request alone."""
-    try:
-        return method(*args, **kwargs)
-    except Exception as error:
-        raise EngineError(f"Choosing the next token failed: {error}") from error
-
-
-def _is_set(mask: Sequence[int], token: int) -> bool:
-    return bool(mask[token // 32] >> token % 32 & 1)
-
-
-def _lowest(mask: Sequence[int]) -> int:
-    at, word = next((at, word) for at, word in enumerate(mask) if word)
-    return 32 * at + (word & -word).bit_length() - 1
 
 
 class _ScriptedBatch:
@@ -332,7 +299,8 @@ class ScriptedEngine(ThreadedEngine):
     """Replays transcripts through the real scheduler.
 
     `transcripts` is a list, the next one for each request, or a function from the prompt's text to one. A `tokenizer`
-    stands for the one that `markers` and `chat_template` would make.
+    stands for the one that `markers` and `chat_template` would make. Without an `image_processor` it sees no images;
+    `image_support` says why.
     With `gated` the engine takes no steps by itself: `advance` allows a number of them, each of one token for every
     running request.
     """
@@ -346,12 +314,20 @@ class ScriptedEngine(ThreadedEngine):
         markers: Sequence[str] = HARMONY_MARKERS,
         chat_template: str | None = HARMONY_TEMPLATE,
         tokenizer: ScriptedTokenizer | None = None,
+        image_processor: ImageProcessor | None = None,
+        image_support: ImageSupport = ImageSupport.NONE,
         gated: bool = False,
         max_concurrent: int = 32,
         max_waiting: int = 256,
     ) -> None:
         tokenizer = tokenizer or ScriptedTokenizer(markers, chat_template)
-        info = ModelInfo(model_id=model_id, context_length=context_length, tokenizer=tokenizer)
+        info = ModelInfo(
+            model_id=model_id,
+            context_length=context_length,
+            tokenizer=tokenizer,
+            image_processor=image_processor,
+            image_support=image_support if image_processor is None else ImageSupport.AVAILABLE,
+        )
         self._batch = _ScriptedBatch(info, tokenizer, _as_function(transcripts))
         if gated:
             self._batch.permits = threading.Semaphore(0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.errors import RequestError
 from mlx_backend.images.addresses import AllowedAddresses
-from mlx_backend.images.data_uri import too_many_bytes
+from mlx_backend.images.data_uri import decode_data_uri, is_data_uri
 from mlx_backend.images.decode import decode
 from mlx_backend.images.fetch import ImageFetcher
 from mlx_backend.images.source import ImageError
@@ -77,9 +77,10 @@ class ImageLoader:
         return pictures
 
     def _load(self, source: ImageSource) -> Picture:
-        data = source.data if source.data is not None else self._fetch(source.url)
-        if len(data) > self._limits.max_bytes:
-            raise too_many_bytes(self._limits.max_bytes)
+        if is_data_uri(source.url):
+            data = decode_data_uri(source.url, self._limits.max_bytes)
+        else:
+            data = self._fetch(source.url)
         picture, format_name, (width, height) = decode(
             data, source.detail, max_pixels=self._limits.max_pixels, reserve=self._reserve
         )

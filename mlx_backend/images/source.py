@@ -17,14 +17,13 @@ class Detail(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSource:
-    """An image of a request: its encoded bytes, or the address where they are.
+    """An image of a request: a data URI or the address where it is.
 
     `where` names the part of the request, such as messages[2].content[1].
     """
 
     where: str
-    data: bytes | None = field(default=None, repr=False)
-    url: str = field(default="", repr=False)
+    url: str = field(repr=False)
     detail: Detail = Detail.AUTO
 
 

@@ -19,6 +19,7 @@ from mlx_backend.embedding.embedding_config import EmbeddingOptions, folder_cont
 from mlx_backend.embedding.service import Embedder
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.errors import EngineError
+from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.recommended import RECOMMENDED_MODELS
 from mlx_backend.registry.base import ModelStatus, loaded_status
@@ -97,6 +98,7 @@ class MultiModelRegistry:
         self._settings = settings
         self._default_name = default_name
         self._folder_describer = FolderDescriber()
+        self._images = image_loader(settings)
         self._pool: ModelPool[Service | Embedder] = ModelPool(
             catalogue,
             self._load,
@@ -245,6 +247,7 @@ class MultiModelRegistry:
             answer_reserve=settings.answer_reserve,
             queue_seconds=settings.queue_seconds,
             request_limits=RequestLimits(max_messages=settings.max_messages, max_tools=settings.max_tools),
+            images=self._images,
             background_detection=settings.background_detection,
             prewarm=settings.prewarm,
             one_process=distributed_backend() is None,
@@ -273,6 +276,20 @@ class MultiModelRegistry:
             effort_budgets=own.effort_budgets or server.effort_budgets,
             **{**server.sampling, **own.sampling},
         )
+
+
+def image_loader(settings: Settings) -> ImageLoader:
+    """Return what loads the images of a server's requests."""
+    return ImageLoader(
+        ImageLimits(
+            allow_urls=settings.allow_image_urls,
+            hosts=settings.image_hosts,
+            max_images=settings.max_images,
+            max_bytes=settings.max_image_bytes,
+            max_pixels=settings.max_image_pixels,
+            seconds=settings.image_seconds,
+        )
+    )
 
 
 class _Memory:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from picture_files import BLUE, GREEN, RED, WHITE, encoded, png, png_claiming, with_red_corner
-from PIL import Image
+from PIL import Image  # picture_files has skipped this module where there is none
 from PIL.GifImagePlugin import GifImageFile
 
 from mlx_backend.images.decode import BYTES_PER_PIXEL, MAX_JPEG_SCANS, decode

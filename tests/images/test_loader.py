@@ -7,7 +7,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from picture_files import png, png_claiming
+from picture_files import data_uri, png, png_claiming
 from picture_site import PictureSite, found, moved
 
 from mlx_backend.errors import RequestError
@@ -18,7 +18,7 @@ from mlx_backend.preparation import Preparation
 
 
 def source(data: bytes, at: int = 0, detail: Detail = Detail.AUTO) -> ImageSource:
-    return ImageSource(where=f"messages[0].content[{at}]", data=data, detail=detail)
+    return ImageSource(where=f"messages[0].content[{at}]", url=data_uri(data), detail=detail)
 
 
 def test_pictures_come_in_the_order_in_which_they_are_named() -> None:
@@ -81,6 +81,12 @@ def test_with_addresses_allowed_this_machine_still_is_not() -> None:
             [source(png())] * 3,
             "3 images; this server takes at most 2",
             "too_many_images",
+        ),
+        (
+            ImageLimits(),
+            [ImageSource(where="messages[0].content[0]", url="data:image/svg+xml;utf8,<svg/>")],
+            "not in base64",
+            "invalid_image",
         ),
         (ImageLimits(max_bytes=50), [source(png())], "larger than", "image_too_large"),
         (ImageLimits(max_pixels=31), [source(png())], "8 x 4 pixels", "image_too_large"),

@@ -12,6 +12,7 @@ from mlx_backend.api.errors import refuse
 from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import Lenient, is_empty
 from mlx_backend.api.openai.generation_body import GenerationBody
+from mlx_backend.api.openai.image_parts import IMAGE_FORM, PART_TYPES, take_images
 from mlx_backend.api.openai.input_types import (
     DescribedAs,
     Messages,
@@ -176,12 +177,14 @@ class ChatBody(GenerationBody):
 
     def request(self, written: Mapping[str, Any], reasoning_format: ReasoningFormat) -> ChatRequest:
         """Return the request for the chat service. `written` is the body as the client wrote it."""
-        _refuse_other_than_text(self.messages)
+        _refuse_other_media(self.messages)
+        messages, images = take_images(self.messages)
         tools = [] if self.tool_choice == "none" else _distinct(self.tools or [])
         choice = self.tool_choice if isinstance(self.tool_choice, ToolChoice) else ToolChoice()
         strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
         return ChatRequest(
-            messages=self.messages,
+            messages=messages,
+            images=images,
             tools=[tool.as_dict() for tool in tools],
             fields=written,
             template_kwargs=self.chat_template_kwargs,
@@ -218,7 +221,7 @@ def _distinct(tools: Sequence[Tool]) -> list[Tool]:
     return list(by_name.values())
 
 
-def _refuse_other_than_text(messages: Sequence[Any]) -> None:
+def _refuse_other_media(messages: Sequence[Any]) -> None:
     if (in_result := media_in_result(messages)) is not None:
         where, sentence = in_result
         raise refuse(sentence, where, "unsupported_content")
@@ -226,28 +229,31 @@ def _refuse_other_than_text(messages: Sequence[Any]) -> None:
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
             part_type = part.get("type", "text") if isinstance(part, dict) else "text"
-            if part_type not in _TEXT_PARTS:
+            if part_type not in _TAKEN_PARTS:
                 raise refuse(_cannot_use(part_type), f"messages[{i}].content[{j}]", "unsupported_content")
 
 
 def _cannot_use(part_type: Any) -> str:
     """Say it for people: a chat's page shows the sentence as it is. The field's name goes beside it, in `param`."""
+    if part_type == "image":
+        return f"Here an image is a part of another form. {IMAGE_FORM}"
     if not isinstance(part_type, str) or part_type not in _MEDIA:
         return f"This model reads text only; it cannot use a part of type {excerpt(part_type)}. Remove that part."
     cannot, what, remedy = _MEDIA[part_type]
     return f"This model cannot {cannot}. Remove the {what}, or choose a model {remedy}."
 
 
-_IMAGE = ("see images", "image", "with vision")
 _AUDIO = ("hear audio", "audio", "that can")
 _VIDEO = ("watch videos", "video", "that can")
 _FILE = ("open files", "file, or send its text", "that can")
 _MEDIA = {
-    **dict.fromkeys(("image_url", "input_image", "image"), _IMAGE),
     **dict.fromkeys(("input_audio", "audio_url"), _AUDIO),
     **dict.fromkeys(("video_url", "input_video", "video"), _VIDEO),
     **dict.fromkeys(("file", "input_file", "document"), _FILE),
 }
 """The types of parts that clients send: what the model cannot do, what to remove, and what to choose instead."""
 
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_content")
+_TAKEN_PARTS = (
+    *("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "reasoning_content"),
+    *PART_TYPES,
+)

@@ -4,7 +4,7 @@
     {"type": "input_image", "image_url": …, "detail": …}            the Responses API's form, which some send here too
     ─▶ {"type": "image", "image": 3}, and the fourth `ImageSource`
 
-From here on nobody handles megabytes of base64: a part is a number. Fetches and decodes nothing but base64.
+From here on a part is a number, and nobody else handles megabytes of base64. Fetches and decodes nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.api.errors import refuse
 from mlx_backend.conversation.json_values import excerpt, json_type
-from mlx_backend.images.data_uri import decode_data_uri, is_data_uri
-from mlx_backend.images.source import Detail, ImageError, ImageSource
+from mlx_backend.images.source import Detail, ImageSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +23,10 @@ PART_TYPES = ("image_url", "input_image")
 
 _ROLES = ("user", "tool", "function")
 """Whose messages may hold images: models were trained to see those of users and of tools."""
-_FORM = 'Write it as {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
+IMAGE_FORM = 'Write it as {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
 
 
-def take_images(messages: Sequence[Any], *, max_bytes: int) -> tuple[list[Any], list[ImageSource]]:
+def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
     """Return the messages with a number for each image, and the images. Changes nothing in place. Raises ApiError."""
     sources: list[ImageSource] = []
     taken: list[Any] = []
@@ -47,7 +46,7 @@ def take_images(messages: Sequence[Any], *, max_bytes: int) -> tuple[list[Any], 
         parts: list[Any] = []
         for at, part in enumerate(content):
             if _is_image(part):
-                sources.append(_source(part, f"messages[{index}].content[{at}]", max_bytes))
+                sources.append(_source(part, f"messages[{index}].content[{at}]"))
                 part = {"type": "image", "image": len(sources) - 1}
             parts.append(part)
         taken.append({**message, "content": parts})
@@ -58,7 +57,7 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in PART_TYPES
 
 
-def _source(part: Mapping[str, Any], where: str, max_bytes: int) -> ImageSource:
+def _source(part: Mapping[str, Any], where: str) -> ImageSource:
     written = part.get("image_url")
     url, detail = (
         (written.get("url"), written.get("detail"))
@@ -67,7 +66,7 @@ def _source(part: Mapping[str, Any], where: str, max_bytes: int) -> ImageSource:
     )
     if not isinstance(url, str) or not url:
         found = "is empty" if url == "" else "is missing" if url is None else f"is {json_type(url)}"
-        raise refuse(f"The address of an image {found}. {_FORM}", f"{where}.image_url", "invalid_image")
+        raise refuse(f"The address of an image {found}. {IMAGE_FORM}", f"{where}.image_url", "invalid_image")
     try:
         wanted = Detail.AUTO if detail is None else Detail(detail)
     except ValueError:
@@ -75,9 +74,4 @@ def _source(part: Mapping[str, Any], where: str, max_bytes: int) -> ImageSource:
             f"An image's detail is {excerpt(detail)}: send low, high or auto.",
             f"{where}.image_url.detail" if isinstance(written, Mapping) else f"{where}.detail",
         ) from None
-    if not is_data_uri(url):
-        return ImageSource(where=where, url=url, detail=wanted)
-    try:
-        return ImageSource(where=where, data=decode_data_uri(url, max_bytes), detail=wanted)
-    except ImageError as error:
-        raise refuse(str(error), f"{where}.image_url", error.code) from error
+    return ImageSource(where=where, url=url, detail=wanted)

@@ -44,6 +44,20 @@ class TextPart(TypedDict):
     text: str
 
 
+class ImageAddress(TypedDict):
+    """Where an image is: a data URI, or an address if the server fetches images."""
+
+    url: str
+    detail: NotRequired[Literal["low", "high", "auto"] | None]
+
+
+class ImagePart(TypedDict):
+    """A part of a message that is an image."""
+
+    type: Literal["image_url"]
+    image_url: ImageAddress
+
+
 class CalledFunction(TypedDict):
     """What a call calls. The arguments are JSON, as text."""
 
@@ -63,7 +77,7 @@ class Message(TypedDict):
     """A message of a conversation. What else clients send in it is accepted, and what is broken is repaired."""
 
     role: Annotated[str, WithJsonSchema({"type": "string", "enum": list(ROLES)})]
-    content: NotRequired[str | list[TextPart] | None]
+    content: NotRequired[str | list[TextPart | ImagePart] | None]
     name: NotRequired[str]
     reasoning_content: NotRequired[str | None]
     tool_calls: NotRequired[list[MessageCall] | None]

@@ -33,10 +33,11 @@ class ErrorObject(TypedDict):
 # -- replies --------------------------------------------------------------------------------------------------
 
 
-class CachedTokens(TypedDict):
-    """How much of a prompt was found in the cache."""
+class PromptTokens(TypedDict):
+    """How much of a prompt was found in the cache, and, if there are images in it, how much of it they are."""
 
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class ReasoningTokens(TypedDict):
@@ -51,7 +52,7 @@ class UsageObject(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokens
     completion_tokens_details: ReasoningTokens
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlx_backend.api.openai.objects import ReasoningObject, TimingsObject, UsageObject
+    from mlx_backend.api.openai.objects import PromptTokens, ReasoningObject, TimingsObject, UsageObject
     from mlx_backend.chat.reply import Reply
     from mlx_backend.chat.usage import Usage
 
 
 def usage_object(usage: Usage) -> UsageObject:
     """Build OpenAI's `usage`."""
+    details: PromptTokens = {"cached_tokens": usage.cached_tokens}
+    if usage.image_tokens:
+        details["image_tokens"] = usage.image_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": details,
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 

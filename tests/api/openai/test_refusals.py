@@ -44,7 +44,8 @@ def refused(client: Client, path: str, body: Any, status: int = 400) -> dict[str
 
 
 def part(kind: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, {"type": kind}]}]}
+    sent = {"type": kind, "image_url": {"url": "data:image/png;base64,aaaa"}}
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, sent]}]}
 
 
 # the fields beside messages | the field to blame | what the message must mention
@@ -163,6 +164,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": "hello"}, "messages", '"hello"'),
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "wizard"),
     (part("image_url"), "messages[0].content[1]", "This model cannot see images. Remove the image,"),
+    (part("image"), "messages[0].content[1]", 'Write it as {"type": "image_url"'),
     (part("input_audio"), "messages[0].content[1]", "This model cannot hear audio. Remove the audio,"),
     (part("video_url"), "messages[0].content[1]", "This model cannot watch videos. Remove the video,"),
     (part("file"), "messages[0].content[1]", "This model cannot open files. Remove the file,"),

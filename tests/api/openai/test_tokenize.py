@@ -204,7 +204,14 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     ),
     "an image": (
         "/v1/tokenize",
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": "data:image/png;base64,aaaa"}],
+                }
+            ]
+        },
         "messages[0].content[0]",
         "cannot see images",
     ),

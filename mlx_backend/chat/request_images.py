@@ -1,0 +1,144 @@
+"""The images of a request and its model: shown, refused in words, or, in earlier turns, named.
+
+A model that cannot see refuses what it is asked about now. Images of turns that have been answered become the text
+`[image]`, so that a conversation can go on with another model. Knows no API: a message's part is an image's number.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mlx_backend.chat.image_places import ImagePlaces, image_numbers
+from mlx_backend.conversation.image_parts import UNSEEN, has_images, is_image
+from mlx_backend.conversation.result_media import tool_of_result
+from mlx_backend.engine.images import ImageSupport
+from mlx_backend.errors import EngineRefused, RequestError
+from mlx_backend.preparation import current
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mlx_backend.chat.request import ChatRequest
+    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.images import ImageProcessor, PreparedImage
+    from mlx_backend.images.loader import ImageLoader
+    from mlx_backend.images.source import ImageSource
+
+log = logging.getLogger(__name__)
+
+_REMEDY = "Remove the image, or choose a model with vision."
+_REFUSALS: Mapping[ImageSupport, tuple[str, str]] = {
+    ImageSupport.NONE: (f"This model cannot see images. {_REMEDY}", "unsupported_content"),
+    ImageSupport.NOT_INSTALLED: (
+        "This model can see images, but this server was installed without what that needs. Remove the image, or have "
+        "the server's operator install it: pip install 'dify-mlx-provider[vision]'.",
+        "vision_not_installed",
+    ),
+    ImageSupport.UNKNOWN_FAMILY: (
+        f"This server does not support images for models of this family yet; text it answers. {_REMEDY}",
+        "unsupported_content",
+    ),
+    ImageSupport.NOT_HERE: (
+        f"This model cannot see images as this server runs it: the server's log says why. {_REMEDY}",
+        "unsupported_content",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImages:
+    """The images of one request, prepared for its model, by their numbers."""
+
+    processor: ImageProcessor
+    pad: str
+    images: Mapping[int, PreparedImage]
+
+    def places(self, messages: Sequence[Mapping[str, Any]], stand_ins: Mapping[str, int]) -> ImagePlaces:
+        """Return where they stand: as parts of the messages that are rendered, or as stand-ins in texts."""
+        return ImagePlaces(
+            images=self.images,
+            parts=image_numbers(messages),
+            stand_ins=stand_ins,
+            markup=self.processor.markup,
+            pad_token=self.processor.pad_token,
+            pad=self.pad,
+        )
+
+
+class RequestImages:
+    """The images of requests to one model. Safe to use from several threads."""
+
+    def __init__(self, engine: Engine, loader: ImageLoader | None) -> None:
+        self._model_id = engine.model_id
+        self._support = engine.image_support
+        processor = engine.image_processor
+        pad = engine.tokenizer.special_tokens.get(processor.pad_token) if processor is not None else None
+        self._means: tuple[ImageLoader, ImageProcessor, str] | None = None
+        if loader is not None and processor is not None and pad is not None:
+            self._means = loader, processor, pad
+
+    @property
+    def are_seen(self) -> bool:
+        """Whether the model is shown images."""
+        return self._means is not None
+
+    def visible(self, request: ChatRequest) -> ChatRequest:
+        """Return the request as the model can be shown it. Raises RequestError for an image that it has to see."""
+        if not request.images or self.are_seen:
+            return request
+        messages, asked = list(request.messages), _current_turn(request.messages)
+        for index, message in enumerate(messages):
+            if isinstance(message, dict) and has_images(message.get("content")):
+                if index >= asked:
+                    raise self._refusal(request, index)
+                messages[index] = {**message, "content": list(map(_named, message["content"]))}
+        log.info(
+            "%s cannot see images: those of earlier turns (%d) are the text %s.",
+            *(self._model_id, len(request.images), UNSEEN),
+        )
+        return replace(request, messages=messages, images=())
+
+    def seen(
+        self, sources: Sequence[ImageSource], messages: Sequence[Mapping[str, Any]]
+    ) -> SeenImages | None:
+        """Load and prepare the images that canonical messages number; None if there are none. Raises RequestError."""
+        numbers = image_numbers(messages)
+        if self._means is None or not numbers:
+            return None
+        loader, processor, pad = self._means
+        chosen = [sources[number] for number in numbers]
+        images: dict[int, PreparedImage] = {}
+        for number, picture in zip(numbers, loader.load(chosen), strict=True):
+            current().check()
+            try:
+                images[number] = processor.prepare(picture)
+            except EngineRefused as error:
+                raise RequestError(str(error), sources[number].where, "invalid_image") from error
+        return SeenImages(processor, pad, images)
+
+    def _refusal(self, request: ChatRequest, index: int) -> RequestError:
+        message = request.messages[index]
+        at = next(at for at, part in enumerate(message["content"]) if is_image(part))
+        where = request.images[message["content"][at]["image"]].where
+        support = ImageSupport.NOT_HERE if self._support is ImageSupport.AVAILABLE else self._support
+        text, code = _REFUSALS[support]
+        if message.get("role") in ("tool", "function"):
+            tool = tool_of_result(request.messages, index)
+            text = f"The result of {tool} holds an image. {text} Or have the tool return text."
+        return RequestError(text, where, code)
+
+
+def _current_turn(messages: Sequence[Any]) -> int:
+    """Return the index behind the last answer: what follows is asked now. A last message is not answered, but begun."""
+    answers = [
+        index
+        for index, message in enumerate(messages[:-1])
+        if isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls")
+    ]
+    return answers[-1] + 1 if answers else 0
+
+
+def _named(part: Any) -> Any:
+    return {"type": "text", "text": UNSEEN} if is_image(part) else part
