@@ -1,7 +1,7 @@
 """The settings of a reply and of the server: each declared once, with its limits and its help.
 
-`SamplingSettings` and `ReplySettings` exist three times over: as a request sends them, as a model's own, and as the
-server's. None always means "not set": the next of these decides, and last the model itself.
+`SamplingSettings` (sampling_settings.py) and `ReplySettings` exist three times over: as a request sends them, as a
+model's own, and as the server's. None always means "not set": the next of these decides, and last the model itself.
 
 Knows nothing of argparse, HTTP or MLX; the standard library and the shared core are enough.
 """
@@ -9,7 +9,7 @@ Knows nothing of argparse, HTTP or MLX; the standard library and the shared core
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from mlx_backend.api_key_kind import API_KEY, NAMED_KEYS, NamedKeys
 from mlx_backend.conversation.effort import Effort, parse_effort
@@ -18,7 +18,6 @@ from mlx_backend.declaration import (
     Kind,
     Network,
     Setting,
-    declared,
     network,
     number,
     one_of,
@@ -29,6 +28,7 @@ from mlx_backend.declaration import (
     text,
     whole,
 )
+from mlx_backend.sampling_settings import SamplingSettings
 
 
 class ReasoningFormat(StrEnum):
@@ -89,80 +89,6 @@ _EFFORT_BUDGETS = Kind(
     convert=_effort_budgets,
     show=lambda budgets: ",".join(f"{effort}={tokens}" for effort, tokens in budgets),
 )
-
-_SHARE = number(0, 1)
-_PENALTY = number(-2, 2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingSettings:
-    """How the next token is chosen, by the names of the engine's `Sampling`."""
-
-    temperature: Annotated[
-        float | None,
-        Setting(
-            kind=number(0, 2),
-            help="randomness of sampling; 0 always takes the most likely token",
-            default="what the model's makers recommend, or 1; 0 for the demo model",
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Setting(kind=_SHARE, help="choose among the most likely tokens that together have this probability"),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Setting(
-            kind=whole(0, words="a whole number, or 0 for all"),
-            help="choose among this many of the most likely tokens; 0: all",
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Setting(
-            kind=_SHARE,
-            help="leave out tokens whose probability is below this fraction of the most likely one's",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Setting(
-            kind=whole(0, (1 << 63) - 1, words="a whole number from 0 up"),
-            help="the same seed gives the same reply to the same request",
-            default="a new one for each reply",
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        Setting(kind=number(0, 10, above=True), help="above 1, recent tokens become less likely"),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        Setting(kind=_PENALTY, help="above 0, tokens that have been used become less likely"),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        Setting(kind=_PENALTY, help="above 0, tokens become less likely each time they are used"),
-    ] = None
-    xtc_probability: Annotated[
-        float | None,
-        Setting(kind=_SHARE, help="how often the most likely tokens are excluded (XTC sampling)"),
-    ] = None
-    xtc_threshold: Annotated[
-        float | None,
-        Setting(
-            kind=number(0, 0.5),
-            help="XTC excludes all tokens above this probability except the least likely of them",
-        ),
-    ] = None
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Those that are set, by name."""
-        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-
-
-SAMPLING = tuple(declared(SamplingSettings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from mlx_backend.models.spec import ModelDefaults, ModelSpec
 from mlx_backend.registry.config_file import Configuration, parse, read
 from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.registry.file_keys import ENGINE, SHARED_KEYS
-from mlx_backend.settings import SAMPLING, ReasoningFormat
+from mlx_backend.sampling_settings import SAMPLING
+from mlx_backend.settings import ReasoningFormat
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from mlx_backend.api.openai import fields
 from mlx_backend.api.openai.body import Body, Lenient, Refusals, is_empty, is_one_of
 from mlx_backend.api.openai.input_types import EFFORT_FIELDS, LogitBiasInput, StopInput
 from mlx_backend.api.openai.setting_fields import accepts
-from mlx_backend.settings import SAMPLING
+from mlx_backend.sampling_settings import SAMPLING
 
 _STRUCTURED = "send response_format with a json_schema, guided_regex or guided_choice"
 
