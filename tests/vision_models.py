@@ -175,6 +175,65 @@ def write_qwen2_5_vl(folder: Path, *, seed: int = 2) -> SeeingModel:
     return SeeingModel(folder, (3,), (4,), 5)
 
 
+def write_qwen3_vl(folder: Path, *, seed: int = 3) -> SeeingModel:
+    """Qwen3-VL: four layers, of which the first two get more of an image; interleaved axes."""
+    import mlx_vlm.models.qwen3_vl as family
+
+    text = {
+        "model_type": "qwen3_vl_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 1024,
+        "rope_theta": 10_000.0,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+        "tie_word_embeddings": False,
+    }
+    vision = {
+        "model_type": "qwen3_vl",
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+        "in_channels": 3,
+    }
+    config = {
+        "model_type": "qwen3_vl",
+        "text_config": text,
+        "vision_config": vision,
+        "image_token_id": 5,
+        "video_token_id": 6,
+        "vision_start_token_id": 3,
+        "vision_end_token_id": 4,
+        "eos_token_id": [1],
+    }
+    write_tokenizer(folder, byte_level(QWEN_MARKERS), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 64, "longest_edge": 4096},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    made = family.ModelConfig.from_dict(json.loads(json.dumps(config)))
+    _write(folder, config, family.Model(made), seed)
+    return SeeingModel(folder, (3,), (4,), 5)
+
+
 def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
     """Write the configuration, and weights under which what was read decides what is answered."""
     is_gemma = config["model_type"].startswith(
@@ -195,4 +254,4 @@ def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
 
 
-WRITERS = {"gemma3": write_gemma3, "qwen2_5_vl": write_qwen2_5_vl}
+WRITERS = {"gemma3": write_gemma3, "qwen2_5_vl": write_qwen2_5_vl, "qwen3_vl": write_qwen3_vl}

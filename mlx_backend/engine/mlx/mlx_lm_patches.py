@@ -9,7 +9,8 @@ so that an upgrade is a decision and not an accident.
    function, where a model's module imported it by name, and the classes of its rotary embeddings are replaced by ones
    that act on this module's `PackedLayer` and `TokenPositions` and pass every other call on unchanged. A model that
    does not fit is run without packing: batch_trial.py tries each one when it is loaded. What images need of a network
-   comes in by the same two: masks with blocks that attend in both directions, and positions in two dimensions.
+   comes in by the same two: masks with blocks that attend in both directions, and positions in two dimensions. What
+   Qwen3-VL's first layers get more of an image is added by replaced classes of those layers (`patch_for_added`).
 
 2. Rewinding a sliding window (`RewindableRotatingKVCache`). Speculative decoding and checkpoints inside a chunk take
    back the last tokens of a step. mlx-lm's `RotatingKVCache` refuses that once the window is full, although it still
@@ -41,7 +42,7 @@ from mlx_lm.models import base, rope_utils
 from mlx_lm.models.cache import RotatingKVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 KNOWN_SOURCES: dict[str, str] = {
     "mlx.nn.RoPE": "627d3750e5aab4b7",
@@ -103,7 +104,8 @@ class PackedLayer:
 
     Stands for one cache where a network expects it. `shapes` are the segments' rows, and tokens in each row. `blocks`
     are for each segment None, or the number of the block that each token belongs to, -1 for none ([tokens]): in a block
-    tokens attend in both directions, as in an image of Gemma 3.
+    tokens attend in both directions, as in an image of Gemma 3. `added` is what is added to the layer's output
+    ([tokens, width]), as for an image of Qwen3-VL; `patch_for_added` has to be called before.
     """
 
     def __init__(
@@ -112,9 +114,11 @@ class PackedLayer:
         shapes: Sequence[tuple[int, int]],
         positions: TokenPositions,
         blocks: Sequence[mx.array | None],
+        added: mx.array | None = None,
     ) -> None:
         self.offset = positions
         self.shapes = shapes
+        self.added = added
         self._starts = list(accumulate(rows * length for rows, length in shapes[:-1]))  # of all but the first
         self._caches = caches
         self._blocks = blocks
@@ -191,6 +195,23 @@ def patch_for_packing(network: Any) -> None:
         module = sys.modules[name]
         if getattr(module, _ATTENTION, None) is base.scaled_dot_product_attention:
             setattr(module, _ATTENTION, _attention)
+
+
+def patch_for_added(layers: Iterable[Any]) -> None:
+    """Make a network's layers add to their outputs what `PackedLayer` says; other calls work as before."""
+    for layer in layers:
+        layer.__class__ = _adding(type(layer))
+
+
+@functools.cache
+def _adding(kind: type[Any]) -> type[Any]:
+    def call(self: Any, hidden: mx.array, mask: Any = None, cache: Any = None) -> Any:
+        output = kind.__call__(self, hidden, mask, cache)
+        if isinstance(cache, PackedLayer) and cache.added is not None:
+            output = output + cache.added
+        return output
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 def _packable(rotation: type[Any]) -> type[Any]:

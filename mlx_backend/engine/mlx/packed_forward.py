@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -36,12 +37,14 @@ class ChunkImages:
     `embeddings` are of all its tokens ([tokens, width]). `positions` are theirs by time, row and column ([3, tokens]),
     with the axis that each element of a head is rotated by ([size]); None: they count on as always. `blocks` has the
     number of the image that each token belongs to, -1 for text ([tokens]), where images attend in both directions.
+    `added` is added to the outputs of the first layers ([layers, tokens, width]).
     """
 
     embeddings: mx.array
     positions: mx.array | None = None
     frequency_axes: mx.array | None = None
     blocks: mx.array | None = None
+    added: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,11 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     positions = _all_positions(segments)
     blocks = [segment.images.blocks if segment.images is not None else None for segment in segments]
     caches = zip(*(segment.layers for segment in segments), strict=True)
-    layers = [PackedLayer(each, shapes, positions, blocks) for each in caches]
+    added = _added(segments)
+    layers = [
+        PackedLayer(each, shapes, positions, blocks, own)
+        for each, own in zip_longest(caches, added, fillvalue=None)
+    ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
     restore = restore and len(segments) > 1
     before = [[alias(layer) for layer in segment.layers] for segment in segments] if restore else []
@@ -143,6 +150,20 @@ def _embeddings(network: Any, segments: Sequence[Segment]) -> mx.array | None:
     ]
     # A copy: Gemma 3's network multiplies what it is given, in place.
     return mx.concatenate(pieces)[None] + 0
+
+
+def _added(segments: Sequence[Segment]) -> list[mx.array]:
+    """Return what is added to the outputs of the first layers, for all tokens ([tokens, width])."""
+    found = [segment.images.added if segment.images is not None else None for segment in segments]
+    like = next((each for each in found if each is not None), None)
+    if like is None:
+        return []
+    count, _, width = like.shape
+    pieces = [
+        mx.zeros((count, segment.tokens.size, width), like.dtype) if each is None else each
+        for segment, each in zip(segments, found, strict=True)
+    ]
+    return list(joined(pieces, axis=1))
 
 
 def embedding_of(network: Any) -> Any:

@@ -5,7 +5,7 @@ A row is added once its replies have been compared with a reference; nothing els
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ class ImageFamily:
     has_grid_positions: bool = False
     """Its rotary embeddings turn parts of a head by row and column (mrope). An image then moves what follows by the
     longer of its sides instead of by its number of places."""
+    interleaves_axes: bool = False
+    """The frequencies of rows and columns alternate with those of time, instead of one block following the other."""
 
     def pad_token(self, config: Mapping[str, Any]) -> int:
         """Return the id of the pad token."""
@@ -50,6 +52,7 @@ FAMILIES: dict[str, ImageFamily] = {
         has_grid_positions=True,
     ),
 }
+FAMILIES["qwen3_vl"] = replace(FAMILIES["qwen2_5_vl"], interleaves_axes=True)
 """By the model_type of config.json."""
 
 
@@ -74,15 +77,21 @@ def is_installed() -> bool:
     return find_spec("mlx_vlm") is not None and find_spec("PIL") is not None
 
 
-def frequency_axes(config: Mapping[str, Any], head_size: int) -> list[int]:
+def frequency_axes(config: Mapping[str, Any], head_size: int, *, interleaved: bool = False) -> list[int]:
     """Return by which position each element of a head is rotated: 0 time, 1 row, 2 column.
 
-    `mrope_section` says how many of the frequencies each gets, one block after the other; an element and the one half a
-    head further have the same frequency.
+    `mrope_section` says how many of the frequencies each gets. An element has the same frequency as the one that
+    follows it by half of those that are rotated, which are the first ones; for the others it does not matter.
     """
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    sections = scaling["mrope_section"]
-    axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
-    if 2 * len(axes) != head_size:
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    sections = rope["mrope_section"]
+    if interleaved:
+        axes = [0] * sum(sections)
+        for axis in (1, 2):
+            axes[axis : 3 * sections[axis] : 3] = [axis] * sections[axis]
+    else:
+        axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if 2 * len(axes) != int(head_size * share):
         raise ValueError(f"mrope_section {sections} does not fit heads of {head_size}")
-    return axes * 2
+    return axes * 2 + [0] * (head_size - 2 * len(axes))

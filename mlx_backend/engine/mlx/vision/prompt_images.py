@@ -114,7 +114,7 @@ class PromptImages:
             shift = self._shifts[bisect_right(self._starts, start)]
             return Segment(array_of_tokens, layers, shift=shift_of([shift]))
         try:
-            embeddings = self._embeddings(network, array_of_tokens[0], start, end)
+            embeddings, *added = self._embeddings(network, array_of_tokens[0], start, end)
         except Exception as error:
             raise ForwardError from error
         family = self._vision.family
@@ -126,6 +126,7 @@ class PromptImages:
                 mx.array(self.positions(start, start + len(tokens))) if family.has_grid_positions else None,
                 self._vision.frequency_axes,
                 mx.array(self._blocks(start, len(tokens))) if family.attends_both_ways else None,
+                mx.stack(added) if added else None,
             ),
         )
 
@@ -144,13 +145,23 @@ class PromptImages:
         return found
 
     def _embeddings(self, network: Any, tokens: mx.array, start: int, end: int) -> mx.array:
-        embedded = embedding_of(network)(tokens[None])[0]
+        """Return the embeddings of tokens, and what is added to the outputs of layers ([1 + layers, tokens, width])."""
+        embedded: mx.array = embedding_of(network)(tokens[None])
+        within = self._within(start, end)
+        layers = self._seen[within[0][1].image.digest].shape[0] - 1
+        if layers:
+            nothing = mx.zeros((layers, *embedded.shape[1:]), embedded.dtype)
+            embedded = mx.concatenate([embedded, nothing])
         pieces, at = [], start
-        for _, each, first, last in self._within(start, end):
-            features = self._seen[each.image.digest][first - each.start : last - each.start]
-            pieces += [embedded[at - start : first - start], features.astype(embedded.dtype)]
+        for _, each, first, last in within:
+            features = self._seen[each.image.digest][:, first - each.start : last - each.start]
+            here = slice(first - start, last - start)
+            if each.image.row_break is not None:
+                is_pad = tokens[here, None] == self._vision.pad_token
+                features = mx.where(is_pad, features, embedded[:, here])
+            pieces += [embedded[:, at - start : first - start], features.astype(embedded.dtype)]
             at = last
-        return mx.concatenate([*pieces, embedded[at - start :]])
+        return mx.concatenate([*pieces, embedded[:, at - start :]], axis=1)
 
     def _blocks(self, start: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
         blocks = np.full(count, -1, np.int32)

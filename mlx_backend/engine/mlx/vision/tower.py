@@ -16,6 +16,7 @@ from mlx import nn
 
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.images import ImageSupport, PreparedImage
+from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_added
 from mlx_backend.engine.mlx.packed_forward import embedding_of
 from mlx_backend.engine.mlx.vision.families import family_of, frequency_axes, image_support, is_installed
 from mlx_backend.engine.mlx.vision.features import FeatureCache
@@ -25,7 +26,7 @@ from mlx_backend.images.source import Picture
 from mlx_backend.models.files import of_text, read_json_or_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -46,22 +47,28 @@ class Vision:
     counts what was prepared, and `features` are what was made of images.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], family: ImageFamily, network: Any) -> None:
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], family: ImageFamily, networks: Sequence[Any]
+    ) -> None:
         from mlx_vlm.utils import load_model, load_processor
 
         self.family = family
         self.pad_token = family.pad_token(config)
         model = load_model(folder, lazy=True)
-        self._embedding = embedding_of(network)
+        self._embedding = embedding_of(networks[0])
         width = self._embedding(mx.array([[0]])).shape[-1]
         model.language_model = _NoLanguageModel(width, self._dtype())
         self._model = model
         self._processor = load_processor(folder, add_detokenizer=False).image_processor
         self.frequency_axes = (
-            mx.array(frequency_axes(of_text(config), _head_size(config)))
+            mx.array(frequency_axes(of_text(config), _head_size(config), interleaved=family.interleaves_axes))
             if family.has_grid_positions
             else None
         )
+        for network in networks:
+            patch_for_added(
+                network.layers[: len(config["vision_config"].get("deepstack_visual_indexes", ()))]
+            )
         self.waiting = PreparedImages()
         self.features = FeatureCache()
         self.cost = TowerCost()
@@ -100,7 +107,10 @@ class Vision:
         return image
 
     def see(self, image: PreparedImage) -> mx.array:
-        """Return the embeddings of an image's tokens ([tokens, width]), which `features` then has if there is room."""
+        """Return an image's embeddings, and what is added to the outputs of layers ([1 + layers, tokens, width]).
+
+        `features` then has that too, if there is room.
+        """
         features = self._compute(image)
         self.features.put(image.digest, features)
         return features
@@ -126,7 +136,8 @@ class Vision:
         inputs = {name: mx.array(value) for name, value in image.inputs.items()}
         pixels = inputs.pop("pixel_values")
         found = self._model.get_input_embeddings(places, pixels, mask=mx.ones_like(places), **inputs)
-        features: mx.array = found.inputs_embeds[0]
+        added = getattr(found, "deepstack_visual_embeds", None)
+        features = mx.stack([found.inputs_embeds[0], *(added if added is not None else ())])
         mx.eval(features)
         mx.clear_cache()
         return features
@@ -175,12 +186,18 @@ def support_of(folder: Path, vision: Vision | None) -> ImageSupport:
 
 
 def load_vision(
-    folder: Path, network: Any, lock: FairLock, check_size: CheckSize, *, can_pack: bool, shared: bool
+    folder: Path,
+    networks: Sequence[Any],
+    lock: FairLock,
+    check_size: CheckSize,
+    *,
+    can_pack: bool,
+    shared: bool,
 ) -> Vision | None:
     """Load what a model sees with; None if it does not see, or cannot here, which is logged.
 
-    `can_pack` says whether the network is run packed, `shared` whether other processes run parts of it. Raises what
-    `check_size` does, which gets the bytes of its weights.
+    `networks` are the language network and those of its adapters. `can_pack` says whether they are run packed, `shared`
+    whether other processes run parts of them. Raises what `check_size` does, which gets the bytes of its weights.
     """
     config = read_json_or_empty(folder / "config.json")
     family = family_of(config)
@@ -193,7 +210,7 @@ def load_vision(
     if not is_installed():
         log.info("The model can see images; for that, install dify-mlx-provider[vision].")
         return None
-    vision = _or_text_only(lambda: Vision(folder, config, family, network))
+    vision = _or_text_only(lambda: Vision(folder, config, family, networks))
     if vision is not None:
         check_size("its vision tower", vision.nbytes)
         with lock:  # MLX counts the memory of all models together
