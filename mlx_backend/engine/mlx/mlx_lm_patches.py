@@ -200,11 +200,11 @@ def patch_for_packing(network: Any) -> None:
 def patch_for_added(layers: Iterable[Any]) -> None:
     """Make a network's layers add to their outputs what `PackedLayer` says; other calls work as before."""
     for layer in layers:
-        layer.__class__ = _adding(type(layer))
+        layer.__class__ = _adding(layer.__class__)
 
 
 @functools.cache
-def _adding(kind: type[Any]) -> type[Any]:
+def _adding(kind: Any) -> type[Any]:
     def call(self: Any, hidden: mx.array, mask: Any = None, cache: Any = None) -> Any:
         output = kind.__call__(self, hidden, mask, cache)
         if isinstance(cache, PackedLayer) and cache.added is not None:

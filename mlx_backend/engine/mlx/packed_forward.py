@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -85,8 +84,8 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     caches = zip(*(segment.layers for segment in segments), strict=True)
     added = _added(segments)
     layers = [
-        PackedLayer(each, shapes, positions, blocks, own)
-        for each, own in zip_longest(caches, added, fillvalue=None)
+        PackedLayer(each, shapes, positions, blocks, added[at] if at < len(added) else None)
+        for at, each in enumerate(caches)
     ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
     restore = restore and len(segments) > 1
