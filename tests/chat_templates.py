@@ -79,3 +79,41 @@ QWEN_XML_MARKERS = (
 def qwen_xml(keeps: str = "loop.index0 > last.user") -> str:
     """Return the layout of Qwen's XML calls; `keeps` is when it shows a message's reasoning."""
     return QWEN_XML.replace("KEEPS", keeps)
+
+
+# As Qwen2.5-VL's: roles as they are, parts one after the other.
+QWEN_VL = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content -%}
+{%- if part.type == 'image' or 'image' in part -%}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif 'text' in part -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}{% endif %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+# As Gemma 3's: the roles must alternate, and texts are trimmed.
+GEMMA_3_VISION = """\
+{%- for message in messages -%}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+{%- endif -%}
+<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}
+{% if message.content is string %}{{ message.content | trim }}{% else %}
+{%- for item in message.content -%}
+{%- if item.type == 'image' -%}<start_of_image>{%- elif item.type == 'text' -%}{{ item.text | trim }}{%- endif -%}
+{%- endfor -%}{% endif %}<end_of_turn>
+{% endfor -%}
+{%- if add_generation_prompt -%}<start_of_turn>model
+{% endif -%}
+"""
+QWEN_VL_MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+GEMMA_3_VISION_MARKERS = (
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<end_of_image>",
+    "<image_soft_token>",
+)

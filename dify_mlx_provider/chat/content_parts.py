@@ -2,7 +2,8 @@
 
 Images become `image_url`, by address or as a data URI, as Dify gives them. A plain-text document becomes its text,
 which every model reads; other documents become `file`. What the form, or the server, says that a model does not take is
-refused here, in words for the user; of a model that nobody has described only its server knows.
+refused here, in words for the user; of a model that nobody has described only its server knows. An image of an earlier
+turn is not refused but named, so that a conversation can go on with a model that cannot see.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dify_plugin.entities.model.message import (
     TextPromptMessageContent,
     VideoPromptMessageContent,
 )
+
+from mlx_backend.conversation.image_parts import UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +66,10 @@ class AcceptedMedia:
     model_label: str
     refused: frozenset[str] = frozenset()
 
+    def hides(self, content_type: str, *, is_earlier: bool) -> bool:
+        """Whether the model reads that there was such content, in place of it."""
+        return is_earlier and content_type == "image" and content_type in self.refused
+
     def check(self, content_type: str, *, is_earlier: bool) -> None:
         """Raise ValueError for content that the model does not take; `is_earlier`: not in the last user message."""
         if content_type not in self.refused:
@@ -99,6 +106,9 @@ def message_content(
         return message.content or ""
     parts: list[dict[str, Any]] = []
     for part in message.content:
+        if media.hides(part.type.value, is_earlier=is_earlier):
+            parts.append({"type": "text", "text": UNSEEN})
+            continue
         if not (isinstance(part, DocumentPromptMessageContent) and _is_plain(part)):
             media.check(part.type.value, is_earlier=is_earlier)
         parts.append(_part(part))

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chat_templates import GEMMA_3_VISION, GEMMA_3_VISION_MARKERS, QWEN_VL, QWEN_VL_MARKERS
 
 from mlx_backend.chat.chat_prompt import ChatPrompts
 from mlx_backend.chat.effort_probe import probe_effort
@@ -24,49 +25,13 @@ if TYPE_CHECKING:
 
     from mlx_backend.chat.prompt import Prompt
 
-QWEN_MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 QWEN = ImageMarkup(part="<|vision_start|><|image_pad|><|vision_end|>", placeholder="<|image_pad|>")
-GEMMA_MARKERS = (
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<start_of_image>",
-    "<end_of_image>",
-    "<image_soft_token>",
-)
 GEMMA = ImageMarkup(
     part="<start_of_image>",
     placeholder="<start_of_image>",
     before="\n\n<start_of_image>",
     behind="<end_of_image>\n\n",
 )
-# As Qwen2.5-VL's: roles as they are, parts one after the other.
-QWEN_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content -%}
-{%- if part.type == 'image' or 'image' in part -%}<|vision_start|><|image_pad|><|vision_end|>
-{%- elif 'text' in part -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}{% endif %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}
-"""
-# As Gemma 3's: the roles must alternate, and texts are trimmed.
-GEMMA_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
-{{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
-{%- endif -%}
-<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}
-{% if message.content is string %}{{ message.content | trim }}{% else %}
-{%- for item in message.content -%}
-{%- if item.type == 'image' -%}<start_of_image>{%- elif item.type == 'text' -%}{{ item.text | trim }}{%- endif -%}
-{%- endfor -%}{% endif %}<end_of_turn>
-{% endfor -%}
-{%- if add_generation_prompt -%}<start_of_turn>model
-{% endif -%}
-"""
 # Of a model whose template knows no parts.
 TEXT_TEMPLATE = """\
 {%- for message in messages -%}<|im_start|>{{ message.role }}
@@ -142,17 +107,17 @@ class Model:
 
 @pytest.fixture(scope="module")
 def qwen() -> Model:
-    return Model(QWEN_TEMPLATE, QWEN_MARKERS, QWEN)
+    return Model(QWEN_VL, QWEN_VL_MARKERS, QWEN)
 
 
 @pytest.fixture(scope="module")
 def gemma() -> Model:
-    return Model(GEMMA_TEMPLATE, GEMMA_MARKERS, GEMMA)
+    return Model(GEMMA_3_VISION, GEMMA_3_VISION_MARKERS, GEMMA)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Model:
-    return Model(TEXT_TEMPLATE, QWEN_MARKERS, QWEN)
+    return Model(TEXT_TEMPLATE, QWEN_VL_MARKERS, QWEN)
 
 
 def test_an_image_takes_its_number_of_pad_tokens_where_its_part_stands(qwen: Model, gemma: Model) -> None:
@@ -243,16 +208,16 @@ def test_a_begun_answer_goes_on_behind_the_images(qwen: Model) -> None:
 
 
 def test_a_template_that_drops_an_image_is_named() -> None:
-    only_one = QWEN_TEMPLATE.replace(
+    only_one = QWEN_VL.replace(
         "{%- for part in message.content -%}", "{%- for part in message.content[:2] -%}"
     )
-    model = Model(only_one, QWEN_MARKERS, QWEN)
+    model = Model(only_one, QWEN_VL_MARKERS, QWEN)
     with pytest.raises(RequestError, match=r"does not write each of the request's images as <\|image_pad\|>"):
         model.prompt([user(text("both"), image(0), image(1))], [1, 1])
 
 
 def test_images_without_a_template_are_refused() -> None:
-    model = Model(QWEN_TEMPLATE, QWEN_MARKERS, QWEN)
+    model = Model(QWEN_VL, QWEN_VL_MARKERS, QWEN)
     model.prompts._template = None
     with pytest.raises(RequestError, match="need a chat template"):
         model.prompt([user(image(0))], [1], role_mapping={"user": "U: "})

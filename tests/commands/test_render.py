@@ -91,14 +91,14 @@ def test_markers_that_people_write_are_shown_as_they_wrote_them(run: Run, templa
 def test_each_line_may_name_its_template_and_errors_stand_in_their_places(run: Run, template: Path) -> None:
     broken = template.with_name("broken.jinja")
     broken.write_text("{% if %}")
-    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    audio = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}
     named = {"template_file": str(template)}
     rows = [
         {"id": 1, **named, "messages": [QUESTION]},
         {"id": 2, "messages": [QUESTION]},
         {"id": 3, "template_file": str(broken), "messages": [QUESTION]},
         {"id": 4, "template_file": str(template.with_name("none")), "messages": [QUESTION]},
-        {"id": 5, **named, "messages": [image]},
+        {"id": 5, **named, "messages": [audio]},
         {"id": 6, **named, "messages": [QUESTION], "reasoning_effort": "extreme"},
         {"id": 7, **named, "messages": []},
         {"id": 8, "template_file": 8, "messages": [QUESTION]},

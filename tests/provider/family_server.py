@@ -2,7 +2,8 @@
 
     python family_server.py SPECIFICATION.json PROMPTS.jsonl
 
-The specification holds the model's `template` and `markers`, and `replies`: what it writes, in that order.
+The specification holds the model's `template` and `markers`, and `replies`: what it writes, in that order. With markers
+for images it is shown images. `settings` are the server's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from running_server import running
 
-from mlx_backend.engine.scripted import ScriptedEngine
+from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
+from mlx_backend.engine.scripted_images import IMAGE_MARKERS, ScriptedImageProcessor
 
 specification = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 replies = iter(specification["replies"])
@@ -29,8 +31,12 @@ def reply(prompt: str) -> str:
     return str(next(replies))
 
 
-engine = ScriptedEngine(reply, chat_template=specification["template"], markers=specification["markers"])
-with running(engine) as server:
+tokenizer = ScriptedTokenizer(specification["markers"], specification["template"])
+sees = set(IMAGE_MARKERS) <= set(specification["markers"])
+engine = ScriptedEngine(
+    reply, tokenizer=tokenizer, image_processor=ScriptedImageProcessor(tokenizer) if sees else None
+)
+with running(engine, **specification.get("settings", {})) as server:
     host, port = server.address
     print(f"Listening on http://{host}:{port}", flush=True)
     Event().wait()

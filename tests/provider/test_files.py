@@ -119,14 +119,25 @@ def test_what_the_server_says_its_model_cannot_take_is_not_sent(
         assert server.bodies == []
 
 
-def test_an_image_of_an_earlier_turn_cannot_be_removed_so_the_sentence_says_what_can_be_done(
+def test_an_image_of_an_earlier_turn_is_named_to_a_model_that_cannot_see(plugin: PluginProcess) -> None:
+    asked = {"role": "user", "content": [{"type": "text", "data": "What is this?"}, IMAGE]}
+    history = [asked, assistant("A cat."), user("What colour?")]
+    with mlx_backend(READER, VIEWER) as server:
+        for model in ("reader", "viewer"):
+            list(plugin.invoke(history, credentials={"endpoint_url": server.address}, model=model))
+        first, second = (body["messages"][0]["content"] for body in server.bodies)
+    assert first == "What is this?\n[image]"
+    assert [part["type"] for part in second] == ["text", "image_url"]
+
+
+def test_another_file_of_an_earlier_turn_cannot_be_removed_so_the_sentence_says_what_can_be_done(
     plugin: PluginProcess,
 ) -> None:
-    history = [{"role": "user", "content": [IMAGE]}, assistant("A cat."), user("What colour?")]
+    history = [{"role": "user", "content": [AUDIO]}, assistant("A cat."), user("What colour?")]
     with (
         mlx_backend(READER) as server,
         pytest.raises(
-            PluginError, match=r"an earlier message of this conversation has an image. Start a new"
+            PluginError, match=r"an earlier message of this conversation has an audio file. Start a new"
         ),
     ):
         list(plugin.invoke(history, credentials={"endpoint_url": server.address}, model="reader"))

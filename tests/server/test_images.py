@@ -7,13 +7,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chat_templates import QWEN_VL, QWEN_VL_MARKERS
 from picture_files import data_uri, encoded, png, png_claiming, with_red_corner
 from picture_site import PictureSite, found, moved
 from running_server import RunningServer, running
 
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
-from mlx_backend.engine.scripted_images import IMAGE_MARKERS, ScriptedImageProcessor
+from mlx_backend.engine.scripted_images import ScriptedImageProcessor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,18 +24,6 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import GenerationRequest
 
-MARKERS = ("<|im_start|>", "<|im_end|>", *IMAGE_MARKERS)
-TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}{% endif %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}
-"""
 ANSWER = "A corner.<|im_end|>"
 PICTURE = png(56, 56)
 """Four tokens."""
@@ -43,13 +32,15 @@ LARGE = png(2800, 28)
 
 
 def seeing_engine() -> ScriptedEngine:
-    tokenizer = ScriptedTokenizer(MARKERS, TEMPLATE)
+    tokenizer = ScriptedTokenizer(QWEN_VL_MARKERS, QWEN_VL)
     processor = ScriptedImageProcessor(tokenizer)
     return ScriptedEngine(lambda _: ANSWER, tokenizer=tokenizer, image_processor=processor)
 
 
 def blind_engine(support: ImageSupport = ImageSupport.NONE) -> ScriptedEngine:
-    return ScriptedEngine(lambda _: ANSWER, markers=MARKERS, chat_template=TEMPLATE, image_support=support)
+    return ScriptedEngine(
+        lambda _: ANSWER, markers=QWEN_VL_MARKERS, chat_template=QWEN_VL, image_support=support
+    )
 
 
 def image(file: bytes = PICTURE, **more: str) -> dict[str, Any]:
