@@ -52,7 +52,7 @@ class Seeing:
             if isinstance(part, Picture):
                 prompt += self.model.before
                 images.append(PromptImage(len(prompt), self.prepared(part)))
-                prompt += [self.model.pad] * images[-1].image.num_tokens
+                prompt += images[-1].image.tokens(self.model.pad)
                 prompt += self.model.behind
             else:
                 prompt += part

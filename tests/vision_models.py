@@ -20,6 +20,7 @@ QWEN_MARKERS = (
     *("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|vision_start|>", "<|vision_end|>"),
     *("<|image_pad|>", "<|video_pad|>"),
 )
+MISTRAL_MARKERS = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
 VOCABULARY = 512
 
 needs_mlx_vlm = pytest.mark.skipif(
@@ -234,6 +235,80 @@ def write_qwen3_vl(folder: Path, *, seed: int = 3) -> SeeingModel:
     return SeeingModel(folder, (3,), (4,), 5)
 
 
+def write_pixtral(folder: Path, *, seed: int = 4) -> SeeingModel:
+    """Pixtral: three layers, patches of 4 pixels, a token between the rows of places."""
+    import mlx_vlm.models.pixtral as family
+
+    return _write_mistral(folder, family, {"model_type": "pixtral"}, seed)
+
+
+def write_mistral3(folder: Path, *, seed: int = 5) -> SeeingModel:
+    """Mistral Small 3: as Pixtral, with patches that are merged two by two."""
+    import mlx_vlm.models.mistral3 as family
+
+    return _write_mistral(folder, family, {"model_type": "mistral3", "spatial_merge_size": 2}, seed)
+
+
+def _write_mistral(folder: Path, family: Any, own: dict[str, Any], seed: int) -> SeeingModel:
+    text = {
+        "model_type": "mistral",
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 1024,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+    }
+    vision = {
+        "model_type": "pixtral",
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "image_size": 64,
+        "patch_size": 4,
+        "num_channels": 3,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+    }
+    config = {
+        **own,
+        "text_config": text,
+        "vision_config": vision,
+        "image_token_index": 5,
+        "eos_token_id": [2],
+        "vision_feature_layer": -1,
+        "vocab_size": VOCABULARY,
+    }
+    write_tokenizer(folder, byte_level(MISTRAL_MARKERS), eos_token="</s>", bos_token="<s>", pad_token="<pad>")
+    processor = {
+        "image_processor_type": "PixtralImageProcessor",
+        "processor_class": "PixtralProcessor",
+        "size": {"longest_edge": 64},
+        "patch_size": {"height": 4, "width": 4},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    whole = {"patch_size": 4, "spatial_merge_size": own.get("spatial_merge_size", 1)}
+    (folder / "processor_config.json").write_text(
+        json.dumps({"processor_class": "PixtralProcessor", **whole})
+    )
+    made = family.ModelConfig.from_dict(
+        {
+            **config,
+            "text_config": family.TextConfig.from_dict(text),
+            "vision_config": family.VisionConfig.from_dict(vision),
+        }
+    )
+    _write(folder, config, family.Model(made), seed)
+    return SeeingModel(folder, (), (7,), 5)
+
+
 def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
     """Write the configuration, and weights under which what was read decides what is answered."""
     is_gemma = config["model_type"].startswith(
@@ -254,4 +329,10 @@ def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
 
 
-WRITERS = {"gemma3": write_gemma3, "qwen2_5_vl": write_qwen2_5_vl, "qwen3_vl": write_qwen3_vl}
+WRITERS = {
+    "gemma3": write_gemma3,
+    "mistral3": write_mistral3,
+    "pixtral": write_pixtral,
+    "qwen2_5_vl": write_qwen2_5_vl,
+    "qwen3_vl": write_qwen3_vl,
+}

@@ -115,7 +115,7 @@ class ImagePlaces:
             if number is None:
                 raise self._not_written()
             images.append(self.images[number])
-            return f"{markup.before}{self.pad * images[-1].num_tokens}{markup.behind}"
+            return markup.written(images[-1], self.pad)
 
         def write(found: re.Match[str]) -> str:
             if found[0] in self.stand_ins:

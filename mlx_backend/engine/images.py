@@ -62,13 +62,19 @@ class ImageMarkup:
     """How an image is written in a prompt.
 
     `part` is what the family's chat templates write for an image, of which `placeholder` then becomes the image's pad
-    tokens, with `before` and `behind` around them.
+    tokens, with `before` and `behind` around them, and `between_rows` of its places.
     """
 
     part: str
     placeholder: str
     before: str = ""
     behind: str = ""
+    between_rows: str = ""
+
+    def written(self, image: PreparedImage, pad: str) -> str:
+        """Return what stands for an image where the placeholder was; `pad` is the text of a pad token."""
+        rows = self.between_rows.join([pad * image.columns] * image.rows)
+        return f"{self.before}{rows}{self.behind}"
 
 
 class ImageSupport(Enum):

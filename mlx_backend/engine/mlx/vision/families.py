@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 class ImageFamily:
     """How a family's language network takes images."""
 
-    pad_key: str
-    """The key of config.json that names the pad token."""
     markup: ImageMarkup
     attends_both_ways: bool = False
     """The places of one image attend to each other in both directions; an image is then never cut in two."""
@@ -30,14 +28,9 @@ class ImageFamily:
     interleaves_axes: bool = False
     """The frequencies of rows and columns alternate with those of time, instead of one block following the other."""
 
-    def pad_token(self, config: Mapping[str, Any]) -> int:
-        """Return the id of the pad token."""
-        return int(config[self.pad_key])
-
 
 FAMILIES: dict[str, ImageFamily] = {
     "gemma3": ImageFamily(
-        pad_key="image_token_index",
         markup=ImageMarkup(
             part="<start_of_image>",
             placeholder="<start_of_image>",
@@ -47,21 +40,30 @@ FAMILIES: dict[str, ImageFamily] = {
         attends_both_ways=True,
     ),
     "qwen2_5_vl": ImageFamily(
-        pad_key="image_token_id",
         markup=ImageMarkup(part="<|vision_start|><|image_pad|><|vision_end|>", placeholder="<|image_pad|>"),
         has_grid_positions=True,
     ),
+    "pixtral": ImageFamily(
+        markup=ImageMarkup(part="[IMG]", placeholder="[IMG]", between_rows="[IMG_BREAK]", behind="[IMG_END]"),
+    ),
 }
 FAMILIES["qwen3_vl"] = replace(FAMILIES["qwen2_5_vl"], interleaves_axes=True)
+FAMILIES["mistral3"] = FAMILIES["pixtral"]
 """By the model_type of config.json."""
 
 
 def family_of(config: Mapping[str, Any]) -> ImageFamily | None:
     """Return the family of a model that sees, by its config.json; None for another."""
     family = FAMILIES.get(str(config.get("model_type")))
-    if family is None or not isinstance(config.get("vision_config"), dict) or family.pad_key not in config:
+    if not isinstance(config.get("vision_config"), dict) or pad_token(config) is None:
         return None
     return family
+
+
+def pad_token(config: Mapping[str, Any]) -> int | None:
+    """Return the token that stands in a prompt once for each of an image's places; None if config.json names none."""
+    token = config.get("image_token_id", config.get("image_token_index"))
+    return token if isinstance(token, int) else None
 
 
 def image_support(config: Mapping[str, Any]) -> ImageSupport:

@@ -18,7 +18,13 @@ from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.images import ImageSupport, PreparedImage
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_added
 from mlx_backend.engine.mlx.packed_forward import embedding_of
-from mlx_backend.engine.mlx.vision.families import family_of, frequency_axes, image_support, is_installed
+from mlx_backend.engine.mlx.vision.families import (
+    family_of,
+    frequency_axes,
+    image_support,
+    is_installed,
+    pad_token,
+)
 from mlx_backend.engine.mlx.vision.features import FeatureCache
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages, TowerCost
 from mlx_backend.errors import EngineRefused, first_line
@@ -53,13 +59,20 @@ class Vision:
         from mlx_vlm.utils import load_model, load_processor
 
         self.family = family
-        self.pad_token = family.pad_token(config)
+        token = pad_token(config)
+        assert token is not None  # or it would have no family
+        self.pad_token = token
         model = load_model(folder, lazy=True)
         self._embedding = embedding_of(networks[0])
         width = self._embedding(mx.array([[0]])).shape[-1]
         model.language_model = _NoLanguageModel(width, self._dtype())
         self._model = model
-        self._processor = load_processor(folder, add_detokenizer=False).image_processor
+        processor = load_processor(folder, add_detokenizer=False)
+        self._processor, self._options = processor.image_processor, dict[str, Any]()
+        self._row_break: int | None = None
+        if family.markup.between_rows:
+            self._row_break = processor.image_break_token_id
+            self._options = {"patch_size": processor.patch_size * processor.spatial_merge_size}
         self.frequency_axes = (
             mx.array(frequency_axes(of_text(config), _head_size(config), interleaved=family.interleaves_axes))
             if family.has_grid_positions
@@ -95,14 +108,14 @@ class Vision:
 
         try:
             # Not the processor of text and images together: that makes MLX arrays, which belong to threads.
-            made = self._processor(images=[Image.fromarray(pixels)])
+            made = self._processor(images=[Image.fromarray(pixels)], **self._options)
         except Exception as error:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
             ) from error
         inputs = {name: np.asarray(value) for name, value in made.items() if name != "num_crops"}
         rows, columns = self._grid(inputs)
-        image = PreparedImage(picture.digest, rows, columns, inputs)
+        image = PreparedImage(picture.digest, rows, columns, inputs, self._row_break)
         self.waiting.add(image)
         return image
 
@@ -148,6 +161,9 @@ class Vision:
             merge = self._processor.merge_size
             _, rows, columns = (int(each) for each in inputs["image_grid_thw"][0])
             return rows // merge, columns // merge
+        if "image_sizes" in inputs:
+            height, width = (int(each) // self._options["patch_size"] for each in inputs["image_sizes"][0])
+            return height, width
         side = int(self._model.config.text_config.mm_tokens_per_image**0.5)
         return side, side
 

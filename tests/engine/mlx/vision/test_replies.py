@@ -38,7 +38,7 @@ def reference(model: SeeingModel, request: GenerationRequest) -> list[int]:
     for each in request.images:
         for name, value in each.image.inputs.items():
             inputs.setdefault(name, []).append(value)
-    joined = {name: mx.array(np.concatenate(values)) for name, values in inputs.items()}
+    joined = {name: mx.array(np.concatenate(_padded(values))) for name, values in inputs.items()}
     pixels = joined.pop("pixel_values")
     ones = mx.ones_like(tokens)
     if network.config.model_type != "gemma3":
@@ -46,6 +46,17 @@ def reference(model: SeeingModel, request: GenerationRequest) -> list[int]:
         return [int(token) for token, _ in steps]
     embedded = network.get_input_embeddings(tokens, pixels, mask=ones).inputs_embeds
     return _gemma3_reply(network.language_model, embedded, request)
+
+
+def _padded(values: list[Any]) -> list[Any]:
+    """Pixels of images of several sizes ([1, channels, height, width]) as mlx-vlm takes them together."""
+    if values[0].ndim != 4:
+        return values
+    height, width = (max(each.shape[axis] for each in values) for axis in (2, 3))
+    return [
+        np.pad(each, [(0, 0), (0, 0), (0, height - each.shape[2]), (0, width - each.shape[3])])
+        for each in values
+    ]
 
 
 def _gemma3_reply(language: Any, embedded: mx.array, request: GenerationRequest) -> list[int]:
