@@ -209,8 +209,61 @@ def write_qwen3_vl(folder: Path, *, seed: int = 3) -> SeeingModel:
         "deepstack_visual_indexes": [0, 1],
         "in_channels": 3,
     }
+    return _write_qwen3(folder, family, "qwen3_vl", text, vision, seed)
+
+
+def write_qwen3_5(folder: Path, *, seed: int = 6) -> SeeingModel:
+    """Qwen3.5: every other of four layers has a state instead of keys and values; a quarter of a head is rotated."""
+    import mlx_vlm.models.qwen3_5 as family
+
+    text = {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 1024,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [2, 1, 1],
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        "tie_word_embeddings": False,
+    }
+    vision = {
+        "model_type": "qwen3_5",
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [],
+        "in_channels": 3,
+    }
+    return _write_qwen3(folder, family, "qwen3_5", text, vision, seed)
+
+
+def _write_qwen3(
+    folder: Path, family: Any, model_type: str, text: dict[str, Any], vision: dict[str, Any], seed: int
+) -> SeeingModel:
     config = {
-        "model_type": "qwen3_vl",
+        "model_type": model_type,
         "text_config": text,
         "vision_config": vision,
         "image_token_id": 5,
@@ -334,5 +387,6 @@ WRITERS = {
     "mistral3": write_mistral3,
     "pixtral": write_pixtral,
     "qwen2_5_vl": write_qwen2_5_vl,
+    "qwen3_5": write_qwen3_5,
     "qwen3_vl": write_qwen3_vl,
 }

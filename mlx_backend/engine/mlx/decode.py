@@ -31,7 +31,7 @@ from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.drafting import DraftedRows
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
 
@@ -272,7 +272,7 @@ class Decoder:
                 logits = self._caches.by_row(run_packed(self._network, segments, restore=False))
             else:
                 [replies] = segments
-                logits = self._network(replies.tokens, cache=replies.layers)[:, -1]
+                logits = run_rows(self._network, replies)
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
             if before is None or self._agree is not None:  # other processes would not split theirs

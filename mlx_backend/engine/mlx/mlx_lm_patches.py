@@ -166,6 +166,23 @@ class PackedLayer:
         ]
 
 
+class ShiftedLayer:
+    """A batch's cache whose tokens have other positions than their numbers; `shift` is that of each row ([rows])."""
+
+    def __init__(self, cache: Any, shift: mx.array) -> None:
+        self._cache = cache
+        self._shift = shift
+
+    @property
+    def offset(self) -> mx.array:
+        """The positions of the rows' next tokens ([rows])."""
+        offset: mx.array = self._cache.offset + self._shift
+        return offset
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
 def _with_blocks(mask: mx.array | None, blocks: mx.array) -> mx.array | None:
     """Return a mask of the last tokens ([tokens, keys]) in which those of one block see each other."""
     if mask is None:  # a single token sees all before it, and there is none behind it

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from mlx_backend.engine.mlx.kv_cache import alias
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, TokenPositions, joined
+from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, ShiftedLayer, TokenPositions, joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +75,8 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     """Run all segments through the network at once; return the logits of all their tokens ([tokens, vocabulary]).
 
     Does not wait for the computation. Raises ForwardError, after which several segments' caches are restored: to be
-    able to takes time in each layer of each.
+    able to takes time in each layer of each. Where layers have states instead of keys and values (`ArraysCache`), what
+    is run has to be a single segment of one row.
     """
     if len(segments) == 1 and segments[0].tokens.shape[0] == 1 and segments[0].is_plain:
         return _forward(network, segments[0].tokens, segments[0].layers)
@@ -84,7 +86,9 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     caches = zip(*(segment.layers for segment in segments), strict=True)
     added = _added(segments)
     layers = [
-        PackedLayer(each, shapes, positions, blocks, added[at] if at < len(added) else None)
+        each[0]
+        if isinstance(each[0], ArraysCache)
+        else PackedLayer(each, shapes, positions, blocks, added[at] if at < len(added) else None)
         for at, each in enumerate(caches)
     ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
@@ -96,6 +100,18 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
         for segment, aliases in zip(segments, before, strict=False):
             segment.layers[:] = aliases
         raise
+
+
+def run_rows(network: Any, replies: Segment) -> mx.array:
+    """Run one token of each reply, as rows of a batch; return the next logits ([rows, vocabulary])."""
+    layers = replies.layers
+    if replies.shift is not None:
+        layers = [
+            layer if isinstance(layer, ArraysCache) else ShiftedLayer(layer, replies.shift)
+            for layer in layers
+        ]
+    logits: mx.array = network(replies.tokens, cache=layers)
+    return logits[:, -1]
 
 
 def _forward(
@@ -111,8 +127,9 @@ def _forward(
 
 def _positions(segment: Segment) -> mx.array:
     rows, length = segment.tokens.shape
-    # A layer without attention has an empty cache, which says nothing of positions.
-    layer = next((each for each in segment.layers if not each.empty()), segment.layers[0])
+    attending = [layer for layer in segment.layers if not isinstance(layer, ArraysCache)]
+    # A layer without attention may also have an empty cache, which says nothing of positions.
+    layer = next((each for each in attending if not each.empty()), attending[0])
     offset = layer.offset
     if length == 1 and isinstance(offset, mx.array) and offset.shape == (rows,):
         return copy(offset)  # the cache may change its own in place

@@ -105,7 +105,8 @@ class Runtime:
             except Exception as error:
                 raise EngineError(f"The model was loaded but cannot be run: {error}") from error
             load = partial(load_vision, model.folder, list(self.networks.values()), device.lock, sizes.add)
-            self.vision = load(can_pack=self.can_pack, shared=ranks is not None)
+            can_pack = self.can_pack or (options.packing and not self.can_rewind)  # not tried then: alone
+            self.vision = load(can_pack=can_pack, shared=ranks is not None)
             reservation, cost, are_alike = self._reserve_memory(device.memory, cost, ranks)
             cleanup.callback(reservation.close)
             if self.unbatched:

@@ -48,6 +48,7 @@ FAMILIES: dict[str, ImageFamily] = {
     ),
 }
 FAMILIES["qwen3_vl"] = replace(FAMILIES["qwen2_5_vl"], interleaves_axes=True)
+FAMILIES["qwen3_5"] = FAMILIES["qwen3_vl"]
 FAMILIES["mistral3"] = FAMILIES["pixtral"]
 """By the model_type of config.json."""
 

@@ -16,7 +16,7 @@ from mlx import nn
 
 from mlx_backend.device.mlx import weight_bytes
 from mlx_backend.engine.images import ImageSupport, PreparedImage
-from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_added
+from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_added, patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import embedding_of
 from mlx_backend.engine.mlx.vision.families import (
     family_of,
@@ -78,10 +78,10 @@ class Vision:
             if family.has_grid_positions
             else None
         )
+        deepstack = config["vision_config"].get("deepstack_visual_indexes") or ()
         for network in networks:
-            patch_for_added(
-                network.layers[: len(config["vision_config"].get("deepstack_visual_indexes", ()))]
-            )
+            patch_for_packing(network)
+            patch_for_added(network.layers[: len(deepstack)])
         self.waiting = PreparedImages()
         self.features = FeatureCache()
         self.cost = TowerCost()
@@ -212,8 +212,9 @@ def load_vision(
 ) -> Vision | None:
     """Load what a model sees with; None if it does not see, or cannot here, which is logged.
 
-    `networks` are the language network and those of its adapters. `can_pack` says whether they are run packed, `shared`
-    whether other processes run parts of them. Raises what `check_size` does, which gets the bytes of its weights.
+    `networks` are the language network and those of its adapters. `can_pack` says whether they may be run packed, be it
+    one prompt at a time; `shared`, whether other processes run parts of them. Raises what `check_size` does, which gets
+    the bytes of its weights.
     """
     config = read_json_or_empty(folder / "config.json")
     family = family_of(config)
