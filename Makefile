@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-dify fuzz soak check format plugin debug bench matrix mac-report models docs lock clean
+.PHONY: help setup vision demo test test-dify fuzz soak check format plugin debug bench matrix mac-report models docs lock clean
 
 # $(call python_below,15): the Python to use, of 3.12 or newer but below 3.15: the one that PYTHON names, or the first found.
 python_below = $(shell for p in $(or $(PYTHON),python3.12 python3.13 python3.14 python3); do \
@@ -35,8 +35,17 @@ $(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py .ci/install.py
 	@$(RUN) .ci/link.py
 	@touch $@
 
+vision: $(VENV)/.vision ## add what models need to see images (10 MB; docs/images.md)
+	@echo "Models of the families in docs/images.md see images now."
+
+$(VENV)/.vision: requirements-vision.lock $(VENV)/.ready
+	@echo "Installing what models need to see images (once) …"
+	@$(RUN) .ci/install.py vision || { \
+		echo "What models need to see images could not be installed; pip says why above."; exit 1; }
+	@touch $@
+
 # What `make test` and the other commands for developers need besides.
-$(VENV)/.ready-dev: $(VENV)/.ready
+$(VENV)/.ready-dev: $(VENV)/.ready $(VENV)/.vision
 	@echo "Installing the developers' tools (once) …"
 	@$(RUN) .ci/install.py developing || { \
 		echo "The developers' tools could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
