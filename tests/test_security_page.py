@@ -12,6 +12,7 @@ from mlx_backend.commands.output import MAX_WAITING_LINES
 from mlx_backend.constraints.json_schema import MAX_LENGTH
 from mlx_backend.constraints.sandbox import MAX_MEMORY, MAX_SECONDS
 from mlx_backend.conversation.json_values import MAX_DEPTH
+from mlx_backend.images.loader import DECODING_BYTES
 from mlx_backend.registry.loader import MAX_QUEUED
 from mlx_backend.server.preparations import MAX_LARGE
 from mlx_backend.server.receive_limits import ReceiveLimits
@@ -38,6 +39,16 @@ def test_every_option_on_the_page_is_one() -> None:
             [f"{S.max_body_bytes // 10**6} MB", f"{MAX_DEPTH} levels", f"{R.max_held_bytes >> 20} MB"],
         ),
         ("messages and tools of a request", [f"{S.max_messages:,}", f"{S.max_tools:,}"]),
+        (
+            "images of a request",
+            [
+                str(S.max_images),
+                f"{S.max_image_bytes >> 20} MB",
+                f"{S.max_image_pixels // 10**6} million",
+                f"{S.image_seconds:g} seconds",
+                f"{DECODING_BYTES >> 30} GB",
+            ],
+        ),
         ("preparing a request", [f"{S.prepare_seconds:g} seconds", f"{WORDS[MAX_LARGE]} at a time"]),
         ("a JSON schema or pattern", [f"{MAX_LENGTH:,}", f"{MAX_SECONDS} seconds", f"{MAX_MEMORY >> 30} GB"]),
         (
