@@ -7,6 +7,7 @@ A model that cannot see refuses what it is asked about now. Images of turns that
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +111,13 @@ class RequestImages:
         loader, processor, pad = self._means
         chosen = [sources[number] for number in numbers]
         images: dict[int, PreparedImage] = {}
-        for number, picture in zip(numbers, loader.load(chosen), strict=True):
-            current().check()
-            try:
-                images[number] = processor.prepare(picture)
-            except EngineRefused as error:
-                raise RequestError(str(error), sources[number].where, "invalid_image") from error
+        with closing(loader.load(chosen)) as pictures:
+            for number, picture in zip(numbers, pictures, strict=True):
+                current().check()
+                try:
+                    images[number] = processor.prepare(picture)
+                except EngineRefused as error:
+                    raise RequestError(str(error), sources[number].where, "invalid_image") from error
         return SeenImages(processor, pad, images)
 
     def _refusal(self, request: ChatRequest, index: int) -> RequestError:

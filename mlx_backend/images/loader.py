@@ -1,7 +1,7 @@
 """From the images that a request names to pictures: fetched, decoded and shrunk within the server's limits.
 
 Runs on the thread that prepares the request, one image after the other, so that a request never has more than one in
-full size in memory. All requests together have at most `DECODING_BYTES` of such; who needs more of it waits for a turn.
+memory here. All requests together have at most `DECODING_BYTES` for that; who needs more of it waits for a turn.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from mlx_backend.images.source import ImageError
 from mlx_backend.preparation import Turns, current
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from mlx_backend.images.source import ImageSource, Picture
 
 log = logging.getLogger(__name__)
 
 DECODING_BYTES = 1 << 30
+_COPIES = 3  # of a picture's pixels: itself, and what a model's processor makes of them on its way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,11 @@ class ImageLoader:
         )
         self._decoding = Turns(decoding_bytes)
 
-    def load(self, sources: Sequence[ImageSource]) -> list[Picture]:
-        """Return the pictures, in the order of their sources. Raises RequestError naming the part that is wrong."""
+    def load(self, sources: Sequence[ImageSource]) -> Generator[Picture]:
+        """Yield the pictures, in the order of their sources. Raises RequestError naming the part that is wrong.
+
+        Each is to be used before the next is asked for: until then its memory is counted.
+        """
         if len(sources) > self._limits.max_images:
             raise RequestError(
                 f"The request has {len(sources)} images; this server takes at most {self._limits.max_images} in one "
@@ -66,15 +70,16 @@ class ImageLoader:
                 "messages",
                 "too_many_images",
             )
-        pictures = []
         for number, source in enumerate(sources, 1):
             current().check()
             try:
-                pictures.append(self._load(source))
+                picture = self._load(source)
             except ImageError as error:
                 text = f"Image {number} of {len(sources)}: {error}" if len(sources) > 1 else str(error)
                 raise RequestError(text, source.where, error.code) from error
-        return pictures
+            with self._reserve(_COPIES * len(picture.rgb)):
+                yield picture
+            del picture
 
     def _load(self, source: ImageSource) -> Picture:
         if is_data_uri(source.url):

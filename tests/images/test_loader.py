@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
 import pytest
 from picture_files import data_uri, png, png_claiming
@@ -13,23 +14,31 @@ from picture_site import PictureSite, found, moved
 from mlx_backend.errors import RequestError
 from mlx_backend.images.decode import BYTES_PER_PIXEL
 from mlx_backend.images.loader import ImageLimits, ImageLoader
-from mlx_backend.images.source import Detail, ImageSource
+from mlx_backend.images.source import Detail, ImageSource, Picture
 from mlx_backend.preparation import Preparation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def source(data: bytes, at: int = 0, detail: Detail = Detail.AUTO) -> ImageSource:
     return ImageSource(where=f"messages[0].content[{at}]", url=data_uri(data), detail=detail)
 
 
+def loaded(loader: ImageLoader, sources: Sequence[ImageSource]) -> list[Picture]:
+    return list(loader.load(sources))
+
+
 def test_pictures_come_in_the_order_in_which_they_are_named() -> None:
     with PictureSite({"/a.png": found(png(16, 8))}) as site:
         loader = ImageLoader(ImageLimits(allow_urls=True, hosts=("127.0.0.1",)))
-        pictures = loader.load(
+        pictures = loaded(
+            loader,
             [
                 source(png(8, 4)),
                 ImageSource(where="messages[1].content[0]", url=site.url()),
                 source(png(12, 4), 1),
-            ]
+            ],
         )
     assert [picture.width for picture in pictures] == [8, 16, 12]
 
@@ -38,7 +47,7 @@ def test_the_log_says_what_a_model_is_shown_and_not_where_it_came_from(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "mlx_backend.images")
-    ImageLoader(ImageLimits()).load([source(png(2000, 1000), 3, Detail.LOW)])
+    loaded(ImageLoader(ImageLimits()), [source(png(2000, 1000), 3, Detail.LOW)])
     assert caplog.messages == [
         "messages[0].content[3]: a PNG image of 2000 x 1000 pixels, detail low: shown as 724 x 362."
     ]
@@ -47,9 +56,9 @@ def test_the_log_says_what_a_model_is_shown_and_not_where_it_came_from(
 def test_the_error_names_the_part_and_says_which_of_several_images_it_is() -> None:
     loader = ImageLoader(ImageLimits())
     with pytest.raises(RequestError) as alone:
-        loader.load([source(b"%PDF")])
+        loaded(loader, [source(b"%PDF")])
     with pytest.raises(RequestError) as second:
-        loader.load([source(png()), source(b"%PDF", 7), source(png())])
+        loaded(loader, [source(png()), source(b"%PDF", 7), source(png())])
     assert str(alone.value).startswith("The image's file is a PDF")
     assert str(second.value).startswith("Image 2 of 3: The image's file is a PDF")
     assert (second.value.param, second.value.code) == ("messages[0].content[7]", "unsupported_image_format")
@@ -60,7 +69,7 @@ def test_the_error_names_the_part_and_says_which_of_several_images_it_is() -> No
 )
 def test_addresses_are_not_fetched_from_unless_that_is_allowed(url: str) -> None:
     with pytest.raises(RequestError, match="--allow-image-urls") as raised:
-        ImageLoader(ImageLimits()).load([ImageSource(where="messages[0].content[0]", url=url)])
+        loaded(ImageLoader(ImageLimits()), [ImageSource(where="messages[0].content[0]", url=url)])
     assert raised.value.code == "image_url_refused"
 
 
@@ -69,7 +78,7 @@ def test_with_addresses_allowed_this_machine_still_is_not() -> None:
         loader = ImageLoader(ImageLimits(allow_urls=True))
         for host in ("127.0.0.1", "localhost"):
             with pytest.raises(RequestError, match="private network"):
-                loader.load([ImageSource(where="messages[0].content[0]", url=site.url(host=host))])
+                loaded(loader, [ImageSource(where="messages[0].content[0]", url=site.url(host=host))])
         assert site.connections == 0
 
 
@@ -97,7 +106,7 @@ def test_each_limit_is_said_with_its_value(
     limits: ImageLimits, sources: list[ImageSource], says: str, code: str
 ) -> None:
     with pytest.raises(RequestError, match=says) as raised:
-        ImageLoader(limits).load(sources)
+        loaded(ImageLoader(limits), sources)
     assert raised.value.code == code
 
 
@@ -106,21 +115,32 @@ def test_pictures_wait_for_the_memory_that_decoding_them_takes() -> None:
     loader = ImageLoader(ImageLimits(), decoding_bytes=2 * size)
     with ExitStack() as held:
         held.enter_context(loader._reserve(size))
-        assert loader.load([source(png())])  # there is room for one more
+        assert loaded(loader, [source(png())])  # there is room for one more
         held.enter_context(loader._reserve(1))
         with Preparation(0.1).running(), pytest.raises(RequestError, match="took longer than"):
-            loader.load([source(png())])
-        waiting = threading.Thread(target=loader.load, args=([source(png())],))
+            loaded(loader, [source(png())])
+        waiting = threading.Thread(target=loaded, args=(loader, [source(png())]))
         waiting.start()
     waiting.join()
 
 
 def test_a_picture_that_takes_more_memory_than_there_is_at_once_is_decoded_alone() -> None:
     loader = ImageLoader(ImageLimits(), decoding_bytes=10)
-    assert loader.load([source(png()), source(png())])
+    assert loaded(loader, [source(png()), source(png())])
     with (
         loader._reserve(1),
         Preparation(0.1).running(),
         pytest.raises(RequestError, match="took longer than"),
     ):
-        loader.load([source(png())])
+        loaded(loader, [source(png())])
+
+
+def test_a_picture_is_loaded_when_the_one_before_has_been_used_and_its_memory_is_free() -> None:
+    loader = ImageLoader(ImageLimits(), decoding_bytes=16 * 16 * BYTES_PER_PIXEL)
+    with closing(loader.load([source(png(16, 16)), source(b"broken")])) as pictures:
+        assert next(pictures).width == 16
+        with Preparation(0.1).running(), pytest.raises(RequestError, match="took longer than"):
+            loaded(loader, [source(png(16, 16))])
+        with pytest.raises(RequestError, match="Image 2 of 2"):
+            next(pictures)
+    assert loaded(loader, [source(png(16, 16))])
