@@ -18,8 +18,11 @@ def read_body(request: Request, max_bytes: int) -> bytes:
     try:
         return request.get_data(cache=False)
     except RequestEntityTooLarge:
+        size = f"{max_bytes / (1 << 20):g} MB" if max_bytes >= 1 << 20 else f"{max_bytes} bytes"
         raise ApiError(
-            413, f"The body is larger than {max_bytes} bytes, which is this server's limit."
+            413,
+            f"The request is larger than {size}, which is this server's limit (--max-body-mb). Images count too, also "
+            "those of earlier messages: send smaller ones, or begin a new conversation.",
         ) from None
     except ClientDisconnected:
         raise ApiError(
