@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GEMMA_MARKERS = ("<pad>", "<eos>", "<bos>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+GEMMA4_MARKERS = ("<pad>", "<eos>", "<bos>", "<|image>", "<image|>", "<|image|>", "<|audio|>", "<|video|>")
 QWEN_MARKERS = (
     *("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|vision_start|>", "<|vision_end|>"),
     *("<|image_pad|>", "<|video_pad|>"),
@@ -110,6 +111,96 @@ def write_gemma3(folder: Path, *, seed: int = 1) -> SeeingModel:
         }
     )
     _write(folder, config, family.Model(made), seed)
+    return SeeingModel(folder, (3,), (4,), 5)
+
+
+def write_gemma4(folder: Path, *, seed: int = 7) -> SeeingModel:
+    """Gemma 4: windows of 24 tokens in three of six layers, of which the last two take the keys of others."""
+    import mlx_vlm.models.gemma4 as family
+
+    text = {
+        "model_type": "gemma4_text",
+        "hidden_size": 64,
+        "num_hidden_layers": 6,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCABULARY,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "max_position_embeddings": 1024,
+        "use_bidirectional_attention": "vision",
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+        },
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    }
+    vision = {
+        "model_type": "gemma4_vision",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "default_output_length": 40,
+        "position_embedding_size": 64,
+    }
+    config = {
+        "model_type": "gemma4",
+        "text_config": text,
+        "vision_config": vision,
+        "image_token_id": 5,
+        "audio_token_id": 6,
+        "boi_token_id": 3,
+        "eoi_token_id": 4,
+        "pad_token_id": 0,
+        "vocab_size": VOCABULARY,
+        "eos_token_id": [1],
+    }
+    named = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+    write_tokenizer(
+        folder,
+        byte_level(GEMMA4_MARKERS),
+        eos_token="<eos>",
+        bos_token="<bos>",
+        pad_token="<pad>",
+        extra_special_tokens=named,
+    )
+    processor = {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 40,
+    }
+    (folder / "processor_config.json").write_text(
+        json.dumps({"processor_class": "Gemma4Processor", "image_processor": processor})
+    )
+    made = family.ModelConfig.from_dict(
+        {
+            **config,
+            "audio_config": None,
+            "text_config": family.TextConfig.from_dict(text),
+            "vision_config": family.VisionConfig.from_dict(vision),
+        }
+    )
+    _write(folder, {**config, "audio_config": None}, family.Model(made), seed)
     return SeeingModel(folder, (3,), (4,), 5)
 
 
@@ -364,18 +455,17 @@ def _write_mistral(folder: Path, family: Any, own: dict[str, Any], seed: int) ->
 
 def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
     """Write the configuration, and weights under which what was read decides what is answered."""
-    is_gemma = config["model_type"].startswith(
-        "gemma"
-    )  # its norms add 1 to their weights, and its head is tied
+    adds_one = config["model_type"] == "gemma3"  # its norms do to their weights
+    has_tied_head = config["model_type"].startswith("gemma")
     shapes = [
         (name, value)
         for name, value in tree_flatten(model.parameters())
-        if "rotary" not in name and not (is_gemma and "lm_head" in name)
+        if "rotary" not in name and not (has_tied_head and "lm_head" in name)
     ]
     keys = mx.random.split(mx.random.key(seed), len(shapes))
     weights = {
         name: mx.random.normal(value.shape, key=key) * (0.05 if "embed_tokens" in name else 0.2)
-        + ("norm" in name and not is_gemma)
+        + (("norm" in name and not adds_one) or "layer_scalar" in name)
         for (name, value), key in zip(shapes, keys, strict=True)
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -384,6 +474,7 @@ def _write(folder: Path, config: dict[str, Any], model: Any, seed: int) -> None:
 
 WRITERS = {
     "gemma3": write_gemma3,
+    "gemma4": write_gemma4,
     "mistral3": write_mistral3,
     "pixtral": write_pixtral,
     "qwen2_5_vl": write_qwen2_5_vl,

@@ -126,9 +126,7 @@ class PackedLayer:
     def make_mask(self, _: int, **named: Any) -> list[Any]:
         """Return each segment's own mask. The network only passes the list on."""
         return [
-            cache.make_mask(length, **named)
-            if blocks is None
-            else _with_blocks(cache.make_mask(length, **{**named, "return_array": True}), blocks)
+            _mask(cache, length, blocks, **named)
             for cache, (_, length), blocks in zip(self._caches, self.shapes, self._blocks, strict=True)
         ]
 
@@ -166,21 +164,35 @@ class PackedLayer:
         ]
 
 
-class ShiftedLayer:
-    """A batch's cache whose tokens have other positions than their numbers; `shift` is that of each row ([rows])."""
+class LayerView:
+    """A layer's cache as a network that is not run packed sees it.
 
-    def __init__(self, cache: Any, shift: mx.array) -> None:
+    `shift` is added to the positions of each row's tokens ([rows]), and in `blocks`, as of a PackedLayer's segment,
+    tokens attend in both directions.
+    """
+
+    def __init__(self, cache: Any, shift: mx.array | None, blocks: mx.array | None) -> None:
         self._cache = cache
         self._shift = shift
+        self._blocks = blocks
 
     @property
-    def offset(self) -> mx.array:
-        """The positions of the rows' next tokens ([rows])."""
-        offset: mx.array = self._cache.offset + self._shift
-        return offset
+    def offset(self) -> Any:
+        """The positions of the rows' next tokens."""
+        return self._cache.offset if self._shift is None else self._cache.offset + self._shift
+
+    def make_mask(self, length: int, **named: Any) -> Any:
+        """Return the mask of the next tokens."""
+        return _mask(self._cache, length, self._blocks, **named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
+
+
+def _mask(cache: Any, length: int, blocks: mx.array | None, **named: Any) -> Any:
+    if blocks is None:
+        return cache.make_mask(length, **named)
+    return _with_blocks(cache.make_mask(length, **{**named, "return_array": True}), blocks)
 
 
 def _with_blocks(mask: mx.array | None, blocks: mx.array) -> mx.array | None:

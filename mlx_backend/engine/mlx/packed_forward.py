@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 
 from mlx_backend.engine.mlx.kv_cache import alias
-from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, ShiftedLayer, TokenPositions, joined
+from mlx_backend.engine.mlx.mlx_lm_patches import LayerView, PackedLayer, TokenPositions, joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,9 @@ class ChunkImages:
 
     `embeddings` are of all its tokens ([tokens, width]). `positions` are theirs by time, row and column ([3, tokens]),
     with the axis that each element of a head is rotated by ([size]); None: they count on as always. `blocks` has the
-    number of the image that each token belongs to, -1 for text ([tokens]), where images attend in both directions.
-    `added` is added to the outputs of the first layers ([layers, tokens, width]).
+    number of the image that each token belongs to, -1 for text ([tokens]), where images attend in both directions; with
+    `blocks_in_windows` they do so only in layers with a window. `added` is added to the outputs of the first layers
+    ([layers, tokens, width]).
     """
 
     embeddings: mx.array
@@ -45,6 +46,7 @@ class ChunkImages:
     frequency_axes: mx.array | None = None
     blocks: mx.array | None = None
     added: mx.array | None = None
+    blocks_in_windows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Segment:
         """Whether its tokens are embedded by their ids, and their positions count on from what precedes them."""
         return self.images is None and self.shift is None
 
+    @property
+    def has_axes(self) -> bool:
+        """Whether its positions have rows and columns."""
+        return self.images is not None and self.images.positions is not None
+
 
 def shift_of(rows: Sequence[int]) -> mx.array | None:
     """Return the `shift` of a segment with these rows; None if no row is shifted."""
@@ -75,20 +82,21 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     """Run all segments through the network at once; return the logits of all their tokens ([tokens, vocabulary]).
 
     Does not wait for the computation. Raises ForwardError, after which several segments' caches are restored: to be
-    able to takes time in each layer of each. Where layers have states instead of keys and values (`ArraysCache`), what
-    is run has to be a single segment of one row.
+    able to takes time in each layer of each. A single segment of one row also runs on a network that cannot be packed,
+    unless its positions have rows and columns, and its layers may have states instead of keys and values.
     """
-    if len(segments) == 1 and segments[0].tokens.shape[0] == 1 and segments[0].is_plain:
-        return _forward(network, segments[0].tokens, segments[0].layers)
+    if len(segments) == 1 and segments[0].tokens.shape[0] == 1 and not segments[0].has_axes:
+        return _forward(network, segments[0].tokens, _views(segments[0]), _embeddings(network, segments))
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
     positions = _all_positions(segments)
-    blocks = [segment.images.blocks if segment.images is not None else None for segment in segments]
     caches = zip(*(segment.layers for segment in segments), strict=True)
     added = _added(segments)
     layers = [
         each[0]
         if isinstance(each[0], ArraysCache)
-        else PackedLayer(each, shapes, positions, blocks, added[at] if at < len(added) else None)
+        else PackedLayer(
+            each, shapes, positions, _blocks(segments, each), added[at] if at < len(added) else None
+        )
         for at, each in enumerate(caches)
     ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
@@ -104,14 +112,32 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
 
 def run_rows(network: Any, replies: Segment) -> mx.array:
     """Run one token of each reply, as rows of a batch; return the next logits ([rows, vocabulary])."""
-    layers = replies.layers
-    if replies.shift is not None:
-        layers = [
-            layer if isinstance(layer, ArraysCache) else ShiftedLayer(layer, replies.shift)
-            for layer in layers
-        ]
-    logits: mx.array = network(replies.tokens, cache=layers)
+    logits: mx.array = network(replies.tokens, cache=_views(replies))
     return logits[:, -1]
+
+
+def _views(segment: Segment) -> LayerCaches:
+    """Return a segment's caches as its network has to see them."""
+    if segment.is_plain:
+        return segment.layers
+    return [
+        layer
+        if isinstance(layer, ArraysCache)
+        else LayerView(layer, segment.shift, *_blocks([segment], [layer]))
+        for layer in segment.layers
+    ]
+
+
+def _blocks(segments: Sequence[Segment], caches: Sequence[Any]) -> list[mx.array | None]:
+    """Return the segments' blocks for a layer, of which these are the caches."""
+    found = []
+    for segment, cache in zip(segments, caches, strict=True):
+        images = segment.images
+        has_blocks = images is not None and (
+            not images.blocks_in_windows or isinstance(cache, RotatingKVCache)
+        )
+        found.append(images.blocks if images is not None and has_blocks else None)
+    return found
 
 
 def _forward(

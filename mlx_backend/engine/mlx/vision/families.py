@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 class ImageFamily:
     """How a family's language network takes images."""
 
-    markup: ImageMarkup
+    markup: ImageMarkup | None
+    """None: an image is the family's image token, between those of its tokenizer for an image's beginning and end."""
     attends_both_ways: bool = False
     """The places of one image attend to each other in both directions; an image is then never cut in two."""
+    both_ways_in_windows: bool = False
+    """They do so only in layers with a window, and only if the text's `use_bidirectional_attention` is "vision"."""
+    multiplies_embeddings: bool = False
+    """The network multiplies what it is given by the root of the width, also an image's embeddings, which have it."""
+    reads_pads_as: int | None = None
+    """The token that is read in an image's places where the network looks at tokens beside their embeddings."""
     has_grid_positions: bool = False
     """Its rotary embeddings turn parts of a head by row and column (mrope). An image then moves what follows by the
     longer of its sides instead of by its number of places."""
@@ -47,6 +54,13 @@ FAMILIES: dict[str, ImageFamily] = {
         markup=ImageMarkup(part="[IMG]", placeholder="[IMG]", between_rows="[IMG_BREAK]", behind="[IMG_END]"),
     ),
 }
+FAMILIES["gemma4"] = ImageFamily(
+    markup=None,
+    attends_both_ways=True,
+    both_ways_in_windows=True,
+    multiplies_embeddings=True,
+    reads_pads_as=0,
+)
 FAMILIES["qwen3_vl"] = replace(FAMILIES["qwen2_5_vl"], interleaves_axes=True)
 FAMILIES["qwen3_5"] = FAMILIES["qwen3_vl"]
 FAMILIES["mistral3"] = FAMILIES["pixtral"]
@@ -58,6 +72,9 @@ def family_of(config: Mapping[str, Any]) -> ImageFamily | None:
     family = FAMILIES.get(str(config.get("model_type")))
     if not isinstance(config.get("vision_config"), dict) or pad_token(config) is None:
         return None
+    if family is not None and family.both_ways_in_windows:
+        text = config.get("text_config") or {}
+        return replace(family, attends_both_ways=text.get("use_bidirectional_attention") == "vision")
     return family
 
 

@@ -118,6 +118,9 @@ class PromptImages:
         except Exception as error:
             raise ForwardError from error
         family = self._vision.family
+        if family.reads_pads_as is not None:
+            is_pad = array_of_tokens == self._vision.pad_token
+            array_of_tokens = mx.where(is_pad, family.reads_pads_as, array_of_tokens)
         return Segment(
             array_of_tokens,
             layers,
@@ -127,6 +130,7 @@ class PromptImages:
                 self._vision.frequency_axes,
                 mx.array(self._blocks(start, len(tokens))) if family.attends_both_ways else None,
                 mx.stack(added) if added else None,
+                family.both_ways_in_windows,
             ),
         )
 

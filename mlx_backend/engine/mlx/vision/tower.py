@@ -7,6 +7,7 @@ is asked for the embeddings of an image's pad tokens alone, which every family o
 from __future__ import annotations
 
 import logging
+import warnings
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from mlx import nn
 
 from mlx_backend.device.mlx import weight_bytes
-from mlx_backend.engine.images import ImageSupport, PreparedImage
+from mlx_backend.engine.images import ImageMarkup, ImageSupport, PreparedImage
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_added, patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import embedding_of
 from mlx_backend.engine.mlx.vision.families import (
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mlx_backend.device.lock import FairLock
-    from mlx_backend.engine.images import ImageMarkup
     from mlx_backend.engine.mlx.loading import CheckSize
     from mlx_backend.engine.mlx.vision.families import ImageFamily
 
@@ -66,11 +66,20 @@ class Vision:
         self._embedding = embedding_of(networks[0])
         width = self._embedding(mx.array([[0]])).shape[-1]
         model.language_model = _NoLanguageModel(width, self._dtype())
+        model.audio_tower = model.embed_audio = None
         self._model = model
-        processor = load_processor(folder, add_detokenizer=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about sounds, which the processors of some families read too
+            processor = load_processor(folder, add_detokenizer=False)
         self._processor, self._options = processor.image_processor, dict[str, Any]()
         self._row_break: int | None = None
-        if family.markup.between_rows:
+        self.markup = family.markup or ImageMarkup(
+            part=processor.image_token,
+            placeholder=processor.image_token,
+            before=processor.boi_token,
+            behind=processor.eoi_token,
+        )
+        if self.markup.between_rows:
             self._row_break = processor.image_break_token_id
             self._options = {"patch_size": processor.patch_size * processor.spatial_merge_size}
         self.frequency_axes = (
@@ -80,16 +89,12 @@ class Vision:
         )
         deepstack = config["vision_config"].get("deepstack_visual_indexes") or ()
         for network in networks:
-            patch_for_packing(network)
+            if family.has_grid_positions:
+                patch_for_packing(network)
             patch_for_added(network.layers[: len(deepstack)])
         self.waiting = PreparedImages()
         self.features = FeatureCache()
         self.cost = TowerCost()
-
-    @property
-    def markup(self) -> ImageMarkup:
-        """How an image is written in a prompt."""
-        return self.family.markup
 
     @property
     def version(self) -> str:
@@ -113,6 +118,8 @@ class Vision:
             raise EngineRefused(
                 f"The image cannot be prepared for this model: {first_line(error)}.", "images"
             ) from error
+        if isinstance(made, tuple):  # and the number of its places
+            made, _ = made
         inputs = {name: np.asarray(value) for name, value in made.items() if name != "num_crops"}
         rows, columns = self._grid(inputs)
         image = PreparedImage(picture.digest, rows, columns, inputs, self._row_break)
@@ -150,7 +157,10 @@ class Vision:
         pixels = inputs.pop("pixel_values")
         found = self._model.get_input_embeddings(places, pixels, mask=mx.ones_like(places), **inputs)
         added = getattr(found, "deepstack_visual_embeds", None)
-        features = mx.stack([found.inputs_embeds[0], *(added if added is not None else ())])
+        embeddings = found.inputs_embeds[0]
+        if self.family.multiplies_embeddings:
+            embeddings = embeddings / embeddings.shape[-1] ** 0.5
+        features = mx.stack([embeddings, *(added if added is not None else ())])
         mx.eval(features)
         mx.clear_cache()
         return features
@@ -164,6 +174,10 @@ class Vision:
         if "image_sizes" in inputs:
             height, width = (int(each) // self._options["patch_size"] for each in inputs["image_sizes"][0])
             return height, width
+        if hasattr(self._processor, "pooling_kernel_size"):
+            side = self._processor.patch_size * self._processor.pooling_kernel_size
+            *_, height, width = inputs["pixel_values"].shape
+            return height // side, width // side
         side = int(self._model.config.text_config.mm_tokens_per_image**0.5)
         return side, side
 
@@ -184,6 +198,9 @@ class _NoLanguageModel(nn.Module):
 
 
 class _NoNetwork(nn.Module):
+    embed_scale = 1.0
+    hidden_size_per_layer_input = 0  # it has no other inputs
+
     def __init__(self, width: int, dtype: mx.Dtype) -> None:
         super().__init__()
         self._width, self._dtype = width, dtype
@@ -220,7 +237,7 @@ def load_vision(
     family = family_of(config)
     if family is None:
         return None
-    if shared or not can_pack:
+    if shared or (family.has_grid_positions and not can_pack):
         reason = "processes share the model" if shared else "the model is not run packed"
         log.warning("Images cannot be seen here, because %s.", reason)
         return None
