@@ -49,7 +49,9 @@ def server(
     folder = models / name
     folder.mkdir()
     WRITERS[name](folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PART", FAMILIES[name].markup.part))
+    markup = FAMILIES[name].markup
+    part = "<|image|>" if markup is None else markup.part  # as the tokenizer of Gemma 4 names it
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PART", part))
     settings = Settings(port=0, max_queue=64)
     registry = MultiModelRegistry(
         Catalogue([], models_dirs=[models]),
