@@ -23,6 +23,7 @@ QWEN_MARKERS = (
 )
 MISTRAL_MARKERS = ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
 VOCABULARY = 512
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 needs_mlx_vlm = pytest.mark.skipif(
     find_spec("mlx_vlm") is None, reason="the extra is not installed: pip install 'dify-mlx-provider[vision]'"
@@ -271,8 +272,23 @@ def write_qwen3_vl(folder: Path, *, seed: int = 3) -> SeeingModel:
     """Qwen3-VL: four layers, of which the first two get more of an image; interleaved axes."""
     import mlx_vlm.models.qwen3_vl as family
 
+    return _write_qwen3_vl(folder, family, "qwen3_vl", {}, seed)
+
+
+def write_qwen3_vl_moe(folder: Path, *, seed: int = 8) -> SeeingModel:
+    """Qwen3-VL as a mixture of experts."""
+    import mlx_vlm.models.qwen3_vl_moe as family
+
+    experts = {**EXPERTS, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+    return _write_qwen3_vl(folder, family, "qwen3_vl_moe", experts, seed)
+
+
+def _write_qwen3_vl(
+    folder: Path, family: Any, model_type: str, experts: dict[str, Any], seed: int
+) -> SeeingModel:
     text = {
-        "model_type": "qwen3_vl_text",
+        "model_type": f"{model_type}_text",
+        **experts,
         "hidden_size": 64,
         "num_hidden_layers": 4,
         "intermediate_size": 128,
@@ -287,7 +303,7 @@ def write_qwen3_vl(folder: Path, *, seed: int = 3) -> SeeingModel:
         "tie_word_embeddings": False,
     }
     vision = {
-        "model_type": "qwen3_vl",
+        "model_type": model_type,
         "depth": 3,
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -300,15 +316,31 @@ def write_qwen3_vl(folder: Path, *, seed: int = 3) -> SeeingModel:
         "deepstack_visual_indexes": [0, 1],
         "in_channels": 3,
     }
-    return _write_qwen3(folder, family, "qwen3_vl", text, vision, seed)
+    return _write_qwen3(folder, family, model_type, text, vision, seed)
 
 
 def write_qwen3_5(folder: Path, *, seed: int = 6) -> SeeingModel:
     """Qwen3.5: every other of four layers has a state instead of keys and values; a quarter of a head is rotated."""
     import mlx_vlm.models.qwen3_5 as family
 
+    return _write_qwen3_5(folder, family, "qwen3_5", {}, seed)
+
+
+def write_qwen3_5_moe(folder: Path, *, seed: int = 9) -> SeeingModel:
+    """Qwen3.5 as a mixture of experts."""
+    import mlx_vlm.models.qwen3_5_moe as family
+
+    return _write_qwen3_5(
+        folder, family, "qwen3_5_moe", {**EXPERTS, "shared_expert_intermediate_size": 32}, seed
+    )
+
+
+def _write_qwen3_5(
+    folder: Path, family: Any, model_type: str, experts: dict[str, Any], seed: int
+) -> SeeingModel:
     text = {
-        "model_type": "qwen3_5_text",
+        "model_type": f"{model_type}_text",
+        **experts,
         "hidden_size": 64,
         "num_hidden_layers": 4,
         "intermediate_size": 128,
@@ -334,7 +366,7 @@ def write_qwen3_5(folder: Path, *, seed: int = 6) -> SeeingModel:
         "tie_word_embeddings": False,
     }
     vision = {
-        "model_type": "qwen3_5",
+        "model_type": model_type,
         "depth": 2,
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -347,7 +379,7 @@ def write_qwen3_5(folder: Path, *, seed: int = 6) -> SeeingModel:
         "deepstack_visual_indexes": [],
         "in_channels": 3,
     }
-    return _write_qwen3(folder, family, "qwen3_5", text, vision, seed)
+    return _write_qwen3(folder, family, model_type, text, vision, seed)
 
 
 def _write_qwen3(
@@ -481,3 +513,6 @@ WRITERS = {
     "qwen3_5": write_qwen3_5,
     "qwen3_vl": write_qwen3_vl,
 }
+
+MIXTURES = {"qwen3_5_moe": write_qwen3_5_moe, "qwen3_vl_moe": write_qwen3_vl_moe}
+"""Variants of those, which differ in what images have nothing to do with."""

@@ -113,7 +113,7 @@ class PackedLayer:
         caches: Sequence[Any],
         shapes: Sequence[tuple[int, int]],
         positions: TokenPositions,
-        blocks: Sequence[mx.array | None],
+        blocks: Sequence[mx.array | None] | None = None,
         added: mx.array | None = None,
     ) -> None:
         self.offset = positions
@@ -121,7 +121,7 @@ class PackedLayer:
         self.added = added
         self._starts = list(accumulate(rows * length for rows, length in shapes[:-1]))  # of all but the first
         self._caches = caches
-        self._blocks = blocks
+        self._blocks = blocks or [None] * len(caches)
 
     def make_mask(self, _: int, **named: Any) -> list[Any]:
         """Return each segment's own mask. The network only passes the list on."""

@@ -90,15 +90,16 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
     positions = _all_positions(segments)
     caches = zip(*(segment.layers for segment in segments), strict=True)
-    added = _added(segments)
-    layers = [
-        each[0]
-        if isinstance(each[0], ArraysCache)
-        else PackedLayer(
-            each, shapes, positions, _blocks(segments, each), added[at] if at < len(added) else None
-        )
-        for at, each in enumerate(caches)
-    ]
+    if all(segment.images is None for segment in segments):
+        layers = [PackedLayer(each, shapes, positions) for each in caches]
+    else:
+        added = _added(segments)
+        layers = [
+            each[0]
+            if isinstance(each[0], ArraysCache)
+            else PackedLayer(each, shapes, positions, _blocks(segments, each), added.get(at))
+            for at, each in enumerate(caches)
+        ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
     restore = restore and len(segments) > 1
     before = [[alias(layer) for layer in segment.layers] for segment in segments] if restore else []
@@ -130,13 +131,13 @@ def _views(segment: Segment) -> LayerCaches:
 
 def _blocks(segments: Sequence[Segment], caches: Sequence[Any]) -> list[mx.array | None]:
     """Return the segments' blocks for a layer, of which these are the caches."""
-    found = []
+    found = list[mx.array | None]()
     for segment, cache in zip(segments, caches, strict=True):
         images = segment.images
-        has_blocks = images is not None and (
-            not images.blocks_in_windows or isinstance(cache, RotatingKVCache)
-        )
-        found.append(images.blocks if images is not None and has_blocks else None)
+        if images is None or (images.blocks_in_windows and not isinstance(cache, RotatingKVCache)):
+            found.append(None)
+        else:
+            found.append(images.blocks)
     return found
 
 
@@ -153,9 +154,10 @@ def _forward(
 
 def _positions(segment: Segment) -> mx.array:
     rows, length = segment.tokens.shape
-    attending = [layer for layer in segment.layers if not isinstance(layer, ArraysCache)]
-    # A layer without attention may also have an empty cache, which says nothing of positions.
-    layer = next((each for each in attending if not each.empty()), attending[0])
+    # A layer without attention has a state, or an empty cache, which say nothing of positions.
+    attending = (layer for layer in segment.layers if not isinstance(layer, ArraysCache))
+    first = next(attending)
+    layer = first if not first.empty() else next((each for each in attending if not each.empty()), first)
     offset = layer.offset
     if length == 1 and isinstance(offset, mx.array) and offset.shape == (rows,):
         return copy(offset)  # the cache may change its own in place
@@ -194,18 +196,18 @@ def _embeddings(network: Any, segments: Sequence[Segment]) -> mx.array | None:
     return mx.concatenate(pieces)[None] + 0
 
 
-def _added(segments: Sequence[Segment]) -> list[mx.array]:
-    """Return what is added to the outputs of the first layers, for all tokens ([tokens, width])."""
+def _added(segments: Sequence[Segment]) -> dict[int, mx.array]:
+    """Return what is added to the outputs of layers, by their numbers, for all tokens ([tokens, width])."""
     found = [segment.images.added if segment.images is not None else None for segment in segments]
     like = next((each for each in found if each is not None), None)
     if like is None:
-        return []
+        return {}
     count, _, width = like.shape
     pieces = [
         mx.zeros((count, segment.tokens.size, width), like.dtype) if each is None else each
         for segment, each in zip(segments, found, strict=True)
     ]
-    return list(joined(pieces, axis=1))
+    return dict(enumerate(joined(pieces, axis=1)))
 
 
 def embedding_of(network: Any) -> Any:

@@ -62,7 +62,8 @@ FAMILIES["gemma4"] = ImageFamily(
     reads_pads_as=0,
 )
 FAMILIES["qwen3_vl"] = replace(FAMILIES["qwen2_5_vl"], interleaves_axes=True)
-FAMILIES["qwen3_5"] = FAMILIES["qwen3_vl"]
+for _name in ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
+    FAMILIES[_name] = FAMILIES["qwen3_vl"]
 FAMILIES["mistral3"] = FAMILIES["pixtral"]
 """By the model_type of config.json."""
 

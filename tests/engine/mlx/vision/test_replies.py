@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from picture_files import BLUE, RED
 from seeing import LAYOUTS, TEXT, Seeing, noise, plain
-from vision_models import SeeingModel, needs_mlx_vlm, write_gemma3
+from vision_models import MIXTURES, SeeingModel, needs_mlx_vlm, write_gemma3
 
 from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.images import PreparedImage, PromptImage
@@ -117,6 +117,19 @@ def _gemma4_reply(network: Any, tokens: mx.array, pixels: list[Any], request: Ge
 def test_a_reply_is_that_of_mlx_vlms_own_modules(seeing: Seeing, layout: str) -> None:
     request = seeing.request(*LAYOUTS[layout])
     assert seeing.reply(request) == reference(seeing.model, request)
+
+
+@pytest.mark.parametrize("name", sorted(MIXTURES))
+def test_replies_of_mixtures_of_experts_are_those_of_mlx_vlms_own_modules(name: str, tmp_path: Path) -> None:
+    model = MIXTURES[name](tmp_path)
+    engine = load_engine(model.folder, cache_bytes=0)
+    try:
+        seeing = Seeing(model, engine)
+        for layout in ("two images", "an image behind a long text"):
+            request = seeing.request(*LAYOUTS[layout])
+            assert seeing.reply(request) == reference(model, request)
+    finally:
+        engine.stop()
 
 
 def test_an_image_changes_the_reply(seeing: Seeing) -> None:
