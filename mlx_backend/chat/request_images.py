@@ -38,7 +38,7 @@ _REFUSALS: Mapping[ImageSupport, tuple[str, str]] = {
         "vision_not_installed",
     ),
     ImageSupport.UNKNOWN_FAMILY: (
-        f"This server does not support images for models of this family yet; text it answers. {_REMEDY}",
+        f"This server does not support images for models of this family yet, only text. {_REMEDY}",
         "unsupported_content",
     ),
     ImageSupport.NOT_HERE: (
