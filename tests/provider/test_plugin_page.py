@@ -114,6 +114,9 @@ class Causes:
         self.stub.will_send(*pieces, **script)
         return self.ask(**self.stub.credentials)
 
+    def ask_refusing(self, error: dict[str, str], status: int = 400) -> str:
+        return self.ask_stub(json.dumps({"error": error}), status=status, type="application/json")
+
     def ask_silence(self) -> str:
         with socket.create_server(("127.0.0.1", 0)) as listener:  # who connects is never accepted
             return self.ask(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout="0.5")
@@ -143,6 +146,19 @@ BUSY = {"message": "The server is busy: 272 requests are running or waiting alre
 LIMITED = {
     "message": "This API key has reached its limit of 60 requests per minute; try again in 900 s.",
     "code": "rate_limit_exceeded",
+}
+NO_EXTRA = {
+    "message": "This model can see images, but this server was installed without what that needs. Remove the image.",
+    "code": "vision_not_installed",
+}
+NO_FAMILY = {"message": "This server does not support images for models of this family yet, only text."}
+NO_ADDRESSES = {
+    "message": "This server fetches no images from addresses. Send the image itself, as a data URI."
+}
+LARGE = {"message": "The request is larger than 8 MB, which is this server's limit (--max-body-mb)."}
+BROKEN = {
+    "message": "The image is empty: its data URI holds nothing behind the comma.",
+    "code": "invalid_image",
 }
 CUT = 'data: {{"choices": [{{"index": 0, "delta": {}, "finish_reason": "length"}}]}}\n\ndata: [DONE]\n\n'
 LONG_TEXT = {"type": "object", "properties": {"n": {"type": "string", "minLength": 400}}, "required": ["n"]}
@@ -211,6 +227,11 @@ CAUSES: dict[str, list[Callable[[Causes], str]]] = {
         lambda cause: cause.ask([{"role": "user", "content": [PICTURE]}]),
         lambda cause: cause.ask([{"role": "user", "content": [PICTURE]}], vision="supported"),
     ],
+    "installed without what that needs": [lambda cause: cause.ask_refusing(NO_EXTRA)],
+    "does not support images for models of this family yet": [lambda cause: cause.ask_refusing(NO_FAMILY)],
+    "fetches no images from addresses": [lambda cause: cause.ask_refusing(NO_ADDRESSES)],
+    "The request is larger than …": [lambda cause: cause.ask_refusing(LARGE, 413)],
+    "The image …": [lambda cause: cause.ask_refusing(BROKEN)],
     "reasoning_effort should be one of …": [
         lambda cause: cause.ask(parameters={"reasoning_effort": "banana"}),
     ],
