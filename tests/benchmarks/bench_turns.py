@@ -131,7 +131,15 @@ class Server:
             "mlx_lm.server": ["mlx_lm.server", "--log-level", "ERROR", "--prompt-cache-size", "100"],
         }[name]
         self._model = {"mlx-backend": None, "mlx_lm.server": "default_model"}[name]
-        command = [sys.executable, str(LAUNCHER), *arguments, "--model", str(model), "--port", str(self._port)]
+        command = [
+            sys.executable,
+            str(LAUNCHER),
+            *arguments,
+            "--model",
+            str(model),
+            "--port",
+            str(self._port),
+        ]
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.DEVNULL,
