@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress, count, groupby
+from itertools import groupby
 from sys import getsizeof
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -182,16 +182,19 @@ class PromptBuilder:
     def _checkpoints(
         self, text: str, tokens: Sequence[int], template_kwargs: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        """Return the checkpoints, found by counting control tokens: the text and the tokens have the same ones."""
-        positions = list(compress(count(), map(self._markers.texts.__contains__, tokens)))
-        ends = [match.end() for match in self._markers.pattern.finditer(text)]
-        if len(positions) != len(ends):  # the tokenizer adds or merges some, so they cannot be matched
-            return ()
+        """Return the checkpoints. Those behind a header are found by counting the header's last marker.
+
+        Text and tokens have it equally often. To look at every control token would take milliseconds in a long prompt.
+        """
         header, generation = self._frame(template_kwargs)
         found: set[int] = set()
-        if header and header in text:
-            for at in (text.find(header), text.rfind(header)):
-                found.add(positions[bisect_right(ends, at + len(header)) - 1] + 1)
+        if header and (first := text.find(header)) >= 0:
+            *_, marker = (match[0] for match in self._markers.pattern.finditer(header))
+            positions = _positions(tokens, self._markers.ids[marker])
+            # Otherwise the tokenizer adds or merges some, so they cannot be matched.
+            if len(positions) == text.count(marker):
+                for at in (first, text.rfind(header)):
+                    found.add(positions[text.count(marker, 0, at + len(header)) - 1] + 1)
         if generation and text.endswith(generation):
             found.add(len(tokens) - len(self._tokenizer.encode(generation, control_tokens=True)))
         return tuple(sorted(at for at in found if 0 < at < len(tokens)))
@@ -216,6 +219,15 @@ class PromptBuilder:
         starts = [match.start() for match in self._markers.pattern.finditer(before)]
         header = before[starts[-2] if len(starts) > 1 else starts[-1] :] if starts else ""
         return header, with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
+
+
+def _positions(tokens: Sequence[int], token: int) -> list[int]:
+    """Return where a token occurs, ascending. `index` is several times as fast as a loop over all tokens."""
+    positions: list[int] = []
+    with suppress(ValueError):
+        while True:
+            positions.append(tokens.index(token, positions[-1] + 1 if positions else 0))
+    return positions
 
 
 def with_stand_ins(pieces: Iterable[Piece], data: Any) -> tuple[str, dict[str, str]]:
@@ -244,9 +256,7 @@ class _Markers:
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._splitter = re.compile(f"({self.pattern.pattern})")
         # A text may also end in the first half of a marker, and the template add the second half.
-        self._halves = {text[:size] for text in self.ids for size in range(1, len(text))}
-        self._first_characters = {text[0] for text in self.ids}
-        self._longest_half = max(map(len, self._halves), default=0)
+        self._halves = tuple({text[:size] for text in self.ids for size in range(1, len(text))})
 
     def split(self, text: str) -> list[str]:
         return self._splitter.split(text)
@@ -254,7 +264,7 @@ class _Markers:
     def spelt_in(self, data: Any) -> bool:
         match data:
             case str():
-                return bool(self.pattern.search(data)) or self._ends_in_half(data)
+                return bool(self.pattern.search(data)) or data.endswith(self._halves)
             case dict():
                 return any(self.spelt_in(key) or self.spelt_in(value) for key, value in data.items())
             case list() | tuple():
@@ -267,20 +277,13 @@ class _Markers:
         match data:
             case str():
                 text = self.pattern.sub(lambda match: match[0][0] + sentinel + match[0][1:], data)
-                return text + sentinel if self._ends_in_half(data) else text
+                return text + sentinel if data.endswith(self._halves) else text
             case dict():
                 return {self.broken(k, sentinel): self.broken(v, sentinel) for k, v in data.items()}
             case list() | tuple():
                 return [self.broken(item, sentinel) for item in data]
             case _:
                 return data
-
-    def _ends_in_half(self, text: str) -> bool:
-        tail = text[-self._longest_half :] if self._longest_half else ""
-        return any(
-            character in self._first_characters and tail[at:] in self._halves
-            for at, character in enumerate(tail)
-        )
 
 
 def _unused_character(data: Any) -> str:
