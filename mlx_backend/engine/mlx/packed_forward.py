@@ -38,38 +38,38 @@ class Segment:
 
 
 class ForwardError(Exception):
-    """The network raised its cause. If several segments are to be restored, their caches are as they were before."""
+    """The network raised its cause. Caches that are to be restored are as they were before."""
 
 
 def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = True) -> mx.array:
     """Run all segments through the network at once; return the logits of all their tokens ([tokens, vocabulary]).
 
-    Does not wait for the computation. Raises ForwardError, after which several segments' caches are restored: to be
-    able to takes time in each layer of each.
+    Does not wait for the computation. Raises ForwardError. To be able to `restore` the segments' caches then takes time
+    in each layer of each, but nothing is copied for it.
     """
-    if len(segments) == 1 and segments[0].tokens.shape[0] == 1:
-        return _forward(network, segments[0].tokens, segments[0].layers)
+    before: list[LayerCaches] = []
+    try:
+        if restore:
+            before = [[alias(layer) for layer in segment.layers] for segment in segments]
+        if len(segments) == 1 and segments[0].tokens.shape[0] == 1:
+            logits: mx.array = network(segments[0].tokens, cache=segments[0].layers)
+        else:
+            logits = _run(network, segments)
+    except Exception as error:
+        for segment, aliases in zip(segments, before, strict=False):
+            segment.layers[:] = aliases
+        raise ForwardError from error
+    return logits[0]
+
+
+def _run(network: Any, segments: Sequence[Segment]) -> mx.array:
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
     positions = TokenPositions(joined([_positions(segment) for segment in segments]))
     caches = zip(*(segment.layers for segment in segments), strict=True)
     layers = [PackedLayer(each, shapes, positions) for each in caches]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
-    restore = restore and len(segments) > 1
-    before = [[alias(layer) for layer in segment.layers] for segment in segments] if restore else []
-    try:
-        return _forward(network, tokens[None], layers)
-    except ForwardError:
-        for segment, aliases in zip(segments, before, strict=False):
-            segment.layers[:] = aliases
-        raise
-
-
-def _forward(network: Any, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
-    try:
-        logits: mx.array = network(tokens, cache=layers)
-    except Exception as error:
-        raise ForwardError from error
-    return logits[0]
+    logits: mx.array = network(tokens[None], cache=layers)
+    return logits
 
 
 def _positions(segment: Segment) -> mx.array:

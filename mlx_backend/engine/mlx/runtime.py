@@ -114,7 +114,8 @@ class Runtime:
                 pressure=device.memory.pressure if ranks is None else lambda: "none",
             )
             self._check_room(cost)
-            self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
+            prefix_bytes = _prefix_cache_bytes(options, self.cache_budget) if are_alike else 0
+            self.prefixes = PrefixCache(prefix_bytes, shared=ranks is not None)
             cleanup.callback(self.prefixes.clear)
             self.disk = _open_disk_cache(options, model.folder, cleanup)
             on_progress(1.0)

@@ -203,15 +203,21 @@ class FailsOnce:
         return logits
 
 
+@pytest.mark.parametrize(("count", "source"), [(1, "model"), (3, "text")])
 def test_a_run_that_fails_changes_no_reply_and_ends_drafting(
-    windowed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    windowed: Path,
+    count: int,
+    source: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = requests(3)
+    asked = requests(count)
     with loaded_batch(windowed) as batch:
         expected = tokens(alone(batch, asked))
-    with loaded_batch(windowed, draft_from_text=True, draft_tokens=6) as drafting:
+    drafts = {"draft_from_text": True} if source == "text" else {"draft_model": str(windowed)}
+    with loaded_batch(windowed, draft_tokens=6, **drafts) as drafting:
         networks = drafting.loaded.runtime.networks
-        monkeypatch.setitem(networks, "", FailsOnce(networks[""], after=5))
+        monkeypatch.setitem(networks, "", FailsOnce(networks[""], after=5 if source == "text" else 2))
         found = generate(drafting, asked)
     assert tokens(found) == expected
     assert caplog.text.count("replies go on without drafts") == 1
