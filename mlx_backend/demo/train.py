@@ -275,7 +275,7 @@ def train(model: Any, stream: Iterator[Batch], steps: int, peak: float, folder: 
     for step, arrays in enumerate(stream, 1):
         (loss, accuracy), gradients = loss_and_gradients(model, *map(mx.array, arrays))
         update(gradients)
-        mx.async_eval(model.parameters(), optimizer.state, loss, accuracy)  # type: ignore[no-untyped-call]
+        mx.async_eval(model.parameters(), optimizer.state, loss, accuracy)  # type: ignore[no-untyped-call]  # declared without
         pending.append((loss, accuracy))
         if len(pending) > 1:
             mx.eval(pending[-2])  # at most one step ahead of the device

@@ -10,6 +10,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from tolerances import held_memory
 
+from mlx_backend.engine.mlx.arrays import as_floats
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import alias, keep_slice
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
@@ -27,7 +28,7 @@ def layers(length: int, size: int = 4) -> list[Any]:
 
 def contents(kept: list[Any]) -> list[float]:
     full = kept[0]
-    return full.keys[0, 0, : full.offset, 0].tolist()  # type: ignore[no-any-return]
+    return as_floats(full.keys[0, 0, : full.offset, 0])
 
 
 def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> None:
