@@ -95,11 +95,13 @@ class Rules:
         return Rule(lark, tuple(map(describe_error, verdict.ignored)))
 
     def _verdict(self, lark: str, *, is_hard: bool) -> Verdict:
-        def find() -> Verdict:
-            grammar = _grammar(lark)
-            return validate_isolated(grammar) if is_hard else validate(grammar)
-
-        return self._verdicts.get((lark, is_hard), getsizeof(lark) + _VERDICT_BYTES, find)
+        key, nbytes, grammar = (lark, is_hard), getsizeof(lark) + _VERDICT_BYTES, _grammar(lark)
+        if not is_hard:
+            return self._verdicts.get(key, nbytes, lambda: validate(grammar))
+        if (verdict := self._verdicts.find(key)) is not None:
+            return verdict
+        with current().waiting():  # for another process, or for whoever waits for that already
+            return self._verdicts.get(key, nbytes, lambda: validate_isolated(grammar))
 
 
 def joined_rule(lark: str) -> Rule:
