@@ -281,7 +281,7 @@ def record(rng: random.Random, held: bool) -> Record:
     chosen = list(fields.values())
     rng.shuffle(chosen)
     chosen = chosen[: max(1, len(chosen) - rng.choice((0, 0, 0, 1, 2)))][:6]
-    if rng.random() < 0.1 and (missing := _missing(rng, " ".join(texts), set(fields))):
+    if rng.random() < 0.18 and (missing := _missing(rng, " ".join(texts), set(fields))):
         chosen.insert(rng.randint(0, len(chosen)), missing)
     if rng.random() < 0.12:
         texts.insert(rng.randint(0, len(texts)), sentence(rng, 3, 12, invented=0.0))
