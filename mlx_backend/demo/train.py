@@ -91,7 +91,7 @@ class Plan:
 
 
 PLAN: Final = Plan(
-    30_000, 5e-3, (0.28, 0.65, 0.07), (0.16, 0.06), 0.1,
+    21_500, 5e-3, (0.28, 0.65, 0.07), (0.16, 0.06), 0.1,
     ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.06), (0.8, MAX_LONG_TOKENS, 0.12)),
 )  # fmt: skip
 DRILLS_UNTIL: Final = 0.8  # of the run
