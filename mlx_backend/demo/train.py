@@ -330,6 +330,10 @@ def main() -> None:
         "--workers", type=int, default=0, help="processes that prepare a process's batches"
     )
     arguments.add_argument(
+        "--start", type=Path, help="a model to go on from, at a low rate, with its tokenizer"
+    )
+    arguments.add_argument("--rate", type=float, default=PLAN.rate, help="the highest learning rate")
+    arguments.add_argument(
         "--backend", default="any", help="how processes talk to each other (mx.distributed)"
     )
     arguments.add_argument("--seed", type=int, default=1)
@@ -341,10 +345,18 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     template = (MODEL_PATH / "chat_template.jinja").read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    make_tokenizer(folder, chosen.seed)
+    if chosen.start:
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+            (folder / name).write_bytes((chosen.start / name).read_bytes())
+    else:
+        make_tokenizer(folder, chosen.seed)
     mx.set_cache_limit(CACHE_BYTES)
     model = initial_model(chosen.seed)
-    plan = replace(PLAN, steps=max(1, round(PLAN.steps * chosen.part)))
+    if chosen.start:
+        model.load_weights(str(chosen.start / "model.safetensors"))
+    plan = replace(PLAN, steps=max(1, round(PLAN.steps * chosen.part)), rate=chosen.rate)
+    if chosen.start:  # what the run from nothing learned first, it knows
+        plan = replace(plan, copying=0.0, drills=(plan.drills[1], plan.drills[1]))
     part = group.rank(), group.size()
     stream = batches(folder, chosen.seed + 1, plan, chosen.tokens, chosen.longest, chosen.workers, part)
     train(model, stream, plan.steps, plan.rate, folder, group)
