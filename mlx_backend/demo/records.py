@@ -77,10 +77,9 @@ _EVENTS: Final = (
     "{participants} are going to a {event} on {date}.", "{participants} meet on {date} for a {event}.",
     "The {event} is on {date} at {time}.", "There is a {event} in {city} on {date}.",
     "{participants} will be at the {event}.", "Plan a {event} with {participants} on {date}.",
-    "The {event} takes place in {city}.", "{participants} are going to the {event} in {city}.",
-    "On {date} {participants} go to a {event}.",
+    "The {event} takes place in {city}.",
 )  # fmt: skip
-_EVENTS_SHARE: Final = 0.2
+_EVENTS_SHARE: Final = 0.12
 # Slots that a reader could confuse.
 _KIND_OF: Final = {
     "participants": "name", "event": "name", "company": "name", "origin": "place", "destination": "place",

@@ -202,7 +202,7 @@ SLOTS: Final[dict[str, Slot]] = {
     _said(_email)),
     "phone": Slot("string", ("phone", "phone_number", "telephone", "mobile"), ("The phone number.", "Phone"),
                    _said(lambda rng: f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}")),
-    "event": Slot("string", ("name", "event", "name", "event_name", "title", "occasion"), ("The event.", "What happens",
+    "event": Slot("string", ("event", "name", "event_name", "title", "occasion"), ("The event.", "What happens",
     "Name of the event"),
                    _said(lambda rng: rng.choice(_EVENTS) if rng.random() < 0.7 else _thing(rng))),
     "participants": Slot("array", ("participants", "attendees", "names", "members"),
