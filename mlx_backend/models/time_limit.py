@@ -10,9 +10,8 @@ import ctypes
 import math
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from mlx_backend.preparation import current
@@ -27,18 +26,16 @@ class TimeLimitExceeded(Exception):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[Callable[[], None]]:
-    """Raise TimeLimitExceeded within the block once so many seconds have passed.
+    """Raise TimeLimitExceeded within the block once so many seconds have passed. Blocks must not be nested.
 
-    The block is given a function with which another thread ends it at once. Of blocks within each other, each has its
-    own limit; the exception of an outer one passes through those within it, and is raised once.
+    The block is given a function with which another thread ends it at once.
     """
-    block = _Block(threading.get_ident(), time.monotonic() + seconds)
+    block = _watchdog.add(threading.get_ident(), time.monotonic() + seconds)
     is_raised = False
     try:
-        _watchdog.add(block)
         yield lambda: _watchdog.expire(block)
-    except TimeLimitExceeded as error:
-        is_raised = type(error) is block.exception
+    except TimeLimitExceeded:
+        is_raised = True
         raise
     finally:
         if not _watchdog.remove(block) and not is_raised:
@@ -70,8 +67,7 @@ class _Block:
 
     thread: int
     deadline: float  # of time.monotonic
-    exception: type[TimeLimitExceeded] | None = None  # a class of its own, once it is raised in the thread,
-    is_interrupted: bool = False  # and has been raised, though it may not have arrived
+    is_interrupted: bool = False  # the exception has been raised in the thread, and may not have arrived
 
 
 def _await_exception(block: _Block) -> None:
@@ -91,58 +87,55 @@ def _await_exception(block: _Block) -> None:
 class _Watchdog:
     """One thread for all blocks. It sleeps until the deadline that was the next when it fell asleep.
 
-    A thread takes no lock while an exception may arrive in it: it could arrive when the lock has been taken and before
-    there is anything that gives it back. So blocks are added and removed by one operation of a dictionary, and the
-    watchdog is woken by one of a queue.
+    A thread takes no lock while the exception may arrive in it: it could arrive when the lock has been taken and before
+    there is anything that gives it back. So a block is removed without one, by one operation of a dictionary.
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[int, _Block] = {}  # by their ids
-        self._changes: SimpleQueue[None] = SimpleQueue()
-        self._wakes_at = math.inf  # also while it is not known: then it is woken for every block
-        self._starting = (
-            threading.Lock()
-        )  # never taken again once it has started, before which nothing can arrive
+        self._changed = threading.Condition()
+        self._blocks: dict[int, _Block] = {}  # by thread
+        self._wakes_at = -math.inf  # until it runs
         self._is_started = False
 
-    def add(self, block: _Block) -> None:
-        """Interrupt a block when its time is up, unless it is removed before."""
-        if not self._is_started:
-            with self._starting:
-                if not self._is_started:
-                    threading.Thread(target=self._run, name="time-limits", daemon=True).start()
-                    self._is_started = True
-        self._blocks[id(block)] = block
-        if block.deadline < self._wakes_at:
-            self._changes.put(None)
+    def add(self, thread: int, deadline: float) -> _Block:
+        """Raise the exception in a thread at this time of time.monotonic, unless the block is removed before."""
+        block = _Block(thread, deadline)
+        with self._changed:
+            self._blocks[thread] = block
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._run, name="time-limits", daemon=True).start()
+            elif deadline < self._wakes_at:
+                self._changed.notify()
+        return block
 
     def expire(self, block: _Block) -> None:
-        """Interrupt a block now, if its thread is still in it."""
-        block.deadline = -math.inf
-        self._changes.put(None)
+        """Raise the exception in a block's thread now, if it is still in the block."""
+        with self._changed:
+            block.deadline = -math.inf
+            self._changed.notify()
 
     def remove(self, block: _Block) -> bool:
         """Forget a block; False if the exception has been raised in its thread, or is about to be."""
-        return self._blocks.pop(id(block), None) is not None
+        return self._blocks.get(block.thread) is block and self._blocks.pop(block.thread, None) is not None
 
     def _run(self) -> None:
-        while True:
-            self._wakes_at = math.inf
-            now = time.monotonic()
-            for block in list(self._blocks.values()):
-                if block.deadline <= now and self._blocks.pop(id(block), None) is not None:
-                    block.exception = type("TimeLimitExceeded", (TimeLimitExceeded,), {})
-                    _interrupt(block.thread, block.exception)
-                    block.is_interrupted = True
-            self._wakes_at = min((each.deadline for each in list(self._blocks.values())), default=math.inf)
-            seconds = None if self._wakes_at == math.inf else max(0.0, self._wakes_at - time.monotonic())
-            with suppress(Empty):
-                self._changes.get(timeout=seconds)
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for block in list(self._blocks.values()):
+                    if block.deadline <= now and self._blocks.pop(block.thread, None) is not None:
+                        _interrupt(block.thread)
+                        block.is_interrupted = True
+                self._wakes_at = min(
+                    (each.deadline for each in list(self._blocks.values())), default=math.inf
+                )
+                self._changed.wait(None if self._wakes_at == math.inf else self._wakes_at - now)
 
 
-def _interrupt(thread: int, exception: type[TimeLimitExceeded]) -> None:
-    """Raise an exception in another thread."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception))
+def _interrupt(thread: int) -> None:
+    """Raise the exception in another thread."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeLimitExceeded))
 
 
 _watchdog = _Watchdog()
