@@ -167,7 +167,7 @@ class Turns:
 
     @contextmanager
     def given_back(self, client: str = "") -> Iterator[None]:
-        """Give a turn of this client to others within the block. Behind it, it is there again, whoever else has one.
+        """Give a turn of this client to others within the block; it has one again behind it, even if all are taken.
 
         So nobody waits for a turn with something that others, who have one, wait for.
         """

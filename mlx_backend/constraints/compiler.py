@@ -100,7 +100,7 @@ class Rules:
             return self._verdicts.get(key, nbytes, lambda: validate(grammar))
         if (verdict := self._verdicts.find(key)) is not None:
             return verdict
-        with current().waiting():  # for another process, or for whoever waits for that already
+        with current().waiting():  # for another process, or for a thread that waits for it already
             return self._verdicts.get(key, nbytes, lambda: validate_isolated(grammar))
 
 

@@ -72,7 +72,7 @@ _SENTENCES: Final = (
     "The capital is {city}.", "{name} ordered {quantity} {product} for {price} euros.",
     "{name} has {quantity} {product}.",
 )  # fmt: skip
-# Of events, as in the example that every structured output is tried with: "name" is the event's, not a participant's.
+# Of events, as in OpenAI's own example of structured output: "name" is the event's, not a participant's.
 _EVENTS: Final = (
     "{participants} are going to a {event} on {date}.", "{participants} meet on {date} for a {event}.",
     "The {event} is on {date} at {time}.", "There is a {event} in {city} on {date}.",

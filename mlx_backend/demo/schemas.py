@@ -192,9 +192,8 @@ def analyses(shape: Shape) -> tuple[str, str, str]:
 
 
 def _listed(fields: Sequence[Field]) -> str:
-    return ", ".join(
-        f'"{field.key}"' for field in fields
-    )  # in quotes a word is the same tokens as in a schema
+    # In quotes a word is the same tokens as in a schema.
+    return ", ".join(f'"{field.key}"' for field in fields)
 
 
 def tool_of(rng: random.Random, shape: Shape, name: str, description: str) -> dict[str, Any]:

@@ -95,6 +95,7 @@ PLAN: Final = Plan(
     ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.06), (0.8, MAX_LONG_TOKENS, 0.12)),
 )  # fmt: skip
 DRILLS_UNTIL: Final = 0.8  # of the run
+START_RATE: Final = 3e-4  # of a run that goes on from a model
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -329,10 +330,10 @@ def main() -> None:
     arguments.add_argument(
         "--workers", type=int, default=0, help="processes that prepare a process's batches"
     )
+    arguments.add_argument("--start", type=Path, help="a model to go on from, with its tokenizer")
     arguments.add_argument(
-        "--start", type=Path, help="a model to go on from, at a low rate, with its tokenizer"
+        "--rate", type=float, help=f"the highest learning rate ({PLAN.rate}; with --start {START_RATE})"
     )
-    arguments.add_argument("--rate", type=float, default=PLAN.rate, help="the highest learning rate")
     arguments.add_argument(
         "--backend", default="any", help="how processes talk to each other (mx.distributed)"
     )
@@ -354,9 +355,11 @@ def main() -> None:
     model = initial_model(chosen.seed)
     if chosen.start:
         model.load_weights(str(chosen.start / "model.safetensors"))
-    plan = replace(PLAN, steps=max(1, round(PLAN.steps * chosen.part)), rate=chosen.rate)
+    plan = replace(PLAN, steps=max(1, round(PLAN.steps * chosen.part)))
     if chosen.start:  # what the run from nothing learned first, it knows
-        plan = replace(plan, copying=0.0, drills=(plan.drills[1], plan.drills[1]))
+        plan = replace(plan, rate=START_RATE, copying=0.0, drills=(plan.drills[1], plan.drills[1]))
+    if chosen.rate is not None:
+        plan = replace(plan, rate=chosen.rate)
     part = group.rank(), group.size()
     stream = batches(folder, chosen.seed + 1, plan, chosen.tokens, chosen.longest, chosen.workers, part)
     train(model, stream, plan.steps, plan.rate, folder, group)

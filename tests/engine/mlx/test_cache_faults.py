@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import architectures
 import pytest
 from drafting import generate, loaded_batch
-from engine_models import write_model, write_qwen
+from engine_models import WrappedNetwork, write_model, write_qwen
 from mlx_lm.models import cache as mlx_lm_caches
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
@@ -73,15 +73,12 @@ class Faults:
         return call
 
 
-class RefusingNetwork:
+class RefusingNetwork(WrappedNetwork):
     """May refuse to run several sequences at once."""
 
     def __init__(self, network: Any, faults: Faults) -> None:
-        self._network = network
+        super().__init__(network)
         self._faults = faults
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         logits: mx.array = self._network(inputs, cache=cache)

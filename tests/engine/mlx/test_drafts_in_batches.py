@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from architectures import write
 from drafting import FoundReply, generate, loaded_batch
-from engine_models import write_mamba, write_model, write_qwen
+from engine_models import WrappedNetwork, write_mamba, write_model, write_qwen
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
@@ -184,15 +184,12 @@ def test_a_grammar_and_a_budget_hold_beside_replies_with_drafts(windowed: Path) 
         assert len(constraint.seen) >= REPLY - 1
 
 
-class FailsOnce:
+class FailsOnce(WrappedNetwork):
     """A network that runs out of memory once it has run, in the first step with drafts after so many runs."""
 
     def __init__(self, network: Any, after: int) -> None:
-        self._network = network
+        super().__init__(network)
         self._after = after
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any) -> mx.array:
         logits: mx.array = self._network(inputs, cache=cache)

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from drafting import generate, loaded_batch
-from engine_models import write_model, write_qwen
+from engine_models import WrappedNetwork, write_model, write_qwen
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from mlx_backend.device import Device
@@ -47,13 +47,10 @@ class Fragile(MLXBatch):
         return info
 
 
-class FragileNetwork:
+class FragileNetwork(WrappedNetwork):
     def __init__(self, network: Any, batch: Fragile) -> None:
-        self._network = network
+        super().__init__(network)
         self._batch = batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         if self._batch.broken is not None:
@@ -125,14 +122,8 @@ class Brittle(MLXBatch):
         return info
 
 
-class OneRow:
+class OneRow(WrappedNetwork):
     """Runs no batch of several rows, after changing the caches of its first layer."""
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         is_packed = isinstance(cache[0], PackedLayer)
@@ -260,14 +251,8 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
     assert "The engine broke" not in caplog.text
 
 
-class NoMixture:
+class NoMixture(WrappedNetwork):
     """Runs no batch of rows beside a reply on its own caches, after changing all caches."""
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         logits: mx.array = self._network(inputs, cache=cache)
@@ -280,17 +265,14 @@ def _succeed(trial: BatchTrial) -> None:
     patch_for_packing(trial._network)
 
 
-class FailsAtLength:
+class FailsAtLength(WrappedNetwork):
     """From some length of a cache on, some of its runs of one token raise after changing the caches."""
 
     def __init__(self, network: Any, length: int, failing: Sequence[int]) -> None:
-        self._network = network
+        super().__init__(network)
         self._length = length
         self._failing = failing
         self._runs = -1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         offset = cache[0].offset.of_tokens if isinstance(cache[0], PackedLayer) else mx.array(cache[0].offset)
@@ -329,14 +311,8 @@ def test_a_reply_that_cannot_be_run_from_some_length_on_fails_at_most_alone(
     assert "Their prompts are prefilled again" in caplog.text
 
 
-class NotTwo:
+class NotTwo(WrappedNetwork):
     """Runs no batch of exactly two rows, after changing its caches."""
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         logits: mx.array = self._network(inputs, cache=cache)
@@ -461,13 +437,10 @@ class Counting(MLXBatch):
         return info
 
 
-class CountingNetwork:
+class CountingNetwork(WrappedNetwork):
     def __init__(self, network: Any, pieces: list[int]) -> None:
-        self._network = network
+        super().__init__(network)
         self._pieces = pieces
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         self._pieces.append(inputs.shape[1])
