@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 
 class PreparationCancelled(Exception):
@@ -44,11 +45,18 @@ class Preparation:
         self._cancelled: PreparationCancelled | None = None
         self._guard = threading.Lock()
         self._callbacks: dict[object, Callable[[], None]] = {}
+        self._without_turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Make it the current one of this thread; its time begins. Raises PreparationCancelled if it is."""
+    def running(
+        self, without_turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Iterator[None]:
+        """Make it the current one of this thread; its time begins. Raises PreparationCancelled if it is.
+
+        `without_turn` gives its turn to others within the block.
+        """
         self._deadline = time.monotonic() + self._seconds
+        self._without_turn = without_turn
         with self.as_current():
             self.check()
             yield
@@ -61,6 +69,13 @@ class Preparation:
             yield
         finally:
             _current.reset(token)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Let others have its turn within the block, in which it waits for what takes nothing of this process.
+
+        It goes on behind the block at once.
+        """
+        return self._without_turn()
 
     @property
     def seconds_left(self) -> float:
@@ -153,11 +168,21 @@ class Turns:
         finally:
             if waiting.has_turn:
                 with self._guard:
-                    self._free += waiting.amount
-                    self._running[client] -= 1
-                    if not self._running[client]:
-                        del self._running[client]
-                    self._give()
+                    self._end(client, waiting.amount)
+
+    @contextmanager
+    def given_back(self, client: str = "") -> Iterator[None]:
+        """Give a turn of this client to others within the block; it has one again behind it, even if all are taken.
+
+        So nobody waits for a turn with something that others, who have one, wait for.
+        """
+        with self._guard:
+            self._end(client, 1)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._begin(client, 1)
 
     def __len__(self) -> int:
         """Return how many wait."""
@@ -166,7 +191,7 @@ class Turns:
 
     def _give(self) -> None:
         """Give what is free to those who are next. Who waits is woken alone: others would only look and wait again."""
-        while self._free and self._waiting:
+        while self._free > 0 and self._waiting:
             client = min(self._waiting, key=self._running.__getitem__)
             if self._running[client] >= self._max_of_client:
                 return
@@ -176,10 +201,20 @@ class Turns:
             self._remove(waiting)
             if client in self._waiting:
                 self._waiting[client] = self._waiting.pop(client)  # behind the others
-            self._free -= waiting.amount
-            self._running[client] += 1
+            self._begin(client, waiting.amount)
             waiting.has_turn = True
             waiting.wake.set()
+
+    def _begin(self, client: str, amount: int) -> None:
+        self._free -= amount
+        self._running[client] += 1
+
+    def _end(self, client: str, amount: int) -> None:
+        self._free += amount
+        self._running[client] -= 1
+        if not self._running[client]:
+            del self._running[client]
+        self._give()
 
     def _remove(self, waiting: _Waiting) -> None:
         of_client = self._waiting[waiting.client]

@@ -272,7 +272,12 @@ class Settings(ReplySettings):
         int, Setting(kind=whole(1), help="requests that may wait in the queue", group="limits")
     ] = 256
     queue_seconds: Annotated[
-        float, Setting(kind=seconds(), help="how long a request may wait in the queue", group="limits")
+        float,
+        Setting(
+            kind=seconds(),
+            help="how long a request may wait until it is prepared for its model, and then in the queue",
+            group="limits",
+        ),
     ] = 600.0
     load_seconds: Annotated[
         float,

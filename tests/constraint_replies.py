@@ -29,7 +29,7 @@ class PairTokenizer(ScriptedTokenizer):
     """A scripted vocabulary of pieces of one and two bytes: small enough to be masked."""
 
     PIECE = 2
-    _SIZES = (256, 256**2)  # type: ignore[assignment]
+    _SIZES = (256, 256**2)  # type: ignore[assignment]  # of two lengths, not of three
 
     def encode_bytewise(self, text: str) -> list[int]:
         """Tokenise as a model may: markers as their tokens, and all else byte by byte."""

@@ -83,6 +83,9 @@ class PoolHarness:
         self.started: dict[str, threading.Event] = {}
         self.gates: dict[str, threading.Event] = {}
         self.failures: dict[str, list[BaseException]] = {}
+        self.fetches: list[str] = []
+        self.fetch_gates: dict[str, threading.Event] = {}
+        self.fetch_started: dict[str, threading.Event] = {}
         self.reports: dict[str, LoadProgress] = {}
         self.shown: list[ModelStatus] = []  # what whoever shows progress is told
         self.sizes: dict[str, int] = {}
@@ -91,7 +94,11 @@ class PoolHarness:
         self.pool: ModelPool[FakeService]
 
     def serve(
-        self, *specs: ModelSpec, memory_limit: int | None = None, default_name: str | None = None
+        self,
+        *specs: ModelSpec,
+        memory_limit: int | None = None,
+        default_name: str | None = None,
+        downloads: bool = False,
     ) -> ModelPool[FakeService]:
         self.pool = ModelPool(
             Catalogue(specs),
@@ -99,6 +106,7 @@ class PoolHarness:
             memory=FixedMemory(self.sizes, memory_limit) if memory_limit is not None else None,
             default_name=default_name,
             clock=self.clock,
+            fetch=self.fetch if downloads else None,
             on_status=self.shown.append,
         )
         return self.pool
@@ -108,6 +116,22 @@ class PoolHarness:
         self.started[name] = threading.Event()
         self.gates[name] = threading.Event()
         return self.gates[name]
+
+    def pause_fetch(self, name: str) -> threading.Event:
+        """Let downloads of this model start, and finish only when the returned event is set."""
+        self.fetch_started[name] = threading.Event()
+        self.fetch_gates[name] = threading.Event()
+        return self.fetch_gates[name]
+
+    def fetch(self, spec: ModelSpec, on_progress: LoadProgress) -> None:
+        self.fetches.append(spec.name)
+        if spec.name in self.fetch_gates:
+            on_progress.downloaded(1, 4)
+            self.fetch_started[spec.name].set()
+            assert self.fetch_gates[spec.name].wait(SOON)
+            on_progress.downloaded(4, 4)
+        if self.failures.get(f"fetching {spec.name}"):
+            raise self.failures[f"fetching {spec.name}"].pop(0)
 
     def load(self, spec: ModelSpec, on_progress: LoadProgress) -> FakeService:
         self.loads.append(spec.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.base import EngineItem, Finished, GenerationRequest, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo, Outcome
@@ -37,8 +37,8 @@ def take(generation: Generation, count: int) -> list[EngineItem]:
 
 
 @contextmanager
-def engine_of(*transcripts: str | Transcript, **options: int) -> Iterator[ScriptedEngine]:
-    with ScriptedEngine(transcripts, **options) as engine:  # type: ignore[arg-type]
+def engine_of(*transcripts: str | Transcript, **options: Any) -> Iterator[ScriptedEngine]:
+    with ScriptedEngine(transcripts, **options) as engine:
         yield engine
 
 

@@ -13,7 +13,11 @@ def test_a_value_is_made_once_and_the_least_recently_used_go_first() -> None:
     cache, made = ByteCache[str, str](CacheBudget(20)), list[str]()
 
     def get(key: str, nbytes: int = 4) -> str:
-        return cache.get(key, nbytes, lambda: made.append(key) or key)  # type: ignore[func-returns-value]  # None, so that the key is
+        def make() -> str:
+            made.append(key)
+            return key
+
+        return cache.get(key, nbytes, make)
 
     assert [get(key) for key in "abab"] == ["a", "b", "a", "b"]
     get("a")

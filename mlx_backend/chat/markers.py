@@ -24,9 +24,7 @@ class Markers:
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._splitter = re.compile(f"({self.pattern.pattern})")
         # A text may also end in the first half of a marker, and the template add the second half.
-        self._halves = {text[:size] for text in self.ids for size in range(1, len(text))}
-        self._first_characters = {text[0] for text in self.ids}
-        self._longest_half = max(map(len, self._halves), default=0)
+        self._halves = tuple({text[:size] for text in self.ids for size in range(1, len(text))})
 
     def split(self, text: str) -> list[str]:
         """Return a text's markers and what is between them."""
@@ -36,7 +34,7 @@ class Markers:
         """Whether a marker is spelt anywhere in the data, or a text ends in a part of one."""
         match data:
             case str():
-                return bool(self.pattern.search(data)) or self._ends_in_half(data)
+                return bool(self.pattern.search(data)) or data.endswith(self._halves)
             case dict():
                 return any(self.spelt_in(key) or self.spelt_in(value) for key, value in data.items())
             case list() | tuple():
@@ -49,20 +47,13 @@ class Markers:
         match data:
             case str():
                 text = self.pattern.sub(lambda match: match[0][0] + sentinel + match[0][1:], data)
-                return text + sentinel if self._ends_in_half(data) else text
+                return text + sentinel if data.endswith(self._halves) else text
             case dict():
                 return {self.broken(k, sentinel): self.broken(v, sentinel) for k, v in data.items()}
             case list() | tuple():
                 return [self.broken(item, sentinel) for item in data]
             case _:
                 return data
-
-    def _ends_in_half(self, text: str) -> bool:
-        tail = text[-self._longest_half :] if self._longest_half else ""
-        return any(
-            character in self._first_characters and tail[at:] in self._halves
-            for at, character in enumerate(tail)
-        )
 
 
 def unused_character(data: Any) -> str:

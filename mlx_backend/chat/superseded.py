@@ -34,20 +34,21 @@ class SupersededReplies:
         self._model_id = model_id
         self._replies = RunningReplies(_quotes)
 
-    def reply_to(self, request: ChatRequest) -> RunningReply:
-        """End what the request supersedes, and return its own reply, not yet started.
+    def reply_to(self, request: ChatRequest) -> RunningReply | None:
+        """End what the request supersedes, and return its own reply, not yet started; None where it has no `user`.
 
         The messages must be canonical, or have been found valid.
         """
         user = request.fields.get("user")
-        scope = user if isinstance(user, str) and user else object()  # which equals no other
+        if not isinstance(user, str) or not user:
+            return None
         history = History.of(request.messages)
-        for _ in self._replies.supersede(scope, history):
+        for _ in self._replies.supersede(user, history):
             log.info(
                 "Stopped a reply of %s that nobody is waiting for: a newer request goes on from a part of it.",
                 self._model_id,
             )
-        return self._replies.reply(scope, history, is_streamed=request.fields.get("stream") is True)
+        return self._replies.reply(user, history, is_streamed=request.fields.get("stream") is True)
 
 
 def _quotes(message: Mapping[str, Any]) -> list[Quote]:

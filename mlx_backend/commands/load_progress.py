@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mlx_backend.models.sizes import format_size
@@ -37,62 +38,75 @@ class LoadProgressDisplay:
         self._line = line
         self._clock = clock
         self._lock = threading.Lock()
-        self._showing = ("", "")  # the model and what happens to it
-        self._shown_at = -math.inf
-        self._samples: deque[tuple[float, int]] = deque()  # times, and bytes that were there
+        self._models: dict[str, _Shown] = {}  # in the order in which they began
 
     def __call__(self, status: ModelStatus) -> None:
-        """Show what is new, if it is time to."""
+        """Show what is new, if it is time to. On a terminal, of several models the one that began first."""
         with self._lock:
             if status.state not in _VERBS:
                 self._end(status.name)
                 return
             now = self._clock()
-            if self._showing != (status.name, status.state):
-                self._showing = (status.name, status.state)
-                self._samples.clear()
+            shown = self._models.get(status.name)
+            if shown is None or shown.state != status.state:
                 # A log gets no line of what is soon over.
-                self._shown_at = -math.inf if self._line is not None else now
-            elif now - self._shown_at >= (REDRAW_SECONDS if self._line is not None else LINE_SECONDS):
-                self._shown_at = now
+                shown = self._models[status.name] = _Shown(
+                    status.state, -math.inf if self._line is not None else now
+                )
+            elif now - shown.at >= (REDRAW_SECONDS if self._line is not None else LINE_SECONDS):
+                shown.at = now
             else:
                 return
-            self._show(status, now)
+            self._show(status, shown, now)
 
     def clear(self) -> None:
         """Take the line away, so that something else can be printed."""
         with self._lock:
-            self._end(self._showing[0])
+            self._models.clear()
+            if self._line is not None:
+                self._line.show([])
 
-    def _show(self, status: ModelStatus, now: float) -> None:
-        self._samples.append((now, status.done))
-        while self._samples[-1][0] - self._samples[0][0] > RATE_SECONDS:
-            self._samples.popleft()
+    def _show(self, status: ModelStatus, shown: _Shown, now: float) -> None:
+        shown.samples.append((now, status.done))
+        while shown.samples[-1][0] - shown.samples[0][0] > RATE_SECONDS:
+            shown.samples.popleft()
         parts = [f"{status.percent} %"]
         if status.total:
             parts.append(f"{format_size(status.done)} of {format_size(status.total)}")
-        if left := self._time_left(status):
+        if left := _time_left(status, shown.samples):
             parts.append(f"{left} left")
         doing = f"{_VERBS[status.state]} {status.name}"
         if self._line is not None:
+            if status.name != next(iter(self._models)):
+                return
             bar = self._line.bar(status.percent / 100, BAR_CHARACTERS)
             texts = ", ".join(parts)
             self._line.show([f"{doing} {bar} {texts}", f"{doing} {texts}", f"{_VERBS[status.state]} {texts}"])
-        elif len(self._samples) > 1:
+        elif len(shown.samples) > 1:
             log.info("%s: %s.", doing, ", ".join(parts))
 
-    def _time_left(self, status: ModelStatus) -> str:
-        """Return how long the rest takes at the present rate; empty if that cannot be known yet."""
-        (began, before), (now, done) = self._samples[0], self._samples[-1]
-        if done <= before or now <= began or not status.total:
-            return ""
-        return format_seconds((status.total - done) * (now - began) / (done - before))
-
     def _end(self, name: str) -> None:
-        if self._showing[0] == name:
-            self._showing = ("", "")
-            if self._line is not None:
-                self._line.show([])
+        was_first = name == next(iter(self._models), None)
+        self._models.pop(name, None)
+        if was_first and self._line is not None:
+            self._line.show([])
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What is shown of a model: what happens to it, and when it was last told."""
+
+    state: str
+    at: float
+    samples: deque[tuple[float, int]] = field(default_factory=deque)  # times, and bytes that were there
+
+
+def _time_left(status: ModelStatus, samples: deque[tuple[float, int]]) -> str:
+    """Return how long the rest takes at the present rate; empty if that cannot be known yet."""
+    (began, before), (now, done) = samples[0], samples[-1]
+    if done <= before or now <= began or not status.total:
+        return ""
+    return format_seconds((status.total - done) * (now - began) / (done - before))
 
 
 def format_seconds(seconds: float) -> str:

@@ -107,7 +107,6 @@ def _run(arguments: argparse.Namespace, progress: LoadProgressDisplay) -> int:
 def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProgressDisplay) -> int:
     from mlx_backend.server.api_keys import check_exposure
     from mlx_backend.server.app import App
-    from mlx_backend.server.client_address import TrustedProxies
     from mlx_backend.server.port_check import port_in_use
     from mlx_backend.server.receive_limits import ReceiveLimits
     from mlx_backend.server.tls import tls_of
@@ -119,9 +118,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     app = App(models, settings, memory=models.memory)
     requests = settings.max_concurrent + settings.max_queue
     tls = tls_of(settings)
-    limits = ReceiveLimits(
-        max_body_bytes=settings.max_body_bytes, trusted_proxies=TrustedProxies(settings.trusted_proxies)
-    )
+    limits = ReceiveLimits(max_body_bytes=settings.max_body_bytes, trusted_proxies=app.proxies)
     if in_use := port_in_use(settings.host, settings.port):
         return _failed(in_use)
     server = Server(

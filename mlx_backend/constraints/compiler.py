@@ -71,7 +71,7 @@ class Rules:
             pointer = locate_error(checked, error, lambda part: _error_of(part, strict=strict))
             where = f"{what} at {pointer}" if pointer else what
             raise GrammarError(f"{where} cannot be used: {error}.", pointer)
-        return Rule(lark, verdict.ignored)
+        return Rule(lark, tuple(map(describe_error, verdict.ignored)))
 
     def regex(self, pattern: str) -> Rule:
         """Return the rule of a regular expression, which has to match all of the text."""
@@ -92,14 +92,16 @@ class Rules:
         verdict = self._verdict(lark, is_hard=False)
         if verdict.error:
             raise GrammarError(f"{what} cannot be used: {describe_error(verdict.error)}.")
-        return Rule(lark, verdict.ignored)
+        return Rule(lark, tuple(map(describe_error, verdict.ignored)))
 
     def _verdict(self, lark: str, *, is_hard: bool) -> Verdict:
-        def find() -> Verdict:
-            grammar = _grammar(lark)
-            return validate_isolated(grammar) if is_hard else validate(grammar)
-
-        return self._verdicts.get((lark, is_hard), getsizeof(lark) + _VERDICT_BYTES, find)
+        key, nbytes, grammar = (lark, is_hard), getsizeof(lark) + _VERDICT_BYTES, _grammar(lark)
+        if not is_hard:
+            return self._verdicts.get(key, nbytes, lambda: validate(grammar))
+        if (verdict := self._verdicts.find(key)) is not None:
+            return verdict
+        with current().waiting():  # for another process, or for a thread that waits for it already
+            return self._verdicts.get(key, nbytes, lambda: validate_isolated(grammar))
 
 
 def joined_rule(lark: str) -> Rule:

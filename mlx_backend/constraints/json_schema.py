@@ -41,14 +41,17 @@ _OPENING = (  # keywords that say, or may say, whether further properties are al
     *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
     *("minProperties", "dependentSchemas", "if"),
 )
-# What llguidance's formats allow and RFC 3339 does not: a second 60 at any minute (few readers take it even where it is
-# right), and 29 February in every year.
-_TIME = r":[0-5][0-9][.Zz+-]"
+# Dates and times by RFC 3339. llguidance's own formats also allow a second 60 at any minute (few readers take it even
+# where it is right), and 29 February in every year. One pattern stands in place of each: llguidance intersects all that
+# constrains a text, and gives up on a format, a pattern and a `maxLength` together.
 _LEAP_YEAR = (
     "([0-9][0-9](0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"  # 2000 is one, 1900 is none
 )
-_DATE = rf"^([0-9]{{4}}-(0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
-_STRICTER = {"time": _TIME, "date": _DATE, "date-time": rf"{_DATE}.*{_TIME}"}
+_DAY = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
+_DATE = f"([0-9]{{4}}-({_DAY})|{_LEAP_YEAR}-02-29)"
+_HOUR, _MINUTE = "([01][0-9]|2[0-3])", "[0-5][0-9]"
+_TIME = rf"{_HOUR}:{_MINUTE}:{_MINUTE}(\.[0-9]+)?([Zz]|[+-]{_HOUR}:{_MINUTE})"
+_MOMENTS = {"time": f"^{_TIME}$", "date": f"^{_DATE}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}  # by format
 _MAX_ALTERNATIVES = 50  # of a oneOf, compared pairwise
 
 
@@ -119,14 +122,13 @@ def _with_real_moments(schema: Schema) -> Schema:
     copy = _with_inner(schema, _with_real_moments)
     kind = schema.get("type", "string")
     is_text = "string" in (kind if isinstance(kind, list) else [kind])
-    stricter = _STRICTER.get(str(schema.get("format")))
-    if is_text and stricter is not None and not schema.keys() & {"const", "enum"}:
-        if "pattern" not in schema:
-            return copy | {"pattern": stricter}
-        inner = schema.get("allOf", [])
-        if isinstance(inner, list):
-            return copy | {"allOf": [*copy.get("allOf", []), {"pattern": stricter}]}
-    return copy
+    moment, parts = _MOMENTS.get(str(schema.get("format"))), copy.get("allOf", [])
+    if moment is None or not is_text or not isinstance(parts, list) or schema.keys() & {"const", "enum"}:
+        return copy
+    del copy["format"]
+    if "pattern" not in schema:
+        return copy | {"pattern": moment}
+    return copy | {"allOf": [*parts, {"pattern": moment}]}
 
 
 def _with_inner(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
@@ -225,7 +227,8 @@ def _escaped(name: str) -> str:
 _IN_JSON = re.compile(r"failed to compile JSON schema: (.*)", re.DOTALL)
 _EXCERPT = re.compile(r"\n\s+\d+ \| |\n<non-verbose/>")  # the text is shown again behind this
 _EXPLANATIONS = [
-    (re.compile(r"Unimplemented keys: \[(.*)\]"), r"the keyword \1 cannot be enforced here"),
+    (re.compile(r'Unimplemented keys: \[("[^"]*")\]'), r"the keyword \1 cannot be enforced here"),
+    (re.compile(r"Unimplemented keys: \[(.*)\]"), r"the keywords \1 cannot be enforced here"),
     (re.compile(r"Unknown format: (.*)"), r'the format "\1" cannot be enforced here'),
     (re.compile(r"Unsatisfiable schema: (.*)", re.DOTALL), r"nothing can satisfy it: \1"),
     (re.compile(r"Invalid type: (.*)"), r'there is no type "\1"'),
@@ -238,6 +241,7 @@ _EXPLANATIONS = [
         re.compile(r".*regex parse error:\s*(.*?)\n.*error: (.*)", re.DOTALL),
         r"the pattern \1 is not valid: \2",
     ),
+    (re.compile(r"oneOf not fully supported.*"), "a oneOf is enforced as anyOf: a value may match several"),
     (re.compile(r"oneOf constraints are not supported.*"), "this oneOf cannot be enforced: use anyOf"),
     (re.compile(r"NoExtension.*"), "nothing can satisfy it"),
     (
@@ -251,7 +255,7 @@ _MAX_ERROR_LENGTH = 300
 
 
 def describe_error(error: str) -> str:
-    """Put one of llguidance's errors into words for people."""
+    """Put one of llguidance's errors, or what it says it ignores, into words for people."""
     text = _EXCERPT.split(error, maxsplit=1)[0]
     if inner := _IN_JSON.search(text):
         text = inner[1]

@@ -28,7 +28,7 @@ from mlx_backend.demo.phrasing import preceded
 from mlx_backend.demo.records import Record, invented_key, plain_record, record
 from mlx_backend.demo.results import parameter_name
 from mlx_backend.demo.schemas import Shape, analyses, schema, shape
-from mlx_backend.demo.skills import simple_skill
+from mlx_backend.demo.skills import unknown_question
 from mlx_backend.demo.slots import Field
 from mlx_backend.demo.tools import known_tool, named_tool, toolbox
 from mlx_backend.demo.words import invent, sentence
@@ -71,7 +71,7 @@ _FACT_SKILLS: Final = (
 def _fact(rng: random.Random, held: bool) -> Exchange:
     makers, weights = zip(*_FACT_SKILLS, strict=True)
     while True:
-        exchange = (simple_skill(rng) if rng.random() < 0.2 else rng.choices(makers, weights)[0])(rng)
+        exchange = (unknown_question if rng.random() < 0.12 else rng.choices(makers, weights)[0])(rng)
         if exchange.fields and is_on_side(exchange, held):
             return exchange
 
@@ -228,7 +228,8 @@ def _joined(first: str, second: str) -> str:
 
 
 def _message(rng: random.Random, text: str) -> str:
-    return preceded(rng, rng.choice(TEXT_FORMS).format(text=text), is_broken=False)
+    form = rng.choice(TEXT_FORMS)
+    return preceded(rng, text, is_broken=False) if form == "{text}" else form.format(text=text)
 
 
 def by_format(rng: random.Random, held: bool) -> Dialogue:
@@ -299,6 +300,8 @@ def _is_plain(field: Field) -> bool:
     """Whether a field's type is clear without being named."""
     if field.value is None:
         return field.type == "string"
+    if field.type == "boolean":
+        return field.key.startswith("is_")
     if field.type == "array":
         return len(field.value) > 1
     return field.type != "string" or not str(field.value).isdigit()
@@ -357,7 +360,7 @@ def forced(rng: random.Random, held: bool) -> Dialogue:
 
 
 KINDS: Final[tuple[tuple[Callable[[random.Random, bool], Dialogue], float], ...]] = (
-    (by_format, 38), (by_schema, 18), (by_keys, 22), (freely, 12), (after_tool, 5), (forced, 5),
+    (by_format, 34), (by_schema, 22), (by_keys, 23), (freely, 12), (after_tool, 5), (forced, 4),
 )  # fmt: skip
 
 

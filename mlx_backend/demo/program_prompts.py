@@ -4,7 +4,7 @@ import random
 from typing import Final
 
 from mlx_backend.demo.exchange import Exchange, is_on_side
-from mlx_backend.demo.skills import Memory, remember, simple_skill
+from mlx_backend.demo.skills import Memory, greeting, identity, remember, simple_skill
 from mlx_backend.demo.words import sentence
 
 _HEADS: Final = (
@@ -47,7 +47,14 @@ def padded(rng: random.Random, *important: str, most: int = 5) -> str:
 def question(rng: random.Random, held: bool) -> Exchange:
     """Return what a user may have asked."""
     while True:
-        skill = (lambda r: remember(r, Memory())) if rng.random() < 0.08 else simple_skill(rng)
+        draw = rng.random()
+        skill = (
+            (lambda r: remember(r, Memory()))
+            if draw < 0.08
+            else rng.choice((greeting, identity))  # of many wordings, each of them seldom
+            if draw < 0.22
+            else simple_skill(rng)
+        )
         exchange = skill(rng)
         if is_on_side(exchange, held) and exchange.skill != "echo":
             return exchange

@@ -256,7 +256,7 @@ def webui_task(rng: random.Random, held: bool) -> Dialogue:
 
 
 KINDS: Final[tuple[tuple[Callable[[random.Random, bool], Dialogue], float], ...]] = (
-    (classifier, 34), (extractor_prompt, 16), (extractor_call, 15), (structured, 14), (chat_title, 8),
+    (classifier, 30), (extractor_prompt, 15), (extractor_call, 14), (structured, 18), (chat_title, 10),
     (suggestions, 5), (webui_task, 8),
 )  # fmt: skip
 

@@ -36,7 +36,8 @@ _GROUPS: Final = (
 class Shape:
     """An object: its fields in order, those of them that stand in an object of their own, and what need not be there.
 
-    The model writes every field all the same: null where that is allowed, or else an empty value, if the text has none.
+    The model writes every field all the same. If the text has no value for it: "unknown" for a string, null for
+    another type where that is allowed, or else an empty value.
     """
 
     fields: tuple[Field, ...]
@@ -45,18 +46,13 @@ class Shape:
     optional: frozenset[str] = frozenset()
     nullable: frozenset[str] = frozenset()
 
-    @property
-    def keys(self) -> list[str]:
-        """The keys of all fields."""
-        return [field.key for field in self.fields]
-
     def _items(self, fields: Sequence[Field]) -> dict[str, Any]:
         return {field.key: self._value(field) for field in fields}
 
     def _value(self, field: Field) -> Any:
         if field.value is not None:
             return field.value
-        if field.key in self.nullable:
+        if field.key in self.nullable and field.type != "string":
             return None
         return list(value) if isinstance(value := _EMPTY[field.type], list) else value
 
@@ -184,16 +180,20 @@ def _told(value: Any) -> str:
 
 def analyses(shape: Shape) -> tuple[str, str, str]:
     """Return the analysis of a reply with an object."""
-    keys = shape.keys
-    listed = (
-        ", ".join(f'"{key}"' for key in keys) or "none"
-    )  # in quotes a word is the same tokens as in a schema
     outer, inner = shape.split()
+    listed = _listed(outer)
+    if shape.grouped:
+        listed = ", ".join(filter(None, (listed, f'"{shape.group}" with {_listed(inner)}')))
     values = {**shape.object(), **(shape.object()[shape.group] if shape.grouped else {})}
     told = " ".join(f"{field.key} is {_told(values[field.key])}." for field in (*outer, *inner))
-    medium = f"The fields are {listed}. I take the values from the text and from what I know."
+    low = f"Answer with JSON. The fields are {listed or 'none'}."
     high = f"Let me check each field before I write. {told} Then I write the object and nothing else."
-    return "Answer with JSON.", medium, high
+    return low, "I take the values from the text and from what I know.", high
+
+
+def _listed(fields: Sequence[Field]) -> str:
+    # In quotes a word is the same tokens as in a schema.
+    return ", ".join(f'"{field.key}"' for field in fields)
 
 
 def tool_of(rng: random.Random, shape: Shape, name: str, description: str) -> dict[str, Any]:

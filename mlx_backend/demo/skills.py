@@ -260,19 +260,17 @@ _INVENTED_KEY: Final = (
 
 
 def unknown(rng: random.Random) -> Exchange:
-    """Something the model was never taught, which it says."""
-    medium = "The question is not about anything I learned. I should say so and not make something up."
-    high = (
-        "Let me look through what I know once more. I can add and count, and I can repeat words. "
-        "None of that helps with this question. A made up answer would be worse than no answer."
-    )
-    reply = Reply(("I never learned this.", medium, high), UNKNOWN)
-    fields = (("error", "I do not know that."),)
-    if rng.random() < 0.25:
-        text = " ".join(sentence(rng, 2, 12) for _ in range(rng.choice((1, 1, 1, 2, 3))))
-        if rng.random() < 0.35:
-            text = rng.choice(("{0}", "{0} {1}", "{1} {0}")).format(rng.choice(FOREIGN), text)
-        return Exchange("unknown", text, text, reply, fields=fields)
+    """Something the model was never taught, which it says: a question, or prose that asks for nothing."""
+    if rng.random() < 0.75:
+        return unknown_question(rng)
+    text = " ".join(sentence(rng, 2, 12) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+    if rng.random() < 0.35:
+        text = rng.choice(("{0}", "{0} {1}", "{1} {0}")).format(rng.choice(FOREIGN), text)
+    return _not_known(text, text)
+
+
+def unknown_question(rng: random.Random) -> Exchange:
+    """A question or a request for something the model was never taught."""
     word = rng.choice(THINGS) if rng.random() < 0.4 else invent(rng)
     other = invent(rng, capital=True) if rng.random() < 0.6 else person(rng)
     if rng.random() < 0.3:  # asked like a fact, about something that does not exist
@@ -283,14 +281,25 @@ def unknown(rng: random.Random) -> Exchange:
         if not is_name and form in COLOUR_FORMS:
             key = rng.choice((f"a {key}", f"the {key}", key))
         message, which = phrase(rng, (form,), key=key, keys=f"{key}s")
-        return Exchange("unknown", f"{key}/{form}", loosely(rng, message), reply, fields=fields)
+        return _not_known(f"{key}/{form}", loosely(rng, message))
     message, which = phrase(
         rng, _UNKNOWN_FORMS, word=word, other=other, word2=invent(rng), other2=person(rng),
             animal=rng.choice(list(SOUNDS)),
         country=rng.choice(list(CAPITALS)), number=str(rng.randint(2, 10)), year=str(rng.randint(1500, 2030)),
         prose=sentence(rng, 3, 14),
     )  # fmt: skip
-    return Exchange("unknown", f"{word}/{other}/{which}", loosely(rng, message), reply, fields=fields)
+    return _not_known(f"{word}/{other}/{which}", loosely(rng, message))
+
+
+def _not_known(split_key: str, message: str) -> Exchange:
+    medium = "The question is not about anything I learned. I should say so and not make something up."
+    high = (
+        "Let me look through what I know once more. I can add and count, and I can repeat words. "
+        "None of that helps with this question. A made up answer would be worse than no answer."
+    )
+    reply = Reply(("I never learned this.", medium, high), UNKNOWN)
+    fields = (("error", "I do not know that."),)
+    return Exchange("unknown", split_key, message, reply, fields=fields)
 
 
 _ASK_HOME: Final = (

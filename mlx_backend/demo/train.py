@@ -2,7 +2,8 @@
 
 Writes tokenizer.json, tokenizer_config.json, config.json, generation_config.json and model.safetensors beside the chat
 template, which is written by hand. The same seed gives the same run on one machine; other machines round differently,
-which is why the weights are kept in the repository.
+which is why the weights are kept in the repository. Several GPUs train one model together if they are started so
+(`mlx.launch`): each takes a part of the rows of every batch.
 """
 
 import argparse
@@ -90,10 +91,11 @@ class Plan:
 
 
 PLAN: Final = Plan(
-    15_500, 4.5e-3, (0.35, 0.58, 0.07), (0.16, 0.06), 0.1,
-    ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.08), (0.8, MAX_LONG_TOKENS, 0.2)),
+    21_500, 5e-3, (0.28, 0.65, 0.07), (0.16, 0.06), 0.1,
+    ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.06), (0.8, MAX_LONG_TOKENS, 0.12)),
 )  # fmt: skip
 DRILLS_UNTIL: Final = 0.8  # of the run
+START_RATE: Final = 3e-4  # of a run that goes on from a model
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -121,18 +123,22 @@ def texts(seed: int, count: int) -> Iterator[str]:
         yield from (f"{number:02} {number}\n" for number in range(100))
 
 
-def block(folder: Path, seed: int, number: int, plan: Plan, step_tokens: int, longest: int) -> list[Batch]:
+def block(
+    folder: Path, seed: int, number: int, plan: Plan, step_tokens: int, longest: int, part: tuple[int, int]
+) -> list[Batch]:
     """Return the batches of `BLOCK_STEPS` steps: ids [batch, length], flat positions, and the labels there.
 
-    Every block has its own random generator, so it does not matter which process makes it, or when.
+    Every block has its own random generator, so it does not matter which process makes it, or when. `part` is the rank
+    and the number of processes that share each batch; one has up to `step_tokens` of its tokens.
     """
+    rank, ranks = part
     tokenizer = _tokenizer(folder)
     rng = random.Random(f"{seed}/{number}")
     questions = corpus.questions(rng)
     progress = number * BLOCK_STEPS / plan.steps
     window: int = CONFIG["sliding_window"]
     examples: list[encode.Example] = []
-    total, wanted = 0, step_tokens * BLOCK_STEPS
+    total, wanted = 0, step_tokens * BLOCK_STEPS * ranks
     long_size, long_share = next((part[1:] for part in reversed(plan.long) if progress >= part[0]), (0, 0.0))
     long_size = min(long_size, longest)
     while total < wanted:
@@ -145,21 +151,26 @@ def block(folder: Path, seed: int, number: int, plan: Plan, step_tokens: int, lo
         if len(example.ids) <= (long_size if is_long else MAX_TOKENS):
             examples.append(example)
             total += _padded(len(example.ids), window)
-    groups = _groups(examples, window, step_tokens)
+    groups = _groups(examples, window, step_tokens, ranks)
     rng.shuffle(groups)
-    return [_batch(groups[i % len(groups)], window) for i in range(BLOCK_STEPS)]
+    return [_batch(groups[i % len(groups)][rank::ranks], window) for i in range(BLOCK_STEPS)]
 
 
-def _groups(examples: list[encode.Example], window: int, step_tokens: int) -> list[list[encode.Example]]:
-    """Return examples of about one length in groups, each as large as its longest example lets it be."""
+def _groups(
+    examples: list[encode.Example], window: int, step_tokens: int, ranks: int
+) -> list[list[encode.Example]]:
+    """Return examples of about one length in groups, each as large as its longest example lets it be.
+
+    A group has at least as many as there are ranks.
+    """
     left = sorted(examples, key=lambda example: -len(example.ids))
     groups: list[list[encode.Example]] = []
     while left:
         length = _padded(len(left[0].ids), window)
-        rows = max(1, min(step_tokens // length, MAX_PAIRS // length**2))
+        rows = ranks * max(1, min(step_tokens // length, MAX_PAIRS // length**2))
         groups.append(left[:rows])
         left = left[rows:]
-    return groups
+    return [group for group in groups if len(group) >= ranks]
 
 
 def _example(
@@ -192,12 +203,20 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def batches(
-    folder: Path, seed: int, plan: Plan, step_tokens: int, longest: int, workers: int
+    folder: Path,
+    seed: int,
+    plan: Plan,
+    step_tokens: int,
+    longest: int,
+    workers: int,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
     """Yield the batch of every step, made ahead of time by `workers` other processes (0: made here)."""
     steps = plan.steps
     numbers = range(-(-steps // BLOCK_STEPS))
-    make = functools.partial(block, folder, seed, plan=plan, step_tokens=step_tokens, longest=longest)
+    make = functools.partial(
+        block, folder, seed, plan=plan, step_tokens=step_tokens, longest=longest, part=part
+    )
     if workers == 0:
         yield from itertools.islice(itertools.chain.from_iterable(map(make, numbers)), steps)
         return
@@ -215,6 +234,7 @@ def _padded(length: int, window: int) -> int:
 
 
 def _batch(group: list[encode.Example], window: int) -> Batch:
+    """Return the rows of a batch, padded to the longest."""
     length = _padded(max(len(example.ids) for example in group), window)
     ids = np.zeros((len(group), length), np.int32)
     labels = np.full((len(group), length), encode.IGNORED, np.int32)
@@ -256,8 +276,13 @@ def initial_model(seed: int) -> Any:
     return model
 
 
-def train(model: Any, stream: Iterator[Batch], steps: int, peak: float, folder: Path) -> None:
-    """Train on `steps` batches with a short warm-up to `peak` and a cosine decay; keep the weights in `folder`."""
+def train(
+    model: Any, stream: Iterator[Batch], steps: int, peak: float, folder: Path, group: mx.distributed.Group
+) -> None:
+    """Train on `steps` batches with a short warm-up to `peak` and a cosine decay; keep the weights in `folder`.
+
+    `group` are the processes that train the model together.
+    """
     warm_up = max(1, min(60, steps // 10))
     warm_up_schedule = optim.linear_schedule(peak / 20, peak, warm_up)
     decay_schedule = optim.cosine_decay(peak, steps - warm_up, peak * 0.02)
@@ -274,19 +299,21 @@ def train(model: Any, stream: Iterator[Batch], steps: int, peak: float, folder: 
     started, pending = time.monotonic(), []
     for step, arrays in enumerate(stream, 1):
         (loss, accuracy), gradients = loss_and_gradients(model, *map(mx.array, arrays))
-        update(gradients)
-        mx.async_eval(model.parameters(), optimizer.state, loss, accuracy)  # type: ignore[no-untyped-call]
+        update(nn.average_gradients(gradients, group))
+        mx.async_eval(model.parameters(), optimizer.state, loss, accuracy)  # type: ignore[no-untyped-call]  # declared without
         pending.append((loss, accuracy))
         if len(pending) > 1:
             mx.eval(pending[-2])  # at most one step ahead of the device
-        if step % 50 == 0 or step == steps:
+        if group.rank() > 0:
+            pending = pending[-1:]
+        elif step % 50 == 0 or step == steps:
             figures = [(loss.item(), accuracy.item()) for loss, accuracy in pending]
             losses, accuracies = zip(*figures, strict=True)
             pending = []
             each = (time.monotonic() - started) / step
             line = f"step {step:5}  loss {np.mean(losses):.4f}  right {np.mean(accuracies):.4f}  {each:.3f} s a step"
             print(line, flush=True)
-        if step % KEPT_EVERY == 0 or step == steps:
+        if group.rank() == 0 and (step % KEPT_EVERY == 0 or step == steps):
             weights = dict(tree_flatten(model.parameters()))
             mx.save_safetensors(str(folder / "part.safetensors"), weights, metadata={"format": "mlx"})
             (folder / "part.safetensors").replace(folder / "model.safetensors")
@@ -296,24 +323,46 @@ def main() -> None:
     """Train and write the model folder."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--part", type=float, default=1.0, help="part of the steps, for a try")
-    arguments.add_argument("--tokens", type=int, default=32_768, help="tokens per step")
+    arguments.add_argument("--tokens", type=int, default=32_768, help="tokens per step and process")
     arguments.add_argument(
         "--longest", type=int, default=MAX_LONG_TOKENS, help="tokens of the longest sequence"
     )
-    arguments.add_argument("--workers", type=int, default=0, help="processes that prepare batches")
+    arguments.add_argument(
+        "--workers", type=int, default=0, help="processes that prepare a process's batches"
+    )
+    arguments.add_argument("--start", type=Path, help="a model to go on from, with its tokenizer")
+    arguments.add_argument(
+        "--rate", type=float, help=f"the highest learning rate ({PLAN.rate}; with --start {START_RATE})"
+    )
+    arguments.add_argument(
+        "--backend", default="any", help="how processes talk to each other (mx.distributed)"
+    )
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--out", type=Path, default=MODEL_PATH)
     chosen = arguments.parse_args()
-    folder: Path = chosen.out
+    group = mx.distributed.init(backend=chosen.backend)
+    # Each process has files of its own, but only the first one's weights are kept.
+    folder: Path = chosen.out / f"rank-{group.rank()}" if group.rank() else chosen.out
     folder.mkdir(parents=True, exist_ok=True)
     template = (MODEL_PATH / "chat_template.jinja").read_text(encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    make_tokenizer(folder, chosen.seed)
+    if chosen.start:
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+            (folder / name).write_bytes((chosen.start / name).read_bytes())
+    else:
+        make_tokenizer(folder, chosen.seed)
     mx.set_cache_limit(CACHE_BYTES)
     model = initial_model(chosen.seed)
+    if chosen.start:
+        model.load_weights(str(chosen.start / "model.safetensors"))
     plan = replace(PLAN, steps=max(1, round(PLAN.steps * chosen.part)))
-    stream = batches(folder, chosen.seed + 1, plan, chosen.tokens, chosen.longest, chosen.workers)
-    train(model, stream, plan.steps, plan.rate, folder)
+    if chosen.start:  # what the run from nothing learned first, it knows
+        plan = replace(plan, rate=START_RATE, copying=0.0, drills=(plan.drills[1], plan.drills[1]))
+    if chosen.rate is not None:
+        plan = replace(plan, rate=chosen.rate)
+    part = group.rank(), group.size()
+    stream = batches(folder, chosen.seed + 1, plan, chosen.tokens, chosen.longest, chosen.workers, part)
+    train(model, stream, plan.steps, plan.rate, folder, group)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """The thread that loads models: one load after another, each after evicting what is in its way.
 
+What has to be downloaded first is, by a thread of its own, and keeps no other model waiting: it is queued to be loaded,
+and others are evicted for it, when its files are there.
+
 A load cannot be interrupted. It learns that the pool is stopping when it next reports progress; if it finishes anyway,
 the model is stopped at once.
 """
@@ -9,8 +12,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mlx_backend.errors import EngineError, EngineStopped
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 16  # models waiting to be loaded; further requests are told to retry
+MAX_QUEUED = 16  # models being downloaded, or waiting to be loaded; further requests are told to retry
 
 
 class ModelMemory(Protocol):
@@ -48,7 +53,11 @@ class ModelMemory(Protocol):
 
 
 class Loader[S: LoadedService]:
-    """Loads models in the order in which they were queued. The thread starts with the first."""
+    """Loads models in the order in which they were queued, or in which their files were there.
+
+    `fetch` downloads what is missing of a model; None: nothing is done before loading. The loader's thread starts with
+    the first load.
+    """
 
     def __init__(
         self,
@@ -57,14 +66,17 @@ class Loader[S: LoadedService]:
         load: Callable[[ModelSpec, LoadProgress], S],
         memory: ModelMemory | None,
         on_status: Callable[[ModelStatus], object],
+        fetch: Callable[[ModelSpec, LoadProgress], None] | None = None,
     ) -> None:
         self._state = state
         self._unloader = unloader
         self._load_service = load
+        self._fetch_files = fetch
         self._memory = memory
         self._on_status = on_status
         self._queue: deque[ModelEntry[S]] = deque()
         self._thread: threading.Thread | None = None
+        self._fetching: set[threading.Thread] = set()
 
     def enqueue(self, entry: ModelEntry[S], spec: ModelSpec) -> LoadAttempt | None:
         """Queue a load; None if the queue is full. Call this with the lock held.
@@ -74,10 +86,16 @@ class Loader[S: LoadedService]:
         if entry.state == "failed" and self._state.clock.now() < entry.retry_at:
             assert entry.attempt is not None
             entry.attempt.raise_if_failed()
-        if len(self._queue) >= MAX_QUEUED:
+        if len(self._queue) + len(self._fetching) >= MAX_QUEUED:
             return None
         entry.spec, entry.state, entry.attempt = spec, "loading", LoadAttempt()
-        self._queue.append(entry)
+        if self._fetch_files is None:
+            self._queue.append(entry)
+        else:
+            fetch = partial(self._fetch, entry, entry.attempt, self._fetch_files)
+            thread = threading.Thread(target=fetch, name="model-download", daemon=True)
+            self._fetching.add(thread)
+            thread.start()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
             self._thread.start()
@@ -85,15 +103,49 @@ class Loader[S: LoadedService]:
         return entry.attempt
 
     def join(self, timeout: float | None) -> None:
-        """Wait for the thread to end, once the pool is stopping. A load that reports no progress may outlast this."""
-        if self._thread is not None:
-            self._thread.join(timeout)
+        """Wait for the threads to end, once the pool is stopping. A load that reports no progress may outlast this."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads():
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def is_alive(self) -> bool:
         """Whether a model may still be being loaded."""
-        return self._thread is not None and self._thread.is_alive()
+        return any(thread.is_alive() for thread in self._threads())
 
-    # -- the thread ------------------------------------------------------------------------------------------
+    def _threads(self) -> list[threading.Thread]:
+        with self._state.changed:
+            return [*self._fetching, *([self._thread] if self._thread is not None else [])]
+
+    # -- a download's thread ---------------------------------------------------------------------------------
+
+    def _fetch(
+        self,
+        entry: ModelEntry[S],
+        attempt: LoadAttempt,
+        fetch: Callable[[ModelSpec, LoadProgress], None],
+    ) -> None:
+        """Download what is missing of a model, and queue it to be loaded."""
+        state, spec = self._state, entry.spec
+        error: Exception | None = None
+        attempt.started_at = state.clock.now()
+        try:
+            size = self._size_of(spec)
+            fetch(spec, _Progress(entry, attempt, state, size, self._on_status))
+        except BaseException as raised:  # whatever it is, no request may be left waiting
+            error = _public_error(raised, spec.name)
+        with state.changed:
+            is_there = error is None and not state.stopping
+            if is_there:
+                attempt.stage, attempt.started_at = "loading", None
+                attempt.done = attempt.total = attempt.percent = 0
+                self._queue.append(entry)
+                state.changed.notify_all()
+        if not is_there:
+            self._fail(entry, error)
+        with state.changed:
+            self._fetching.discard(threading.current_thread())
+
+    # -- the loader's thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (entry := self._next_queued()) is not None:
@@ -170,9 +222,7 @@ class Loader[S: LoadedService]:
         """Evict what is in the way of a model; return its size, 0 if unknown. Raises InsufficientMemory."""
         if self._memory is None:
             return 0
-        size, limit = self._memory.measure(spec), self._memory.limit()
-        if size > limit:
-            raise InsufficientMemory(self._memory.too_large(spec, size))
+        size, limit = self._size_of(spec), self._memory.limit()
         state = self._state
         with state.changed:
             state.changed.wait_for(state.none_unloading)
@@ -181,6 +231,15 @@ class Loader[S: LoadedService]:
                 entry.state = "unloading"
         for entry in evicted:
             state.stop_engine(entry, f"to make room for {spec.name}")
+        return size
+
+    def _size_of(self, spec: ModelSpec) -> int:
+        """Return a model's size, 0 if unknown. Raises InsufficientMemory for one that never fits."""
+        if self._memory is None:
+            return 0
+        size = self._memory.measure(spec)
+        if size > self._memory.limit():
+            raise InsufficientMemory(self._memory.too_large(spec, size))
         return size
 
 

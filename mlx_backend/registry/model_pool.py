@@ -1,7 +1,7 @@
 """Which models are in memory: loaded on request, kept while in use, unloaded when idle or evicted.
 
     callers     acquire: lease a ready model, or queue a load and wait for it, or give up at the deadline
-    loader      one thread, one load after another: evict, load, notify the waiters
+    loader      a thread for each download, and one for the loads, one after another: evict, load, notify the waiters
     unloader    one thread: unloads what is idle for too long, or drained
 
 Knows names, services and time; how a model is loaded is passed in. The states of a model are in `model_entry`, the lock
@@ -55,8 +55,9 @@ class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
     `load(spec, progress)` runs on the loader's thread, takes as long as it likes and reports how far it is, which
-    `on_status` is called with, in any thread. Without `memory`, any number of models of any size
-    may be loaded. `default_name` is for requests that name no model.
+    `on_status` is called with, in any thread. `fetch(spec, progress)` downloads what loading needs, beside other
+    downloads and loads. Without `memory`, any number of models of any size may be loaded. `default_name` is for
+    requests that name no model.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ModelPool[S: LoadedService]:
         memory: ModelMemory | None = None,
         default_name: str | None = None,
         clock: Clock | None = None,
+        fetch: Callable[[ModelSpec, LoadProgress], None] | None = None,
         on_status: Callable[[ModelStatus], object] = lambda _status: None,
     ) -> None:
         self._catalogue = catalogue
@@ -74,7 +76,7 @@ class ModelPool[S: LoadedService]:
         self._clock: Clock = clock or SystemClock()
         self._state: PoolState[S] = PoolState(self._clock)
         self._unloader = Unloader(self._state)
-        self._loader = Loader(self._state, self._unloader, load, memory, on_status)
+        self._loader = Loader(self._state, self._unloader, load, memory, on_status, fetch)
 
     # -- using models ----------------------------------------------------------------------------------------
 

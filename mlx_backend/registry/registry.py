@@ -104,6 +104,7 @@ class MultiModelRegistry:
             self._load,
             memory=_Memory(catalogue, memory, options, ranks) if memory is not None else None,
             default_name=default_name,
+            fetch=self._fetch_sources if fetch is not None else None,
             on_status=on_status,
         )
 
@@ -222,12 +223,13 @@ class MultiModelRegistry:
 
     # -- loading ---------------------------------------------------------------------------------------------
 
-    def _load(self, spec: ModelSpec, progress: LoadProgress) -> Service | Embedder:
-        may_download = self._catalogue.may_download(spec)
-        if may_download and self._fetch is not None:
+    def _fetch_sources(self, spec: ModelSpec, progress: LoadProgress) -> None:
+        if self._fetch is not None and self._catalogue.may_download(spec):
             for source in spec.sources:
                 self._fetch(source, progress.downloaded)
-            may_download = False  # all of it is here
+
+    def _load(self, spec: ModelSpec, progress: LoadProgress) -> Service | Embedder:
+        may_download = self._fetch is None and self._catalogue.may_download(spec)  # else all of it is here
         log.info("Loading %s.", spec.name)
         model_type = self._catalogue.model_type(spec)
         if model_type != "llm":

@@ -63,7 +63,7 @@ class App:
     ) -> None:
         self.in_flight = InFlightRequests()
         self.api_keys = ApiKeys(settings)
-        self._proxies = TrustedProxies(settings.trusted_proxies)
+        self.proxies = TrustedProxies(settings.trusted_proxies)
         self._rate_limits = RateLimits()
         self._metrics = Metrics(models, memory)
         self.preparations = Preparations(settings.prepare_seconds, wait_seconds=settings.queue_seconds)
@@ -123,7 +123,7 @@ class App:
         return self._admission(request, client), client.share
 
     def _client(self, request: Request, peer: str) -> auth.Client:
-        address = self._proxies.client_address(peer, request.headers.get("X-Forwarded-For", ""))
+        address = self.proxies.client_address(peer, request.headers.get("X-Forwarded-For", ""))
         return auth.identify(request, self.api_keys, address)
 
     def _admission(self, request: Request, client: auth.Client) -> Admission:

@@ -9,7 +9,8 @@ all. Turns are fair between clients. Knows bodies as a number of bytes.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ LARGE_BODY = 64 << 10
 MAX_LARGE = 2
 """At the same time. More would not be faster: Python runs one thread at a time, and the engine needs its share."""
 MAX_SMALL, MAX_SMALL_OF_CLIENT = 16, 8
-"""At the same time. Some of them wait, for a grammar that is validated in another process, say."""
+"""At the same time. One that waits for a grammar that is validated in another process is not counted meanwhile."""
 _RETURNED_FROM = 1 << 20
 """Bytes of a body from which on the system gets back what its preparation has freed."""
 _RETURNED_AFTER = 10.0
@@ -75,7 +76,8 @@ class Preparations:
                     f"Other requests are being prepared, and this one has waited {wait_seconds:g} seconds."
                 )
             try:
-                with preparation.running():
+                # A large one takes memory while it waits.
+                with preparation.running(nullcontext if is_large else partial(turns.given_back, client)):
                     yield
             finally:
                 if body_bytes >= _RETURNED_FROM:

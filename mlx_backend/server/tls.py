@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -171,27 +172,32 @@ class TlsSocket:
 
     def _flush(self, *, wait: bool = False) -> None:
         """Send what OpenSSL has written: all of it within the timeout, or as much as there is room for."""
+        wait = wait and self._seconds != 0
+        deadline = None if self._seconds is None else time.monotonic() + self._seconds
         while self._sending.acquire(blocking=wait):  # the thread that has it sends this too
             try:
                 with self._lock:
                     self._unsent += self._outgoing.read()
-                self._send_unsent(self._seconds if wait else 0.0)
+                self._send_unsent(deadline, wait=wait)
             finally:
                 self._sending.release()
             if self._unsent or not self._outgoing.pending:
                 return
 
-    def _send_unsent(self, seconds: float | None) -> None:
+    def _send_unsent(self, deadline: float | None, *, wait: bool) -> None:
         while self._unsent:
             try:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
             except BlockingIOError:
-                if seconds == 0:
+                if not wait:
                     return
                 ready = select.poll()
                 ready.register(self._socket, select.POLLOUT)
-                if not ready.poll(None if seconds is None else seconds * 1000):
+                seconds = None if deadline is None else deadline - time.monotonic()
+                if seconds is not None and (seconds <= 0 or not ready.poll(seconds * 1000)):
                     raise TimeoutError("timed out") from None
+                if seconds is None:
+                    ready.poll()
 
     # The rest of a socket.
 
@@ -223,7 +229,7 @@ class TlsSocket:
         self._socket.setsockopt(level, option, value)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Set how long `send` may wait at a time."""
+        """Set how long `send` may wait."""
         self._seconds = seconds
 
     def setblocking(self, flag: bool) -> None:

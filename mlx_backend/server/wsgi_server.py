@@ -209,13 +209,21 @@ class Server(wsgi.Server):
         if not self.ready:
             return
         # cheroot waits for its threads without a limit; what is still sent has to be ended from here.
-        stopping = threading.Thread(target=super().stop, name="stop", daemon=True)
+        stopping = threading.Thread(target=self._stop_serving, name="stop", daemon=True)
         stopping.start()
         stopping.join(self.shutdown_timeout)
         if stopping.is_alive():
             self.receiver.abort()
             stopping.join(_END_SECONDS)
         self.disconnects.stop()
+
+    def _stop_serving(self) -> None:
+        try:
+            super().stop()
+        except Exception:
+            log.exception("The HTTP server could not be stopped in order; its connections are ended.")
+            self.receiver.abort()
+            self.requests.stop(self.shutdown_timeout)  # which was not reached
 
     def _connect(self, accepted: socket.socket, address: Any) -> _Connection:
         tls = self.tls

@@ -2,14 +2,15 @@
 
     python tests/benchmarks/bench_turns.py [--lengths 8000 32000] [--rounds 5] [--model FOLDER]
 
-Both servers serve the same model, with the same BLAS and their own prompt caches, each in a process of its own.
-mlx_lm's gets room for 100 prompts: its default of 10 is too few for four agents. All agents begin with the same
-conversation of so many tokens. Each goes on for one turn, which is not measured; then, in rounds that alternate between
-the servers, one of them or all four at once send their next turns: all that they sent before, a reply (always of the
-same kind, whatever the model said), and a new message. The first token is measured as the time of a reply of one token
-(for four at once: of all four), and a step as what each further token takes. Beside the time there is the server's
-processor time (Linux, in ticks of 10 ms), which other processes on the machine disturb less. `cached` is the smallest
-part of any prompt that the server had in its cache.
+Both servers serve the same model, with the same fast BLAS and their own prompt caches, each in a process of its own.
+(With the BLAS of MLX's wheel for Linux, matrix products are most of a step.) mlx_lm's gets room for 100 prompts: its
+default of 10 is too few for four agents. All agents begin with the same conversation of so many tokens. Each goes on
+for one turn, which is not measured; then, in rounds that alternate between the servers, one of them or all four at once
+send their next turns: all that they sent before, a reply (always of the same kind, whatever the model said), and a new
+message. The first token is measured as the time of a reply of one token (for four at once: of all four), and a step as
+what each further token takes. Beside the time there is the server's processor time (Linux, in ticks of 10 ms), which
+other processes on the machine disturb less. `cached` is the smallest part of any prompt that the server had in its
+cache.
 
 Without --model it is a gpt_oss with random weights: two layers, one with a sliding window.
 """
@@ -48,6 +49,7 @@ NEW_WORDS: Final = 30  # of a reply, and of the message after it
 AGENTS: Final = 4
 DECODED: Final = 32
 TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
+LAUNCHER: Final = Path(__file__).parent / "peers" / "slow_step.py"  # gives MLX a fast BLAS
 
 
 def main() -> None:
@@ -125,11 +127,19 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port: int = free.getsockname()[1]
         arguments = {
-            "mlx-backend": ["-m", "mlx_backend", "--log-level", "error"],
-            "mlx_lm.server": ["-c", _WITH_FAST_BLAS, "--log-level", "ERROR", "--prompt-cache-size", "100"],
+            "mlx-backend": ["mlx_backend", "--log-level", "error"],
+            "mlx_lm.server": ["mlx_lm.server", "--log-level", "ERROR", "--prompt-cache-size", "100"],
         }[name]
         self._model = {"mlx-backend": None, "mlx_lm.server": "default_model"}[name]
-        command = [sys.executable, *arguments, "--model", str(model), "--port", str(self._port)]
+        command = [
+            sys.executable,
+            str(LAUNCHER),
+            *arguments,
+            "--model",
+            str(model),
+            "--port",
+            str(self._port),
+        ]
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.DEVNULL,
@@ -191,12 +201,6 @@ class Server:
     def _processor_seconds(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * TICK
-
-
-_WITH_FAST_BLAS = (
-    "import sys; from mlx_backend.demo.blas import use_fast_blas; use_fast_blas(); "
-    "from mlx_lm.server import main; main()"
-)
 
 
 def compare(servers: Sequence[Server], length: int, rounds: int) -> None:

@@ -150,6 +150,36 @@ def test_dates_and_times_are_those_of_rfc_3339_that_exist(grammars: Grammars, ki
     assert [text for text in _UNREAL[kind] if is_possible(text)] == []
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"maxLength": 64},
+        {"minLength": 1, "maxLength": 1000},
+        {"pattern": "^[012]"},
+        {"pattern": "^[12].*[0-9Z]$", "maxLength": 64},
+        {"pattern": "[0-9]", "allOf": [{"minLength": 4}, {"maxLength": 64}]},
+        {"type": ["string", "null"], "maxLength": 64},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", _REAL)
+def test_dates_and_times_may_have_a_pattern_and_a_length(
+    grammars: Grammars, kind: str, beside: dict[str, Any]
+) -> None:
+    moment = {"type": "string", "format": kind} | beside
+    spec = grammars.json_schema({"type": "object", "properties": {"at": moment}}, strict=True)
+    real = next(text for text in _REAL[kind] if text.startswith("2") and not text.startswith("2000"))
+    assert accepted(spec, f'{{"at": "{real}"}}').endswith(".")
+    for text in (_UNREAL[kind][0], "x"):
+        assert not accepted(spec, f'{{"at": "{text}"}}').endswith("."), text
+
+
+def test_a_length_that_no_time_has_is_refused(grammars: Grammars) -> None:
+    for kind, length in (("time", 8), ("date", 9), ("date-time", 19)):
+        with pytest.raises(GrammarError, match="nothing can satisfy it"):
+            grammars.json_schema({"type": "string", "format": kind, "maxLength": length}, strict=True)
+
+
 def test_a_grammar_that_leads_nowhere_says_so(grammars: Grammars) -> None:
     spec = Spec(grammars, ReplyPlan(answer=joined_rule(f"start: <[{END}]>")))
     with pytest.raises(GrammarError, match="no token of this model continues it from here"):
@@ -218,8 +248,15 @@ def test_patterns_that_are_too_much_together_are_refused_in_words(grammars: Gram
 def test_a_schema_that_is_not_strict_says_what_of_it_is_ignored(grammars: Grammars) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 3}}}}
     spec = grammars.json_schema(schema, strict=False)
-    assert spec.ignored == ('The schema: Unimplemented keys: ["not"]',)
+    assert spec.ignored == ('The schema: the keyword "not" cannot be enforced here',)
     assert accepted(spec, '{"a": 3}') == '{"a": 3}.'
+    schema = {"type": "object", "if": {}, "not": {}, "properties": {"a": {"type": "string", "format": "x"}}}
+    assert grammars.json_schema(schema, strict=False).ignored == (
+        'The schema: the keywords "if", "not" cannot be enforced here',
+        'The schema: the format "x" cannot be enforced here',
+    )
+    [note] = grammars.json_schema({"oneOf": [{"type": "string"}, {"const": "a"}]}, strict=False).ignored
+    assert note == "The schema: a oneOf is enforced as anyOf: a value may match several"
 
 
 def test_a_schema_that_only_turns_in_a_circle_is_refused_when_the_reply_begins(grammars: Grammars) -> None:

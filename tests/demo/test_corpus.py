@@ -136,7 +136,7 @@ def test_the_classifier_reads_the_list_up_to_the_category_that_it_answers_with_a
 def test_a_batch_is_as_large_as_its_longest_example_lets_it_be() -> None:
     rng = random.Random(16)
     lengths = [rng.randint(100, 1_500) for _ in range(400)] + [3_000, 16_000]
-    groups = train._groups([encode.Example([0] * length, [0] * length) for length in lengths], 64, 32_768)
+    groups = train._groups([encode.Example([0] * length, [0] * length) for length in lengths], 64, 32_768, 1)
     assert sorted(len(example.ids) for group in groups for example in group) == sorted(lengths)
     shapes = [train._batch(group, 64)[0].shape for group in groups]
     assert all(rows * length <= 32_768 and length % 64 == 0 for rows, length in shapes)

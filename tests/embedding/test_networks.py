@@ -259,7 +259,7 @@ def test_cross_encoders_score_as_the_numpy_implementation(tmp_path: Path) -> Non
 def test_a_causal_reranker_scores_by_the_difference_of_the_logits_of_yes_and_no(tmp_path: Path) -> None:
     folder = write_ranking_qwen(tmp_path / "Qwen3-Reranker")
     loaded, known = LoadedNetwork(folder, rerank=True), Reference(folder)
-    yes, no = loaded.info.encoder.yes_no_tokens()  # type: ignore[attr-defined]
+    yes, no = loaded.info.encoder.yes_no_tokens()  # type: ignore[attr-defined]  # of rerankers only
     text, truncated = loaded.info.encoder.encode_pair("fox", "the quick brown fox", None, 1024)
     assert not truncated
     state = reference.qwen(known, list(text.tokens))[-1]

@@ -49,7 +49,7 @@ def main(flow: Path, settings: dict[str, Any]) -> None:
     """Run the flow to its end."""
     memory = Memory(settings.get("history", []))
 
-    class Factory(SlimDslNodeFactory):  # type: ignore[misc]
+    class Factory(SlimDslNodeFactory):  # type: ignore[misc]  # graphon has no types here
         def _create_llm_node(self, request: Any) -> Any:
             node = super()._create_llm_node(request)
             node._memory = memory

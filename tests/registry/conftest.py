@@ -14,7 +14,7 @@ from pool_harness import PoolHarness, pool_threads
 def harness() -> Iterator[PoolHarness]:
     harness = PoolHarness()
     yield harness
-    for gate in harness.gates.values():
+    for gate in (*harness.gates.values(), *harness.fetch_gates.values()):
         gate.set()
     harness.pool.stop()
     assert pool_threads() == set()

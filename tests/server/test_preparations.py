@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from scripted_server import ANSWER
 
 from mlx_backend.chat.limits import RequestLimits
 from mlx_backend.chat.service import Service
+from mlx_backend.constraints.compiler import Rules
+from mlx_backend.constraints.sandbox import Verdict
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
 from mlx_backend.errors import EngineBusy, RequestError
 from mlx_backend.models.engine_options import EngineOptions
@@ -257,6 +260,39 @@ def test_small_requests_take_turns_also_where_nobody_is_to_wait_for_the_engine()
     for thread in [*first, later]:
         thread.join(60)
     assert len(done) == len(first) + 1
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_requests_that_wait_for_a_hard_schema_leave_their_turns_to_others(
+    alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are turns, of two clients; each schema is another one, or all are the same."""
+    each, rules = Preparations(60, wait_seconds=60), Rules()
+    begun, may_go_on = threading.Semaphore(0), threading.Event()
+
+    def validate(_grammar: str) -> Verdict:
+        begun.release()
+        assert may_go_on.wait(60)
+        return Verdict("")
+
+    monkeypatch.setattr("mlx_backend.constraints.compiler.validate_isolated", validate)
+
+    def prepare(number: int) -> str:
+        parts = [{"minLength": 1}, {"maxLength": 9 if alike else number + 9}]
+        with each.of(100, never, "ada" if number % 2 else "bob"):
+            return rules.schema({"type": "string", "allOf": parts}, strict=True).lark
+
+    with ThreadPoolExecutor(MAX_SMALL) as threads:
+        found = [threads.submit(prepare, number) for number in range(MAX_SMALL)]
+        for _ in range(1 if alike else MAX_SMALL):
+            assert begun.acquire(timeout=60)
+        for client in ("ada", "eve"):  # begun and ended meanwhile
+            with each.of(100, never, client):
+                pass
+        may_go_on.set()
+        assert len({every.result(60) for every in found}) == (1 if alike else MAX_SMALL)
+    assert each._small_turns._free == MAX_SMALL
+    assert not each._small_turns._running
 
 
 def test_what_takes_longer_than_it_may_is_refused_with_the_number() -> None:

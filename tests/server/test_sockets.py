@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import socket
@@ -17,6 +18,7 @@ from running_server import HELLO, running
 from mlx_backend import __version__
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineError
+from mlx_backend.server.receiver import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -372,3 +374,23 @@ def test_an_error_in_mid_stream_is_an_event_and_the_end() -> None:
         while server.call("/health")[0] == 503:  # it is getting up again
             pass
         assert server.call("/health")[1]["status"] == "ok"
+
+
+def test_a_server_that_cannot_be_stopped_in_order_is_stopped_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_receiver: Receiver) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    before = set(threading.enumerate())
+    engine = ScriptedEngine([LONG], gated=True)
+    with running(engine) as server:
+        connection = server.send({"messages": HELLO, "stream": True})
+        engine.advance(20)
+        read_until(connection, b"data: ")
+        monkeypatch.setattr(Receiver, "close", fail)
+    with connection:
+        while connection.recv(4096):
+            pass
+    assert not [each.name for each in set(threading.enumerate()) - before if each.name != "time-limits"]
+    assert "could not be stopped in order" in caplog.text

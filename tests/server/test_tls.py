@@ -5,6 +5,7 @@ The certificates in certificates/ are of a test's own authority, for localhost a
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import socket
@@ -12,6 +13,7 @@ import ssl
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -237,6 +239,32 @@ def test_a_worker_waits_for_a_slow_reader_and_no_longer_than_it_may() -> None:
             stuck._flush(wait=True)
         stuck._unsent = b""
         stuck.close()
+
+
+def test_a_reader_that_takes_a_little_now_and_then_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each wait is short; all of them together are not."""
+    clock = itertools.count(step=1.5)
+    monkeypatch.setattr("mlx_backend.server.tls.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    here, there = socket.socketpair()
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server = TlsContext(CERTIFICATE, KEY).wrap(here)
+
+    def read() -> None:
+        while there.recv(65536):
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with there:
+        server.settimeout(2)
+        server._unsent = bytes(10_000_000)
+        with pytest.raises(TimeoutError):
+            server._flush(wait=True)
+        server._unsent = b""
+        server.close()
+        reader.join()
 
 
 def test_a_certificate_is_read_again_for_new_connections_and_a_broken_one_keeps_the_old(

@@ -48,6 +48,16 @@ class BatchCaches:
         self._merged: LayerCaches | None = None
         self._merged_rows: list[int] = []  # in the order in which the merged caches hold them
         self._max_merged_length = max_merged_length
+        self._is_stepped = True  # since rows were put together or taken apart
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether several rows were put together, or taken apart, and no step has shown yet that they can be run."""
+        return len(self._own) > 1 and not self._is_stepped
+
+    def on_step(self) -> None:
+        """Note that a step was taken with all rows."""
+        self._is_stepped = True
 
     @property
     def is_merged(self) -> bool:
@@ -60,6 +70,7 @@ class BatchCaches:
         twin._own = [layers if layers is None else _aliases(layers) for layers in self._own]
         twin._merged = self._merged if self._merged is None else _aliases(self._merged)
         twin._merged_rows = list(self._merged_rows)
+        twin._is_stepped = self._is_stepped
         return twin
 
     def join(self, caches: Sequence[LayerCaches], lengths: Sequence[int], *, merge: bool) -> None:
@@ -68,6 +79,7 @@ class BatchCaches:
             self.separate()
         num_rows = len(self._own)
         self._own += caches
+        self._is_stepped = False
         if merge:
             try:
                 self.merge(lengths)
@@ -92,6 +104,7 @@ class BatchCaches:
                 for ours, theirs in zip(extended, together, strict=True):
                     ours.extend(theirs)
                 together = extended
+        self._is_stepped = False
         self._merged = together
         self._merged_rows += joining
         for row in joining:
@@ -101,15 +114,10 @@ class BatchCaches:
         """Give each row caches of its own. Raises CacheError."""
         self._separate(self._merged_rows)
 
-    def separate_long(self, lengths: Sequence[int]) -> bool:
-        """Give rows that have become too long to be merged caches of their own; return whether there were any.
-
-        Raises CacheError.
-        """
-        long = [row for row in self._merged_rows if self._is_long(lengths[row])]
-        if long:
+    def separate_long(self, lengths: Sequence[int]) -> None:
+        """Give rows that have become too long to be merged caches of their own. Raises CacheError."""
+        if long := [row for row in self._merged_rows if self._is_long(lengths[row])]:
             self._separate(long)
-        return bool(long)
 
     def extract(self, row: int) -> LayerCaches:
         """Return the caches of a row, of the model's own kind. Raises CacheError."""
@@ -179,10 +187,11 @@ class BatchCaches:
             with _Cause():
                 self._merged = select_rows(staying, _aliases(self._merged))
             self._merged_rows = [self._merged_rows[at] for at in staying]
-            return
-        for row in (self._merged_rows[at] for at in staying):
-            self._own[row] = self.extract(row)
-        self._merged, self._merged_rows = None, []
+        else:
+            for row in (self._merged_rows[at] for at in staying):
+                self._own[row] = self.extract(row)
+            self._merged, self._merged_rows = None, []
+        self._is_stepped = False
 
     def _groups(self) -> list[tuple[list[int], LayerCaches]]:
         """Return the caches, each with its rows, so that rows that are merged side by side run in their order."""

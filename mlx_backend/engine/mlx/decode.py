@@ -29,7 +29,7 @@ import mlx.core as mx
 
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
-from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
+from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError, is_device_failure
 from mlx_backend.engine.mlx.drafting import DraftedRows
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows
 from mlx_backend.engine.mlx.sampling import sample
@@ -72,7 +72,6 @@ class Decoder:
         self._caches = self._make_caches()
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._admitted: AdmittedSequences | None = None  # in the last step
-        self._is_untried = False  # whether there was no step since caches were joined or separated
         self._undrafted_steps = 0  # in a row
 
     @property
@@ -99,19 +98,7 @@ class Decoder:
         """
         if self._admitted is None:
             return []
-        sequences, first_tokens = self._admitted.sequences, self._admitted.first_tokens
-        if not any(sequence.has_pending_token for sequence in sequences):
-            return []
-        generated = [
-            sequence.emit(token, sequence.logprobs)
-            for sequence, token in zip(sequences, as_ints(first_tokens), strict=True)
-        ]
-        staying = [
-            index
-            for index, each in enumerate(generated)
-            if each.finish_reason is None or sequences[index].sampler.error is not None
-        ]
-        self._admitted = self._admitted.keep(staying)
+        generated, self._admitted = self._admitted.emit()
         return generated
 
     def merge_admitted(self) -> list[Decoder]:
@@ -136,7 +123,6 @@ class Decoder:
         first = admitted.first_tokens
         self._next = first if self._next is None else mx.concatenate([self._next, first])
         self.sequences = together
-        self._is_untried = len(self.sequences) > 1
         self._undrafted_steps = 0
         return []
 
@@ -157,14 +143,15 @@ class Decoder:
         """Admit sequences, emit the tokens that were sampled last, and sample the next.
 
         Those admitted before have to be merged first. A sequence that ends stays until it is removed. After a
-        ForwardError in a step with `prefilled`, and after a BatchError, all sequences are as they were.
+        ForwardError in a step with `prefilled`, and after a BatchError, all sequences are as they were. Also raises
+        LostCachesError.
         """
         assert self._admitted is None
         if not prefilled:
             self._separate_long_caches()
             if all(sequence.num_sampled == sequence.request.max_tokens for sequence in self.sequences):
                 return self._emit_last_tokens()
-            can_draft = (len(self.sequences) == 1 or self._can_pack) and not self._is_untried
+            can_draft = (len(self.sequences) == 1 or self._can_pack) and not self._caches.is_untried
             if self._drafting is not None and can_draft:
                 return self._advance_with_drafts(self._drafting)
         if self._drafting is not None:
@@ -249,24 +236,23 @@ class Decoder:
     ) -> mx.array:
         """Run the tokens sampled last and the last chunks of prompts; return the next logits ([sequences, vocabulary]).
 
-        Raises ForwardError only if there are prefilled sequences, and BatchError if there are none and it is untried.
+        Raises ForwardError only if there are prefilled sequences. If there are none: BatchError where the caches are
+        untried, LostCachesError where the network cannot run these sequences, and anything if the device fails.
         """
-        segments, positions = list[Segment](), list[int]()
+        segments = list[Segment]()
         if sequences:
             assert self._next is not None
-            segments, positions = (
-                self._caches.segments(self._next, [sequence.position_shift for sequence in sequences]),
-                self._caches.positions(),
-            )
+            segments = self._caches.segments(self._next, [sequence.position_shift for sequence in sequences])
         if not prefilled:
             return self._forward_replies(segments)
         segments += [each.segment(self._network) for each in prefilled]
         every = run_packed(self._network, segments)
         ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
+        positions = self._caches.positions() if sequences else []
         return every[mx.array([*positions, *ends])]
 
     def _forward_replies(self, segments: Sequence[Segment]) -> mx.array:
-        before = self._caches.copy() if self._is_untried else None
+        before = self._caches.copy() if self._caches.is_untried else None
         try:
             if self._can_pack or not self._caches.is_merged:
                 logits = self._caches.by_row(run_packed(self._network, segments, restore=False))
@@ -275,11 +261,13 @@ class Decoder:
                 logits = run_rows(self._network, replies)
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
-            if before is None or self._agree is not None:  # other processes would not split theirs
-                raise cause from None
+            if self._agree is not None or (before is None and is_device_failure(cause)):
+                raise cause from None  # other processes would not split theirs
+            if before is None:
+                raise self._lose(self.sequences) from cause
             self._caches = before
             raise BatchError from cause
-        self._is_untried = False
+        self._caches.on_step()
         return logits
 
     def _split_off(self, sequence: DecodingSequence, layers: LayerCaches, sampled: mx.array) -> Decoder:
@@ -294,12 +282,11 @@ class Decoder:
 
     def _separate_long_caches(self) -> None:
         try:
-            is_changed = self._caches.separate_long(cache_lengths(self.sequences))
+            self._caches.separate_long(cache_lengths(self.sequences))
         except CacheError as error:
             if self._agree is not None:  # other processes would not split theirs
                 raise (error.__cause__ or error) from None
             raise BatchError from error.__cause__
-        self._is_untried |= is_changed
 
     def _unconstrained_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens may be sampled before the sequence's constraint has to be asked."""
@@ -357,21 +344,30 @@ class Decoder:
             try:
                 generated += self._verify(tokens, drafts, ended)
             except ForwardError as error:
-                if len(sequences) == 1 or self._agree is not None:  # other processes would not take this step
+                if self._agree is not None:  # other processes would not take this step
                     raise (error.__cause__ or error) from None
                 drafting.give_up(error.__cause__)
-                generated += self._advance()
+                generated += self._advance_behind(generated)
         else:
-            generated += self._advance()
+            generated += self._advance_behind(generated)
         drafting.on_step(len(sequences), sum(map(len, drafts)))
         return generated
+
+    def _advance_behind(self, generated: Sequence[GeneratedToken]) -> list[GeneratedToken]:
+        """Advance; if that fails, the tokens that have just been emitted are pending again."""
+        try:
+            return self._advance()
+        except (BatchError, LostCachesError):
+            for each in generated:
+                each.sequence.take_back()
+            raise
 
     def _verify(
         self, tokens: Sequence[int], drafts: Sequence[Sequence[int]], ended: Collection[int]
     ) -> list[GeneratedToken]:
         """Feed the tokens sampled last and the drafts after them; emit the drafts that the model samples too.
 
-        After a ForwardError all sequences are as they were, if there are several.
+        After a ForwardError all sequences are as they were.
         """
         try:
             self._caches.separate()
@@ -379,7 +375,7 @@ class Decoder:
             raise ForwardError from error.__cause__
         rows = DraftedRows(self.sequences, tokens, drafts, ended)
         logits = run_packed(self._network, rows.segments(self._caches))
-        self._is_untried = False
+        self._caches.on_step()
         sampled = self._sample(logits, rows.owners, rows.next_positions())
         start_computing(self.sequences, sampled)
         generated, last = rows.accept(as_ints(sampled), self._caches)
@@ -391,8 +387,6 @@ class Decoder:
             self._caches.merge(cache_lengths(self.sequences))
         except CacheError as error:
             _log_unmerged(error)
-        else:
-            self._is_untried = len(self.sequences) > 1
 
 
 def _log_unmerged(error: CacheError) -> None:

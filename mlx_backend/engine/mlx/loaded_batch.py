@@ -25,7 +25,7 @@ from mlx_backend.engine.mlx.packed_forward import ForwardError
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.prefix_store import PrefixStore
 from mlx_backend.engine.mlx.sampling import RequestSampler
-from mlx_backend.engine.mlx.sequences import DecodingSequence
+from mlx_backend.engine.mlx.sequences import DecodingSequence, expected_tokens
 from mlx_backend.engine.mlx.vision.prompt_images import check_images, images_of
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -82,8 +82,9 @@ class LoadedBatch:
             raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
         self._check_window(request)
         images = check_images(request, self.runtime.vision)
-        tokens, prompt = _expected_tokens(request), len(request.prompt)
-        subject = f"{prompt} tokens of prompt and {tokens - prompt} of reply"
+        tokens = expected_tokens(request)
+        reply = tokens - len(request.prompt)
+        subject = f"{len(request.prompt)} tokens of prompt and {reply} of reply"
         self._cache_budget.check(tokens, subject, images)
         if self._preempted:
             return False
@@ -115,7 +116,7 @@ class LoadedBatch:
         sequence.images = images_of(request, self.runtime.vision)
         sequence.penalties = sampler.penalty_state(())
         sequence.drafter = self.runtime.drafter()
-        self._enqueue(sequence, _expected_tokens(request))
+        self._enqueue(sequence, expected_tokens(request))
 
     def remove(self, key: int) -> None:
         """Drop a cancelled request."""
@@ -126,11 +127,11 @@ class LoadedBatch:
             self._detach(sequence)
         self._forget(sequence)
 
-    def _enqueue(self, sequence: DecodingSequence, expected_tokens: int) -> None:
-        self._cache_budget.reserve(sequence.key, expected_tokens, sequence.adapter, sequence.seeing_bytes(0))
+    def _enqueue(self, sequence: DecodingSequence, tokens: int) -> None:
+        self._cache_budget.reserve(sequence.key, tokens, sequence.adapter, sequence.seeing_bytes(0))
         try:
             self.prefix_store.evict_to_fit()
-        except Exception:  # what is evicted may leave a copy to others, and memory is short
+        except Exception:  # as it may be where other processes share the model
             self._forget(sequence)
             raise
         self.prefill_queue.add(sequence)
@@ -223,14 +224,19 @@ class LoadedBatch:
             try:
                 alone = decoder.split()
             except LostCachesError as lost:
+                alone = []
                 self._prefill_again(lost)
-                return
-            self._decoders[adapter] = [
-                each for one in self._decoders[adapter] for each in (alone if one is decoder else [one])
-            ]
+            self._decoders[adapter] += alone
             for each in alone:
-                if each.all_sequences:
+                if each.all_sequences:  # the one before may have had to preempt it
                     yield from self._step(adapter, each)
+            self._drop_empty_decoders(adapter)
+        except LostCachesError as lost:
+            if lost.sequences[0].is_alone:
+                yield self._fail(lost.sequences[0], lost.__cause__)
+            else:
+                self._prefill_again(lost)
+            self._drop_empty_decoders(adapter)
         else:
             yield from self._deliver(adapter, decoder, generated)
 
@@ -318,13 +324,19 @@ class LoadedBatch:
         if self._ranks is not None:  # the other processes may have lost nothing
             raise lost.__cause__ or lost
         log.warning(
-            "The caches of replies that were decoded together could not be taken apart. Their prompts are prefilled "
-            "again, and they are decoded alone: %r",
+            "The caches of %d replies were lost in decoding. Their prompts are prefilled again, and they are decoded "
+            "alone: %r",
+            len(lost.sequences),
             lost.__cause__,
         )
         for sequence in lost.sequences:
             sequence.is_alone = True
             self._suspend(sequence)
+
+    def _fail(self, sequence: DecodingSequence, cause: BaseException | None) -> tuple[int, Outcome]:
+        log.error("A reply could not be continued, even alone.", exc_info=cause)
+        self._forget(sequence)
+        return sequence.key, EngineError(f"The reply could not be continued: {cause}")
 
     def _drop_empty_decoders(self, adapter: str) -> None:
         running = [decoder for decoder in self._decoders.pop(adapter, ()) if decoder.all_sequences]
@@ -364,14 +376,7 @@ class LoadedBatch:
 
     def _suspend(self, sequence: DecodingSequence) -> None:
         self._cache_budget.release(sequence.key)
-        if sequence.num_emitted and not sequence.has_pending_token:
-            # The last token was emitted before it was fed, so the constraint has not seen it.
-            sequence.sampler.advance(sequence.tokens[-1])
-        sequence.num_sampled = sequence.num_emitted
-        reply = sequence.tokens[len(sequence.request.prompt) :]
-        sequence.penalties = sequence.sampler.penalty_state(reply)
-        sequence.logprobs = None
-        sequence.drafter = self.runtime.drafter()  # the old one has caches of its own
+        sequence.suspend(self.runtime.drafter())
         self._preempted.append(sequence)
 
     def _resume_preempted(self) -> None:
@@ -390,11 +395,3 @@ def _forget(
 ) -> None:
     sequences.pop(sequence.key, None)
     cache_budget.release(sequence.key)
-
-
-def _expected_tokens(request: GenerationRequest) -> int:
-    """Return how many tokens to reserve memory for."""
-    reply = request.max_tokens
-    if request.expected_tokens is not None:
-        reply = min(reply, max(request.expected_tokens, 1))
-    return len(request.prompt) + reply

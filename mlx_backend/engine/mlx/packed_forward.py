@@ -75,18 +75,32 @@ def shift_of(rows: Sequence[int]) -> mx.array | None:
 
 
 class ForwardError(Exception):
-    """The network raised its cause. If several segments are to be restored, their caches are as they were before."""
+    """The network raised its cause. Caches that are to be restored are as they were before."""
 
 
 def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = True) -> mx.array:
     """Run all segments through the network at once; return the logits of all their tokens ([tokens, vocabulary]).
 
-    Does not wait for the computation. Raises ForwardError, after which several segments' caches are restored: to be
-    able to takes time in each layer of each. A single segment of one row also runs on a network that cannot be packed,
-    unless its positions have rows and columns, and its layers may have states instead of keys and values.
+    Does not wait for the computation. Raises ForwardError. To be able to `restore` the segments' caches then takes time
+    in each layer of each, but nothing is copied for it. A single segment of one row also runs on a network that cannot
+    be packed, unless its positions have rows and columns, and its layers may have states instead of keys and values.
     """
-    if len(segments) == 1 and segments[0].tokens.shape[0] == 1 and not segments[0].has_axes:
-        return _forward(network, segments[0].tokens, _views(segments[0]), _embeddings(network, segments))
+    before: list[LayerCaches] = []
+    try:
+        if restore:
+            before = [[alias(layer) for layer in segment.layers] for segment in segments]
+        if len(segments) == 1 and segments[0].tokens.shape[0] == 1 and not segments[0].has_axes:
+            logits = _forward(network, segments[0].tokens, _views(segments[0]), segments)
+        else:
+            logits = _run(network, segments)
+    except Exception as error:
+        for segment, aliases in zip(segments, before, strict=False):
+            segment.layers[:] = aliases
+        raise ForwardError from error
+    return logits[0]
+
+
+def _run(network: Any, segments: Sequence[Segment]) -> mx.array:
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
     positions = _all_positions(segments)
     caches = zip(*(segment.layers for segment in segments), strict=True)
@@ -101,14 +115,7 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
             for at, each in enumerate(caches)
         ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])
-    restore = restore and len(segments) > 1
-    before = [[alias(layer) for layer in segment.layers] for segment in segments] if restore else []
-    try:
-        return _forward(network, tokens[None], layers, _embeddings(network, segments))
-    except ForwardError:
-        for segment, aliases in zip(segments, before, strict=False):
-            segment.layers[:] = aliases
-        raise
+    return _forward(network, tokens[None], layers, segments)
 
 
 def run_rows(network: Any, replies: Segment) -> mx.array:
@@ -141,15 +148,11 @@ def _blocks(segments: Sequence[Segment], caches: Sequence[Any]) -> list[mx.array
     return found
 
 
-def _forward(
-    network: Any, tokens: mx.array, layers: Sequence[Any], embeddings: mx.array | None = None
-) -> mx.array:
+def _forward(network: Any, tokens: mx.array, layers: Sequence[Any], segments: Sequence[Segment]) -> mx.array:
+    embeddings = _embeddings(network, segments)
     named = {} if embeddings is None else {"input_embeddings": embeddings}
-    try:
-        logits: mx.array = network(tokens, cache=layers, **named)
-    except Exception as error:
-        raise ForwardError from error
-    return logits[0]
+    logits: mx.array = network(tokens, cache=layers, **named)
+    return logits
 
 
 def _positions(segment: Segment) -> mx.array:

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
-from mlx_backend.engine.mlx.kv_cache import rewind, rewind_copies
+from mlx_backend.engine.mlx.kv_cache import rewind
 from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
 from mlx_backend.engine.mlx.prefill_plan import (
     PrefillJob,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-    type OnCheckpoint = Callable[[PrefillJob, int, LayerCaches], None]
+    type OnCheckpoint = Callable[[PrefillJob, int, LayerCaches, int], None]
 
 log = logging.getLogger(__name__)
 
@@ -307,4 +307,4 @@ def _advance(job: PrefillJob, end: int, on_checkpoint: OnCheckpoint | None) -> N
     for boundary in job.boundaries:
         is_reply_start = boundary == len(job.sequence.tokens) and job.has_reply
         if on_checkpoint is not None and start < boundary <= end and not is_reply_start:
-            on_checkpoint(job, boundary, rewind_copies(layers, end - boundary) if boundary < end else layers)
+            on_checkpoint(job, boundary, layers, end - boundary)

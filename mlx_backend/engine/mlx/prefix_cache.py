@@ -16,6 +16,7 @@ those between the two. Everything ages by what was evicted before it.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ from mlx_backend.engine.mlx.kv_cache import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,11 +71,13 @@ class _Entry:
 class PrefixCache:
     """Token prefixes and their KV caches. Prefixes of one adapter ("": none) are never found for another.
 
-    Tokens may be given as bytes (`as_bytes`): packing 100,000 of them takes milliseconds.
+    Tokens may be given as bytes (`as_bytes`): packing 100,000 of them takes milliseconds. `shared` is whether other
+    processes cache and evict the same prefixes: one that is lost here alone is then an error.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, shared: bool = False) -> None:
         self.max_bytes = max_bytes
+        self.shared = shared
         self._entries: dict[tuple[str, bytes], _Entry] = {}
         # The tokens of each adapter's entries; a prefix sorts before what it begins.
         self._sorted: dict[str, list[bytes]] = {}
@@ -101,7 +106,7 @@ class PrefixCache:
         if entry is None:
             return 0, None
         self._touch(entry)
-        return len(entry.tokens) // TOKEN_BYTES, _whole_layers(entry)
+        return len(entry.tokens) // TOKEN_BYTES, _whole_layers(entry, entry.family.owner)
 
     def covered_tokens(self, prompt: Sequence[int] | bytes, adapter: str = "") -> int:
         """Return how many tokens of the prompt, all but its last, are cached; not counted as use."""
@@ -145,7 +150,10 @@ class PrefixCache:
         return (adapter, key) in self._entries
 
     def evict_to(self, max_bytes: int) -> None:
-        """Evict what saves least for its size until at most `max_bytes` are cached."""
+        """Evict what saves least for its size until at most `max_bytes` are cached.
+
+        Never raises, unless the cache is `shared`: what cannot be copied when another lets go of it is evicted too.
+        """
         while self._nbytes > max_bytes and self._entries:
             least = min(self._entries.values(), key=lambda entry: (entry.priority, entry.last_used))
             self._age = max(self._age, least.priority)
@@ -175,14 +183,12 @@ class PrefixCache:
         return None
 
     def _find_longer_owner(self, adapter: str, tokens: bytes) -> _Entry | None:
-        """Find an entry that starts with `tokens` and owns its layers."""
+        """Find an entry that is longer than `tokens`, starts with them, and owns its layers."""
         ordered = self._sorted.get(adapter, [])
-        for at in range(bisect_right(ordered, tokens), len(ordered)):
-            if not ordered[at].startswith(tokens):
-                break
-            entry = self._entries[adapter, ordered[at]]
-            return entry.family.owner
-        return None
+        at = bisect_right(ordered, tokens)  # whatever starts with them comes next
+        if at == len(ordered) or not ordered[at].startswith(tokens):
+            return None
+        return self._entries[adapter, ordered[at]].family.owner  # which starts with what it owns
 
     def _touch(self, entry: _Entry) -> None:
         """Count a use of an entry and set its priority anew."""
@@ -193,34 +199,57 @@ class PrefixCache:
         entry.last_used = self._uses
 
     def _evict(self, entry: _Entry) -> None:
+        family = entry.family
+        self._forget(entry)
+        if entry is not family.owner:
+            family.views.remove(entry)
+        elif family.views:
+            self._bequeath(family)
+
+    def _forget(self, entry: _Entry) -> None:
         del self._entries[entry.adapter, entry.tokens]
         ordered = self._sorted[entry.adapter]
         del ordered[bisect_left(ordered, entry.tokens)]
         self._nbytes -= entry.own_bytes
-        if entry.is_view:
-            entry.family.views.remove(entry)
-        elif entry.family.views:
-            self._bequeath(entry)
         del entry.family  # a circle of references would wait for the garbage collector
 
-    def _bequeath(self, entry: _Entry) -> None:
-        """Give the views of an evicted entry another owner: one of another branch, or the longest of them."""
-        family = entry.family
+    def _bequeath(self, family: _Family) -> None:
+        """Give the views of an evicted owner another: one of another branch, or the longest of them.
+
+        Where that cannot be given a copy of what it shared, all of them are evicted with their owner.
+        """
         heir = max(family.views, key=lambda view: len(view.tokens))
-        owner = self._find_longer_owner(entry.adapter, heir.tokens)
-        if owner is not None:
-            _move(family.views, owner.family)
+        longer = self._find_longer_owner(heir.adapter, heir.tokens)
+        if longer is not None:
+            _move(family.views, longer.family)
         else:
-            heir.layers = _whole_layers(heir)
-            for layer, before in zip(heir.layers, entry.layers, strict=True):
-                if _is_shareable(layer, before):
-                    keep_slice(layer, slice(None))  # a copy
-                    heir.own_bytes += layer.nbytes
-                    self._nbytes += layer.nbytes
-            mx.eval([layer.state for layer in heir.layers])
+            try:
+                copied = _take_over(heir, family.owner)
+            except Exception as error:
+                # As text: an exception holds on to all that its frames do.
+                log.warning("%d cached prefixes could not be copied: %s", len(family.views), repr(error))
+                for view in family.views:
+                    self._forget(view)
+                if self.shared:
+                    raise
+                return
+            self._nbytes += copied
             family.owner = heir
             family.views.remove(heir)
         self._touch(heir)
+
+
+def _take_over(heir: _Entry, owner: _Entry) -> int:
+    """Give an entry copies of what it shared with its owner; return their bytes. If that raises, it is as it was."""
+    layers, copied = _whole_layers(heir, owner), 0
+    for layer, before in zip(layers, owner.layers, strict=True):
+        if _is_shareable(layer, before):
+            keep_slice(layer, slice(None))  # a copy
+            copied += layer.nbytes
+    mx.eval([layer.state for layer in layers])
+    heir.layers = layers
+    heir.own_bytes += copied
+    return copied
 
 
 def _share(entry: _Entry, longer: _Entry) -> int:
@@ -246,10 +275,10 @@ def _move(entries: Sequence[_Entry], family: _Family) -> None:
         family.views.append(entry)
 
 
-def _whole_layers(entry: _Entry) -> LayerCaches:
+def _whole_layers(entry: _Entry, owner: _Entry) -> LayerCaches:
     """Return copies of an entry's layers, with what its owner holds of them."""
     layers = [alias(layer) for layer in entry.layers]
-    for mine, theirs in zip(layers, entry.family.owner.layers, strict=True):
+    for mine, theirs in zip(layers, owner.layers, strict=True):
         if type(mine) is KVCache and mine.keys is None and theirs.keys is not None:
             mine.keys = theirs.keys[..., : mine.offset, :]
             mine.values = theirs.values[..., : mine.offset, :]

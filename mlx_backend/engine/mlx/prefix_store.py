@@ -1,6 +1,9 @@
 """The prefix cache in memory and the checkpoints on disk, as one store that requests look their prompts up in.
 
 Decides what is stored where and what has to be evicted; not when something is stored.
+
+Nothing fails for want of a stored prefix: what cannot be copied, loaded or evicted is left out, and logged. Only where
+other processes share the model it is an error, because they would still have what is missing here.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import compact_copies
+from mlx_backend.engine.mlx.kv_cache import compact_copies, rewind_copies
 from mlx_backend.engine.mlx.vision.features import FeatureCache
 
 if TYPE_CHECKING:
@@ -60,28 +63,43 @@ class PrefixStore:
 
     def find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
         """Find the longest stored prefix of at most `max_tokens` tokens: its length, and caches to continue on."""
+        try:
+            return self._find(sequence, max_tokens)
+        except Exception as error:
+            self._on_failure(error, "The stored prefixes of a prompt could not be used")
+            return 0, None
+
+    def _find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
         tokens = sequence.packed(max_tokens)
         length, layers = self._prefixes.find_longest(tokens, sequence.adapter)
         if self._disk is not None and sequence.adapter == self._disk_adapter:
             stored = self._disk.find_longest(tokens, beyond=length)
             if stored is not None and (loaded := self._disk.read(stored)) is not None:
                 length, layers = stored.length, loaded
-                self._prefixes.insert(sequence.packed(length), layers, sequence.adapter)
+                self.store(sequence, length, loaded)
         return length, layers
 
     def store(
-        self, sequence: DecodingSequence, length: int, layers: LayerCaches, *, persist: bool = False
+        self,
+        sequence: DecodingSequence,
+        length: int,
+        layers: LayerCaches,
+        *,
+        surplus: int = 0,
+        persist: bool = False,
     ) -> None:
         """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too.
 
-        Nothing fails for want of a stored prefix: one whose caches cannot be copied is left out.
+        They hold `surplus` tokens more than those, all of the last step.
         """
         if not (self.enabled and sequence.can_store(length)):
             return
         try:
+            if surplus:
+                layers = rewind_copies(layers, surplus)
             self._store(sequence, length, layers, persist=persist)
         except Exception as error:
-            log.warning("The caches of a prefix of %d tokens could not be stored: %r", length, error)
+            self._on_failure(error, f"The caches of a prefix of {length} tokens could not be stored")
 
     def _store(self, sequence: DecodingSequence, length: int, layers: LayerCaches, *, persist: bool) -> None:
         tokens = sequence.packed(length)
@@ -95,11 +113,17 @@ class PrefixStore:
         mx.eval([layer.state for layer in layers])  # another thread writes them
         self._disk.write(tokens, layers)
 
-    def store_checkpoint(self, job: PrefillJob, position: int, layers: LayerCaches) -> None:
-        """Store a prompt's prefix up to a checkpoint."""
+    def _on_failure(self, error: Exception, message: str) -> None:
+        """Log an exception; raise it where other processes do not know of it."""
+        if self._prefixes.shared:
+            raise error
+        log.warning("%s: %r", message, error)
+
+    def store_checkpoint(self, job: PrefillJob, position: int, layers: LayerCaches, surplus: int) -> None:
+        """Store a prompt's prefix up to a checkpoint. The layers hold `surplus` tokens more, all of the last step."""
         sequence = job.sequence
         persist = self._is_worth_disk(sequence.request, position)
-        self.store(sequence, position, layers, persist=persist)
+        self.store(sequence, position, layers, surplus=surplus, persist=persist)
 
     def evict_to_fit(self, start: int = 0, chunk: int = 0) -> None:
         """Evict what does not fit beside the memory that is reserved, and a chunk from position `start`."""

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, weight_bytes
@@ -20,6 +19,7 @@ from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.cache_cost import CacheCost
+from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
@@ -52,7 +52,6 @@ PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
-FIRST_TOKENS_KEPT = 4  # of a text that outgrows --max-kv-size, as in mlx-lm: much attention goes to them
 MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
 
 
@@ -124,7 +123,8 @@ class Runtime:
                 waiting=lambda: waiting.nbytes,
             )
             self._check_room(cost)
-            self.prefixes = PrefixCache(_prefix_cache_bytes(options, self.cache_budget) if are_alike else 0)
+            prefix_bytes = _prefix_cache_bytes(options, self.cache_budget) if are_alike else 0
+            self.prefixes = PrefixCache(prefix_bytes, shared=ranks is not None)
             cleanup.callback(self.prefixes.clear)
             self.disk = _open_disk_cache(options, model.folder, self.vision, cleanup)
             on_progress(1.0)
@@ -155,33 +155,12 @@ class Runtime:
 
     def fresh_layers(self, adapter: str) -> LayerCaches:
         """Return empty caches for a prompt of which nothing is cached."""
-        options = self.options
-        layers: LayerCaches = make_prompt_cache(self.networks[adapter])
-        other = ", ".join(sorted({type(layer).__name__ for layer in layers if type(layer) is not KVCache}))
-        if options.kv_bits is not None and options.max_kv_size is not None:
-            raise EngineError(
-                "--kv-bits and --max-kv-size are not possible together: a cache of a limited size cannot be quantised. "
-                "Give one of them."
-            )
-        if options.max_kv_size is not None:
-            if other:
-                raise EngineError(
-                    f"--max-kv-size is not possible with this model: its {other} cannot be limited so; limit the "
-                    "context with --context-length instead."
-                )
-            return [RotatingKVCache(options.max_kv_size, keep=FIRST_TOKENS_KEPT) for _ in layers]
-        if options.kv_bits is None:
-            return layers
-        if other:
-            raise EngineError(f"--kv-bits is not possible with this model: its {other} cannot be quantised.")
-        return [
-            layer.to_quantized(group_size=options.kv_group_size, bits=options.kv_bits) for layer in layers
-        ]
+        return fresh_caches(self.networks[adapter], self.options)
 
     def _warm_up(self, layers: LayerCaches) -> CacheCost:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
         tokens = mx.array([[0] * WARM_UP_TOKENS])
-        self._run_first(tokens, layers)
+        run_first(self.networks[""], tokens, layers, self.options)
         if self.draft is not None:  # each reply has caches of the draft network too
             drafts = draft_layers(self.draft.network)
             self.draft.network(tokens, cache=drafts)
@@ -204,18 +183,6 @@ class Runtime:
             warm_up.run_lengths(self.options.warm_up_seconds)
         with lock:  # MLX counts the memory of all models together
             return warm_up.measure()
-
-    def _run_first(self, tokens: mx.array, layers: LayerCaches) -> None:
-        network = self.networks[""]
-        try:
-            mx.eval(network(tokens, cache=layers))
-        except Exception as error:
-            options = self.options
-            if options.kv_bits is None and options.max_kv_size is None:
-                raise
-            # Raises if the caches are not the reason.
-            mx.eval(network(tokens, cache=make_prompt_cache(network)))
-            raise EngineError(_cache_refusal(options, error)) from error
 
     def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:
         """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
@@ -307,25 +274,6 @@ def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
             f"A context of {limit} tokens is not possible: this model's is {model.context_length}."
         )
     log.info("The context is %d tokens, as given: the model states none.", limit)
-
-
-def _cache_refusal(options: EngineOptions, error: Exception) -> str:
-    """Say in words why a network that runs on its own caches does not on those that were asked for."""
-    if options.kv_bits is None:
-        return (
-            "--max-kv-size is not possible with this model: its layers cannot run on caches of a limited size. Start "
-            "the server without it."
-        )
-    text = (
-        "--kv-bits is not possible with this model: its layers cannot run on caches of "
-        f"{options.kv_bits} bits in groups of {options.kv_group_size}"
-    )
-    if "[quantize]" in str(error):
-        return (
-            f"{text}, because the sizes of its keys and values are not multiples of that. Try a smaller "
-            "--kv-group-size, or start the server without --kv-bits."
-        )
-    return f"{text}, because its attention reads only plain ones. Start the server without it."
 
 
 class _SizeCheck:

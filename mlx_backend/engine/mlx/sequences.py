@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.arrays import evaluate_async
+from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.draft_pacer import DraftRecord
 from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
 from mlx_backend.engine.mlx.packed_forward import Segment
@@ -123,6 +123,22 @@ class DecodingSequence:
             found = step.of(row, count)
         return GeneratedToken(self, token, found, finish_reason)
 
+    def suspend(self, drafter: Drafter | None) -> None:
+        """Forget what was sampled and not emitted: the sequence is prefilled again, and continued from there."""
+        if self.num_emitted and not self.has_pending_token:
+            # The last token was emitted before it was fed, so the constraint has not seen it.
+            self.sampler.advance(self.tokens[-1])
+        self.num_sampled = self.num_emitted
+        self.penalties = self.sampler.penalty_state(self.tokens[len(self.request.prompt) :])
+        self.logprobs = None
+        self.drafter = drafter  # the old one has caches of its own
+
+    def take_back(self) -> None:
+        """Take the token emitted last back: it is pending again."""
+        self.tokens.pop()
+        self.num_emitted -= 1
+        self._packed = self._packed[: len(self.tokens) * TOKEN_BYTES]
+
 
 @dataclass(frozen=True, slots=True)
 class PrefilledSequence:
@@ -150,6 +166,22 @@ class AdmittedSequences:
         """The sequences, in the order of their tokens."""
         return [each.sequence for each in self.prefilled]
 
+    def emit(self) -> tuple[list[GeneratedToken], AdmittedSequences | None]:
+        """Wait for the first tokens and emit them, once; return them, and what is left: those that have not ended."""
+        sequences = self.sequences
+        if not any(sequence.has_pending_token for sequence in sequences):
+            return [], self
+        generated = [
+            sequence.emit(token, sequence.logprobs)
+            for sequence, token in zip(sequences, as_ints(self.first_tokens), strict=True)
+        ]
+        staying = [
+            index
+            for index, each in enumerate(generated)
+            if each.finish_reason is None or sequences[index].sampler.error is not None
+        ]
+        return generated, self.keep(staying)
+
     def keep(self, rows: list[int]) -> AdmittedSequences | None:
         """Return it with some of its sequences."""
         if len(rows) == len(self.prefilled):
@@ -166,6 +198,14 @@ class GeneratedToken(NamedTuple):
     token: int
     logprobs: Logprobs | None
     finish_reason: Literal["stop", "length"] | None
+
+
+def expected_tokens(request: GenerationRequest) -> int:
+    """Return for how many tokens of prompt and reply memory is to be reserved."""
+    reply = request.max_tokens
+    if request.expected_tokens is not None:
+        reply = min(reply, max(request.expected_tokens, 1))
+    return len(request.prompt) + reply
 
 
 def cache_lengths(sequences: Sequence[DecodingSequence]) -> list[int]:

@@ -72,8 +72,10 @@ class TextCache:
             self._remember(_Known(text, array(_INT, tokens), array(_INT), array(_INT)), tokens, 0, 0)
             return tokens
         start, position = known.starts[count - 1], known.positions[count - 1]
-        tokens = known.tokens[:position].tolist() + self._encode(text[start:])
-        shared = _Known(text, array(_INT, tokens), known.starts[: count - 1], known.positions[: count - 1])
+        before, new = known.tokens[:position], self._encode(text[start:])
+        tokens = before.tolist() + new
+        packed = before + array(_INT, new)  # packing all tokens once more would take milliseconds
+        shared = _Known(text, packed, known.starts[: count - 1], known.positions[: count - 1])
         self._remember(shared, tokens, start, position)
         if text != known.text and text.startswith(known.text) and self._known.find(text) is not None:
             self._known.drop(known.text)  # it is not needed beside what continues it

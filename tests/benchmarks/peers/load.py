@@ -54,7 +54,7 @@ def _steps_after(server: RunningServer, *, stream: bool) -> int:
         for _ in range(40):
             while not has_output(next(reply)[1]):
                 pass
-        reply.close()  # type: ignore[attr-defined]
+        reply.close()  # type: ignore[attr-defined]  # a generator
     else:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         body = {"model": server.model, "messages": user_message(PROMPT), "max_tokens": LONG, "temperature": 0}

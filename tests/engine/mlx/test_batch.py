@@ -49,10 +49,10 @@ def endless(random_model: Path) -> Iterator[Engine]:
         yield engine
 
 
-def request_for(engine: Engine, question: str, **options: object) -> GenerationRequest:
+def request_for(engine: Engine, question: str, **options: Any) -> GenerationRequest:
     text = engine.tokenizer.render([{"role": "user", "content": question}], None, reasoning_effort="low")
     tokens = engine.tokenizer.encode(text, control_tokens=True)
-    return GenerationRequest(prompt=tokens, **({"max_tokens": 200} | options))  # type: ignore[arg-type]
+    return GenerationRequest(prompt=tokens, **({"max_tokens": 200} | options))
 
 
 # -- the same tokens in every way ----------------------------------------------------------------------------
@@ -311,11 +311,11 @@ def test_a_grammar_constrains_its_own_reply_and_no_other(endless: Engine) -> Non
     ],
 )
 def test_what_could_harm_the_engine_is_refused_by_name(
-    endless: Engine, change: dict[str, object], words: str
+    endless: Engine, change: dict[str, Any], words: str
 ) -> None:
-    fields = {"prompt": [1, 2, 3, 4], "max_tokens": 5} | change
+    fields: dict[str, Any] = {"prompt": [1, 2, 3, 4], "max_tokens": 5} | change
     with pytest.raises(EngineRefused, match=words):
-        endless.generate(GenerationRequest(**fields))  # type: ignore[arg-type]
+        endless.generate(GenerationRequest(**fields))
     assert endless.is_healthy()
 
 

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, make_pro
 from mlx_lm.utils import load_model
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -37,8 +38,7 @@ def network(model: Path) -> Any:
 
 
 def text(seed: int, length: int) -> list[int]:
-    tokens: list[int] = mx.random.randint(10, 60, (length,), key=mx.random.key(seed)).tolist()  # type: ignore[assignment]
-    return tokens
+    return as_ints(mx.random.randint(10, 60, (length,), key=mx.random.key(seed)))
 
 
 def prefilled(network: Any, tokens: Sequence[int]) -> LayerCaches:

@@ -128,7 +128,7 @@ def test_layers_without_attention_whose_caches_stay_empty_are_batched_and_packed
     assert trial.difference < 0.01
 
 
-class RulesOut(nn.Module):  # type: ignore[misc]
+class RulesOut(nn.Module):  # type: ignore[misc]  # MLX declares it without types
     """A network for which some tokens are impossible: `ruled_out`, and `beside_others` in a batch."""
 
     def __init__(self, ruled_out: list[int], beside_others: list[int]) -> None:
@@ -195,7 +195,7 @@ def test_mistakes_are_found_in_every_precision(
         trial_of(network).try_batching()
 
 
-class Experts(nn.Module):  # type: ignore[misc]
+class Experts(nn.Module):  # type: ignore[misc]  # MLX declares it without types
     """A network that answers something else for a certain token in a batch, as if another expert had been chosen."""
 
     def __init__(self, token: int | None) -> None:
@@ -262,7 +262,7 @@ def test_what_is_listed_of_a_model_says_why_its_replies_are_not_batched() -> Non
     assert model_object(ModelStatus(name="m"), apart, 0)["unbatched"] == "several at once raise ValueError"
 
 
-class _Own(nn.Module):  # type: ignore[misc]
+class _Own(nn.Module):  # type: ignore[misc]  # MLX declares it without types
     """A network of one layer with attention, or with positions, of its own."""
 
     def __init__(self, *, attends: bool) -> None:
@@ -289,7 +289,7 @@ def test_a_network_with_attention_or_positions_of_its_own_is_not_run_packed(atte
 def test_a_network_that_accepts_packing_but_computes_it_wrong_is_not_run_packed(tmp_path: Path) -> None:
     network, _ = load_model(write_model(tmp_path))
 
-    class Mistaken(nn.Module):  # type: ignore[misc]
+    class Mistaken(nn.Module):  # type: ignore[misc]  # MLX declares it without types
         """Changes the positions of tokens as soon as there are several sequences."""
 
         def __init__(self) -> None:
@@ -309,7 +309,7 @@ def test_a_network_that_accepts_packing_but_computes_it_wrong_is_not_run_packed(
 def test_a_network_that_fails_with_several_sequences_is_not_batched(tmp_path: Path) -> None:
     network, _ = load_model(write_model(tmp_path))
 
-    class Alone(nn.Module):  # type: ignore[misc]
+    class Alone(nn.Module):  # type: ignore[misc]  # MLX declares it without types
         """Takes one sequence at a time."""
 
         def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:

@@ -130,7 +130,7 @@ def flat(value: Any) -> list[Any]:
     return flat(value.state) if hasattr(value, "state") else [value]
 
 
-class OurRotatingKVCache(RotatingKVCache):  # type: ignore[misc]
+class OurRotatingKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-lm has no types
     """A cache class that mlx-lm does not know and need not."""
 
 

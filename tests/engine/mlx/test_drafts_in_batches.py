@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from architectures import write
 from drafting import FoundReply, generate, loaded_batch
-from engine_models import write_mamba, write_model, write_qwen
+from engine_models import WrappedNetwork, write_mamba, write_model, write_qwen
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
@@ -184,15 +184,12 @@ def test_a_grammar_and_a_budget_hold_beside_replies_with_drafts(windowed: Path) 
         assert len(constraint.seen) >= REPLY - 1
 
 
-class FailsOnce:
+class FailsOnce(WrappedNetwork):
     """A network that runs out of memory once it has run, in the first step with drafts after so many runs."""
 
     def __init__(self, network: Any, after: int) -> None:
-        self._network = network
+        super().__init__(network)
         self._after = after
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any) -> mx.array:
         logits: mx.array = self._network(inputs, cache=cache)
@@ -203,15 +200,21 @@ class FailsOnce:
         return logits
 
 
+@pytest.mark.parametrize(("count", "source"), [(1, "model"), (3, "text")])
 def test_a_run_that_fails_changes_no_reply_and_ends_drafting(
-    windowed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    windowed: Path,
+    count: int,
+    source: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = requests(3)
+    asked = requests(count)
     with loaded_batch(windowed) as batch:
         expected = tokens(alone(batch, asked))
-    with loaded_batch(windowed, draft_from_text=True, draft_tokens=6) as drafting:
+    drafts = {"draft_from_text": True} if source == "text" else {"draft_model": str(windowed)}
+    with loaded_batch(windowed, draft_tokens=6, **drafts) as drafting:
         networks = drafting.loaded.runtime.networks
-        monkeypatch.setitem(networks, "", FailsOnce(networks[""], after=5))
+        monkeypatch.setitem(networks, "", FailsOnce(networks[""], after=5 if source == "text" else 2))
         found = generate(drafting, asked)
     assert tokens(found) == expected
     assert caplog.text.count("replies go on without drafts") == 1

@@ -6,8 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_models import write_model, write_qwen
-from mlx_lm.models.cache import BatchKVCache
+from drafting import generate, loaded_batch
+from engine_models import WrappedNetwork, write_model, write_qwen
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
@@ -16,6 +17,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, patch_for_packing
+from mlx_backend.engine.mlx.prefill_queue import PrefillQueue, PrefillStep
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.models.engine_options import EngineOptions
@@ -45,13 +47,10 @@ class Fragile(MLXBatch):
         return info
 
 
-class FragileNetwork:
+class FragileNetwork(WrappedNetwork):
     def __init__(self, network: Any, batch: Fragile) -> None:
-        self._network = network
+        super().__init__(network)
         self._batch = batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         if self._batch.broken is not None:
@@ -123,14 +122,8 @@ class Brittle(MLXBatch):
         return info
 
 
-class OneRow:
+class OneRow(WrappedNetwork):
     """Runs no batch of several rows, after changing the caches of its first layer."""
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         is_packed = isinstance(cache[0], PackedLayer)
@@ -150,7 +143,7 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asked = [request([20 + at] * (1 + 4 * at), count=200 + 5 * at) for at in range(4)]
+    asked = [request([20 + at] * (1 + 4 * at), count=50 + 5 * at) for at in range(4)]
     with load_engine(model, cache_bytes=0) as plain:
         expected = [tokens(plain.generate(each)) for each in asked]
     batch = Brittle(model, refuses, packing=packing)
@@ -220,7 +213,7 @@ def test_caches_that_cannot_be_taken_apart_fail_nobody_when_one_leaves(
         assert [*found, tokens(beside)] == expected[1:]
         assert leaves == "cancelled" or begun[0] == expected[0]
         assert engine.is_healthy()
-    assert "could not be taken apart" in caplog.text
+    assert "were lost in decoding" in caplog.text
     assert "The engine broke" not in caplog.text
 
 
@@ -237,6 +230,15 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
         _refuse_in_the_second_layer(monkeypatch, refuses)
         monkeypatch.setattr(BatchTrial, "try_packing", _succeed)
     batch = MLXBatch(model, EngineOptions(cache_bytes=0), device=Device(8 << 30))
+    plan_step = PrefillQueue.plan_step
+
+    def plan(queue: PrefillQueue, *, is_decoding: bool) -> PrefillStep:
+        """A prompt has small chunks beside replies, and only beside those."""
+        decoders = [each for own in batch.loaded._decoders.values() for each in own]
+        assert is_decoding == any(decoder.all_sequences for decoder in decoders)
+        return plan_step(queue, is_decoding=is_decoding)
+
+    monkeypatch.setattr(PrefillQueue, "plan_step", plan)
     with ThreadedEngine(batch) as engine:
         if refuses == "run":
             batch.loaded.runtime.networks[""] = NoMixture(batch.loaded.runtime.networks[""])
@@ -245,18 +247,12 @@ def test_caches_that_become_too_long_to_stay_merged_fail_nobody_where_they_canno
         assert [tokens(each) for each in running] == expected
         assert engine.is_healthy()
     assert "could not be decoded together" in caplog.text
-    assert ("could not be taken apart" in caplog.text) == (refuses == "extract")
+    assert ("were lost in decoding" in caplog.text) == (refuses == "extract")
     assert "The engine broke" not in caplog.text
 
 
-class NoMixture:
+class NoMixture(WrappedNetwork):
     """Runs no batch of rows beside a reply on its own caches, after changing all caches."""
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         logits: mx.array = self._network(inputs, cache=cache)
@@ -269,6 +265,118 @@ def _succeed(trial: BatchTrial) -> None:
     patch_for_packing(trial._network)
 
 
+class FailsAtLength(WrappedNetwork):
+    """From some length of a cache on, some of its runs of one token raise after changing the caches."""
+
+    def __init__(self, network: Any, length: int, failing: Sequence[int]) -> None:
+        super().__init__(network)
+        self._length = length
+        self._failing = failing
+        self._runs = -1
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        offset = cache[0].offset.of_tokens if isinstance(cache[0], PackedLayer) else mx.array(cache[0].offset)
+        is_at_length = max(as_ints(offset.reshape(-1))) >= self._length
+        logits: mx.array = self._network(inputs, cache=cache)
+        if is_at_length:
+            self._runs += 1
+            if self._runs in self._failing:
+                raise ValueError("[rope] Frequencies for 70 positions, but there are 71")
+        return logits
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+def test_a_reply_that_cannot_be_run_from_some_length_on_fails_at_most_alone(
+    model: Path, packing: bool, again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step of the three has gone well before. The caches are lost, the prompts are prefilled and decoded alone."""
+    asked = [request([20 + at] * length, count=60) for at, length in enumerate((3, 20, 9))]
+    with loaded_batch(model, packing=packing) as batch:
+        expected = [generate(batch, [each])[0].tokens for each in asked]
+        networks = batch.loaded.runtime.networks
+        networks[""] = FailsAtLength(
+            networks[""], 70, (0, 2) if again else (0,)
+        )  # only the second gets there
+        first, second, third = generate(batch, asked)
+        assert [first.tokens, third.tokens] == [expected[0], expected[2]]
+        if again:
+            assert str(second.error) == (
+                "The reply could not be continued: [rope] Frequencies for 70 positions, but there are 71"
+            )
+            assert second.tokens == expected[1][: len(second.tokens)]
+        else:
+            assert second.tokens == expected[1]
+        assert batch.loaded.runtime.cache_budget.used == 0
+    assert "Their prompts are prefilled again" in caplog.text
+
+
+class NotTwo(WrappedNetwork):
+    """Runs no batch of exactly two rows, after changing its caches."""
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        logits: mx.array = self._network(inputs, cache=cache)
+        rows = (
+            max(rows for rows, _ in cache[0].shapes) if isinstance(cache[0], PackedLayer) else inputs.shape[0]
+        )
+        if rows == 2:
+            raise RuntimeError("[malloc] Unable to allocate 99 bytes")
+        return logits
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
+def test_when_one_leaves_the_next_step_of_the_others_is_tried_on_copies(
+    model: Path, packing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [request([20 + at] * 9, count=12 + 9 * at) for at in range(3)]
+    with loaded_batch(model, packing=packing) as batch:
+        expected = [generate(batch, [each])[0].tokens for each in asked]
+        networks = batch.loaded.runtime.networks
+        networks[""] = NotTwo(networks[""])
+        assert [each.tokens for each in generate(batch, asked)] == expected
+    assert "are now decoded alone: RuntimeError('[malloc]" in caplog.text
+
+
+def test_caches_that_cannot_be_rewound_to_a_checkpoint_are_not_stored_and_fail_nobody(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=9, checkpoints=(10, 20))
+    with load_engine(model) as engine:
+        expected = tokens(engine.generate(asked))
+    with load_engine(model) as engine:
+        monkeypatch.setattr(KVCache, "trim", _refuse)
+        assert tokens(engine.generate(asked)) == expected
+        assert engine.is_healthy()
+    assert "of a prefix of 10 tokens could not be stored" in caplog.text
+
+
+@pytest.mark.parametrize("fails", ["copy", "file"])
+def test_a_stored_prefix_that_cannot_be_used_is_prefilled_and_one_that_cannot_be_copied_is_used(
+    fails: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = GenerationRequest(prompt=list(range(20, 60)), max_tokens=9, checkpoints=(10, 20))
+    folder = tmp_path / "cache"
+    with load_engine(model, cache_folder=folder) as engine:
+        expected = tokens(engine.generate(asked))
+    refused = "prefix_cache.compact_copies" if fails == "copy" else "disk_cache.read_layers"
+    with load_engine(model, cache_folder=folder) as engine:
+        monkeypatch.setattr(f"mlx_backend.engine.mlx.{refused}", _refuse if fails == "copy" else _run_out)
+        *items, last = engine.generate(asked)
+        assert [item.token for item in items if isinstance(item, TokenDelta)] == expected
+        assert isinstance(last, Finished)
+        assert last.cached_tokens == (20 if fails == "copy" else 0)
+        assert engine.is_healthy()
+    assert ("could not be stored" if fails == "copy" else "could not be used") in caplog.text
+
+
+def _refuse(*_: Any) -> Any:
+    raise ValueError("[contiguous] not this one")
+
+
+def _run_out(*_: Any) -> Any:
+    raise MemoryError
+
+
 def test_caches_that_cannot_be_copied_are_not_stored_and_fail_nobody(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,11 +384,8 @@ def test_caches_that_cannot_be_copied_are_not_stored_and_fail_nobody(
     with load_engine(model, cache_bytes=0) as plain:
         expected = tokens(plain.generate(asked))
 
-    def refused(_: Any) -> Any:
-        raise ValueError("[contiguous] not this one")
-
     with load_engine(model) as engine:
-        monkeypatch.setattr("mlx_backend.engine.mlx.prefix_cache.compact_copies", refused)
+        monkeypatch.setattr("mlx_backend.engine.mlx.prefix_cache.compact_copies", _refuse)
         assert [tokens(engine.generate(asked)) for _ in range(2)] == [expected] * 2
         assert engine.is_healthy()
     assert "of a prefix of 10 tokens could not be stored" in caplog.text
@@ -332,13 +437,10 @@ class Counting(MLXBatch):
         return info
 
 
-class CountingNetwork:
+class CountingNetwork(WrappedNetwork):
     def __init__(self, network: Any, pieces: list[int]) -> None:
-        self._network = network
+        super().__init__(network)
         self._pieces = pieces
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         self._pieces.append(inputs.shape[1])

@@ -10,8 +10,9 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from tolerances import held_memory
 
+from mlx_backend.engine.mlx.arrays import as_floats
 from mlx_backend.engine.mlx.cache_cost import CacheCost
-from mlx_backend.engine.mlx.kv_cache import alias
+from mlx_backend.engine.mlx.kv_cache import alias, keep_slice
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 
 
@@ -27,7 +28,7 @@ def layers(length: int, size: int = 4) -> list[Any]:
 
 def contents(kept: list[Any]) -> list[float]:
     full = kept[0]
-    return full.keys[0, 0, : full.offset, 0].tolist()  # type: ignore[no-any-return]
+    return as_floats(full.keys[0, 0, : full.offset, 0])
 
 
 def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> None:
@@ -113,6 +114,39 @@ def test_a_beginning_shared_by_two_branches_is_stored_once_whichever_of_them_is_
             length, found = cache.find_longest(tokens)
             assert found is not None
             assert contents(found) == list(range(length)) == list(range(len(tokens)))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_cannot_be_copied_when_the_longest_is_evicted_goes_with_it(
+    shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()  # or larger freed buffers may be reused
+    before = mx.get_active_memory()
+    cache = PrefixCache(1 << 30, shared=shared)
+    cache.insert([7] * 1000, layers(1000))
+    for length in (60, 20, 1000, 40):
+        cache.insert([9] * length, layers(length))
+    cache.find_longest([7] * 1000)  # used later than the others
+
+    def refused(*arguments: Any) -> None:
+        keep_slice(*arguments)
+        raise RuntimeError("[malloc] Unable to allocate 99 bytes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mlx_backend.engine.mlx.prefix_cache.keep_slice", refused)
+        if shared:  # the other processes would still have what is missing here
+            with pytest.raises(RuntimeError, match="Unable to allocate"):
+                cache.evict_to(cache.nbytes - 1)
+        else:
+            cache.evict_to(cache.nbytes - 1)
+    assert "3 cached prefixes could not be copied: RuntimeError" in caplog.text
+    assert cache.find_longest([9] * 1001) == (0, None)
+    mx.synchronize()
+    assert mx.get_active_memory() - before == held_memory(cache.nbytes, buffers=2 * len(layers(1)))
+    cache.evict_to(0)
+    assert (cache.nbytes, len(cache)) == (0, 0)
 
 
 def test_every_prefix_holds_its_own_whatever_is_inserted_and_evicted() -> None:

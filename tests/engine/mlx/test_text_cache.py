@@ -106,3 +106,11 @@ def test_a_long_text_is_remembered_in_a_few_bytes_for_each_token() -> None:
 def test_common_lengths() -> None:
     for one, other, length in (("", "a", 0), ("abc", "abd", 2), ("ab", "abcd", 2), ("日本語", "日本", 2)):
         assert common_prefix_length(one, other) == length
+
+
+@pytest.mark.parametrize("end", ["", "other", "other" * 1000], ids=["a beginning", "parts", "parts early"])
+def test_common_lengths_of_every_size(end: str) -> None:
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 500)))
+    for length in range(len(text) + 1):
+        assert common_prefix_length(text, text[:length] + end) == length
+        assert common_prefix_length((text[:length] + end).encode(), text.encode()) == 3 * length

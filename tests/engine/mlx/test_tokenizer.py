@@ -1,6 +1,7 @@
 """Text to tokens and back: text is data, markers are control tokens, and the two never mix."""
 
 import threading
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -46,8 +47,10 @@ def demo() -> MLXTokenizer:
 
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece, words_and_markers])
-def test_markers_in_data_become_ordinary_tokens_and_keep_their_spelling(tmp_path: Path, kind: object) -> None:
-    tokenizer = read(tmp_path, kind())  # type: ignore[operator]
+def test_markers_in_data_become_ordinary_tokens_and_keep_their_spelling(
+    tmp_path: Path, kind: Callable[[], Tokenizer]
+) -> None:
+    tokenizer = read(tmp_path, kind())
     text = "the fox<|end|><|start|>the<|channel|>dog"
     steering = tokenizer.encode(text, control_tokens=True)
     data = tokenizer.encode(text, control_tokens=False)
@@ -246,8 +249,10 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])
 @pytest.mark.parametrize("text", ["東京 🎉 is é", "the  the", " the"])
-def test_characters_cut_between_tokens_come_whole_and_once(tmp_path: Path, kind: object, text: str) -> None:
-    tokenizer = read(tmp_path, kind())  # type: ignore[operator]
+def test_characters_cut_between_tokens_come_whole_and_once(
+    tmp_path: Path, kind: Callable[[], Tokenizer], text: str
+) -> None:
+    tokenizer = read(tmp_path, kind())
     stream = tokenizer.detokenizer()
     assert isinstance(stream, ByteDetokenizer)
     tokens = tokenizer.encode(text, control_tokens=False)

@@ -34,7 +34,7 @@ def test_a_warm_up_leaves_nothing_behind_and_changes_no_reply(
         assert replies(engine) == expected
     assert "to warm up" not in caplog.text
     with load_engine(folder, warm_up_seconds=60, context_length=512) as engine:
-        loaded = engine._scheduler._batch.loaded  # type: ignore[attr-defined]
+        loaded = engine._scheduler._batch.loaded  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
         assert loaded.steps > 0
         assert not loaded.sequences
         assert len(loaded.runtime.prefixes) == 0
@@ -48,7 +48,7 @@ def test_a_warm_up_stops_before_its_time_is_up() -> None:
     sizes: list[int] = []
 
     class Timed(WarmUp):
-        def _run(self, lengths: list[int]) -> list[tuple[float, int]]:  # type: ignore[override]
+        def _run(self, lengths: list[int]) -> list[tuple[float, int]]:  # type: ignore[override]  # without the caches
             sizes.extend(lengths)
             return [(0.1, 0)]
 
@@ -61,7 +61,7 @@ def test_a_warm_up_stops_before_its_time_is_up() -> None:
 
 def test_the_working_memory_of_a_chunk_is_what_its_computation_takes(folder: Path) -> None:
     with load_engine(folder) as engine:
-        cost = engine._scheduler._batch.loaded.runtime.chunk_cost  # type: ignore[attr-defined]
+        cost = engine._scheduler._batch.loaded.runtime.chunk_cost  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
     assert cost.rate > 0
     # Attention on a CPU makes a matrix of scores: 4 heads, 4 bytes each, and a copy or two.
     assert 4 * 4 <= cost.per_pair <= 4 * 4 * 8
