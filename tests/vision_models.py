@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from engine_models import byte_level, write_tokenizer
 from mlx.utils import tree_flatten
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 GEMMA_MARKERS = ("<pad>", "<eos>", "<bos>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
@@ -205,8 +207,18 @@ def write_gemma4(folder: Path, *, seed: int = 7) -> SeeingModel:
     return SeeingModel(folder, (3,), (4,), 5)
 
 
-def write_qwen2_5_vl(folder: Path, *, seed: int = 2) -> SeeingModel:
-    """Qwen2.5-VL: three layers, positions by row and column, patches of 4 pixels that are merged two by two."""
+def write_qwen2_5_vl(
+    folder: Path,
+    *,
+    seed: int = 2,
+    text_sizes: Mapping[str, Any] = MappingProxyType({}),
+    vision_sizes: Mapping[str, Any] = MappingProxyType({}),
+    max_pixels: int = 4096,
+) -> SeeingModel:
+    """Qwen2.5-VL: three layers, positions by row and column, patches of 4 pixels that are merged two by two.
+
+    The sizes replace those of the configuration's parts.
+    """
     import mlx_vlm.models.qwen2_5_vl as family
 
     text = {
@@ -221,6 +233,7 @@ def write_qwen2_5_vl(folder: Path, *, seed: int = 2) -> SeeingModel:
         "rope_theta": 10_000.0,
         "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
         "tie_word_embeddings": False,
+        **text_sizes,
     }
     vision = {
         "model_type": "qwen2_5_vl",
@@ -236,6 +249,7 @@ def write_qwen2_5_vl(folder: Path, *, seed: int = 2) -> SeeingModel:
         "window_size": 16,
         "fullatt_block_indexes": [1],
         "in_channels": 3,
+        **vision_sizes,
     }
     config = {
         "model_type": "qwen2_5_vl",
@@ -250,11 +264,11 @@ def write_qwen2_5_vl(folder: Path, *, seed: int = 2) -> SeeingModel:
     write_tokenizer(folder, byte_level(QWEN_MARKERS), eos_token="<|im_end|>", pad_token="<|endoftext|>")
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "patch_size": 4,
+        "patch_size": vision["patch_size"],
         "merge_size": 2,
         "temporal_patch_size": 2,
         "min_pixels": 64,
-        "max_pixels": 4096,
+        "max_pixels": max_pixels,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     made = family.ModelConfig(

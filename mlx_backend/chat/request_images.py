@@ -1,7 +1,8 @@
 """The images of a request and its model: shown, refused in words, or, in earlier turns, named.
 
 A model that cannot see refuses what it is asked about now. Images of turns that have been answered become the text
-`[image]`, so that a conversation can go on with another model. Knows no API: a message's part is an image's number.
+`[image]`, so that a conversation can go on with another model; so do the oldest of more images than a request may have,
+so that it can go on for as long as its text fits. Knows no API: a message's part is an image's number.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.chat.image_places import ImagePlaces, image_numbers
@@ -87,19 +89,36 @@ class RequestImages:
 
     def visible(self, request: ChatRequest) -> ChatRequest:
         """Return the request as the model can be shown it. Raises RequestError for an image that it has to see."""
-        if not request.images or self.are_seen:
+        if not request.images:
             return request
-        messages, asked = list(request.messages), _current_turn(request.messages)
-        for index, message in enumerate(messages):
-            if isinstance(message, dict) and has_images(message.get("content")):
-                if index >= asked:
-                    raise self._refusal(request, index)
-                messages[index] = {**message, "content": list(map(_named, message["content"]))}
+        asked = _current_turn(request.messages)
+        if self._means is not None:
+            return self._within_limit(request, asked, self._means[0].max_images)
+        for index, message in enumerate(request.messages[asked:], asked):
+            if _holds_images(message):
+                raise self._refusal(request, index)
         log.info(
             "%s cannot see images: those of earlier turns (%d) are the text %s.",
             *(self._model_id, len(request.images), UNSEEN),
         )
-        return replace(request, messages=messages, images=())
+        return replace(request, messages=_named(request.messages, len(request.images)), images=())
+
+    def _within_limit(self, request: ChatRequest, asked: int, limit: int) -> ChatRequest:
+        """Name the oldest images in answered turns, if there are too many.
+
+        Several at a time: with each one that is named, nothing of the prompt behind its place is cached any more.
+        """
+        answered = sum(len(_images_of(message)) for message in request.messages[:asked])
+        excess = len(request.images) - limit
+        if excess <= 0 or not answered:
+            return request
+        together = max(1, limit // 4)
+        count = min(ceil(excess / together) * together, answered)
+        log.info(
+            "The conversation has %d images and a request at most %d: its oldest %d are the text %s.",
+            *(len(request.images), limit, count, UNSEEN),
+        )
+        return replace(request, messages=_named(request.messages, count))
 
     def seen(
         self, sources: Sequence[ImageSource], messages: Sequence[Mapping[str, Any]]
@@ -142,5 +161,22 @@ def _current_turn(messages: Sequence[Any]) -> int:
     return answers[-1] + 1 if answers else 0
 
 
-def _named(part: Any) -> Any:
-    return {"type": "text", "text": UNSEEN} if is_image(part) else part
+def _images_of(message: Any) -> list[Any]:
+    return [part for part in message["content"] if is_image(part)] if _holds_images(message) else []
+
+
+def _holds_images(message: Any) -> bool:
+    return isinstance(message, dict) and has_images(message.get("content"))
+
+
+def _named(messages: Sequence[Any], count: int) -> list[Any]:
+    """Return the messages with the text that names an image in place of the first so many."""
+    named = iter(range(count))
+
+    def shown(part: Any) -> Any:
+        return {"type": "text", "text": UNSEEN} if is_image(part) and next(named, None) is not None else part
+
+    return [
+        {**message, "content": list(map(shown, message["content"]))} if _holds_images(message) else message
+        for message in messages
+    ]

@@ -58,6 +58,11 @@ class ImageLoader:
         )
         self._decoding = Turns(decoding_bytes)
 
+    @property
+    def max_images(self) -> int:
+        """How many images a request may have."""
+        return self._limits.max_images
+
     def load(self, sources: Sequence[ImageSource]) -> Generator[Picture]:
         """Yield the pictures, in the order of their sources. Raises RequestError naming the part that is wrong.
 
@@ -66,7 +71,7 @@ class ImageLoader:
         if len(sources) > self._limits.max_images:
             raise RequestError(
                 f"The request has {len(sources)} images; this server takes at most {self._limits.max_images} in one "
-                "request. Leave earlier ones out.",
+                "request. Send fewer.",
                 "messages",
                 "too_many_images",
             )

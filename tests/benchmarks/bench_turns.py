@@ -18,38 +18,28 @@ Without --model it is a gpt_oss with random weights: two layers, one with a slid
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
-import os
 import random
-import socket
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.timed_server import Figures, TimedServer
 from engine_models import MARKERS, write_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    type Messages = list[dict[str, str]]
+    from benchmarks.timed_server import Messages
 
 WORDS: Final = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "one", "two", "three", "four")
-END_TOKENS: Final = {str(MARKERS.index(name)): -100 for name in ("<|return|>", "<|call|>", "<|endoftext|>")}
+END_TOKENS: Final = [MARKERS.index(name) for name in ("<|return|>", "<|call|>", "<|endoftext|>")]
 MESSAGE_WORDS: Final = 400  # of each message of the history
 NEW_WORDS: Final = 30  # of a reply, and of the message after it
 AGENTS: Final = 4
 DECODED: Final = 32
-TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
-LAUNCHER: Final = Path(__file__).parent / "peers" / "slow_step.py"  # gives MLX a fast BLAS
 
 
 def main() -> None:
@@ -62,7 +52,7 @@ def main() -> None:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder = options.model or _write_model(scratch / "random")
-        servers = [Server(name, folder) for name in ("mlx-backend", "mlx_lm.server")]
+        servers = [_server(name, folder) for name in ("mlx-backend", "mlx_lm.server")]
         for server in servers:
             stack.callback(server.stop)
         for server in servers:
@@ -106,104 +96,17 @@ class Agent:
         return " ".join(self._random.choices(WORDS, k=words))
 
 
-@dataclass
-class Figures:
-    """Seconds of the rounds: by the clock, and of the server's processor time."""
-
-    wall: list[float] = field(default_factory=list)
-    processor: list[float] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        times = [1e3 * each for each in self.wall]
-        spent = 1e3 * statistics.mean(self.processor)
-        return f"{statistics.median(times):8.1f} ms ({min(times):.1f}-{max(times):.1f}), processor {spent:.1f} ms"
+def _server(name: str, folder: Path) -> TimedServer:
+    arguments = {
+        "mlx-backend": ["mlx_backend", "--log-level", "error"],
+        "mlx_lm.server": ["mlx_lm.server", "--log-level", "ERROR", "--prompt-cache-size", "100"],
+    }[name]
+    command = [*arguments, "--model", str(folder), "--port", "{port}"]
+    model = {"mlx-backend": None, "mlx_lm.server": "default_model"}[name]
+    return TimedServer(name, sys.executable, command, model, END_TOKENS)
 
 
-class Server:
-    """A server in a process of its own."""
-
-    def __init__(self, name: str, model: Path) -> None:
-        self.name = name
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port: int = free.getsockname()[1]
-        arguments = {
-            "mlx-backend": ["mlx_backend", "--log-level", "error"],
-            "mlx_lm.server": ["mlx_lm.server", "--log-level", "ERROR", "--prompt-cache-size", "100"],
-        }[name]
-        self._model = {"mlx-backend": None, "mlx_lm.server": "default_model"}[name]
-        command = [
-            sys.executable,
-            str(LAUNCHER),
-            *arguments,
-            "--model",
-            str(model),
-            "--port",
-            str(self._port),
-        ]
-        self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
-
-    def wait(self) -> None:
-        """Wait until it answers."""
-        while True:
-            try:
-                self.reply([{"role": "user", "content": "one"}], 1)
-            except OSError:
-                if self._process.poll() is not None:
-                    raise
-                time.sleep(0.2)
-            else:
-                return
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.terminate()
-        self._process.wait()
-
-    def reply(self, messages: Messages, tokens: int) -> dict[str, Any]:
-        """Have a reply of exactly so many tokens generated; return the usage."""
-        body: dict[str, Any] = {
-            "messages": messages,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "logit_bias": END_TOKENS,
-        }
-        if self._model is not None:
-            body["model"] = self._model
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=1200)
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        if answer.status != 200:
-            raise RuntimeError(f"{self.name}: {answer.status} {text[:500]!r}")
-        usage: dict[str, Any] = json.loads(text)["usage"]
-        assert usage["completion_tokens"] == tokens, usage
-        return usage
-
-    def turns(self, turns: Sequence[Messages], tokens: int) -> tuple[float, float, float]:
-        """Have all replied to at once; return the seconds, those of the processor, and the smallest part cached."""
-        started, before = time.perf_counter(), self._processor_seconds()
-        with ThreadPoolExecutor(len(turns)) as pool:
-            usages = list(pool.map(lambda turn: self.reply(turn, tokens), turns))
-        seconds = time.perf_counter() - started
-        cached = min(
-            each["prompt_tokens_details"]["cached_tokens"] / each["prompt_tokens"] for each in usages
-        )
-        return seconds, self._processor_seconds() - before, cached
-
-    def _processor_seconds(self) -> float:
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * TICK
-
-
-def compare(servers: Sequence[Server], length: int, rounds: int) -> None:
+def compare(servers: Sequence[TimedServer], length: int, rounds: int) -> None:
     """Print the figures of one length."""
     agents = {server.name: [Agent(length, number) for number in range(AGENTS)] for server in servers}
     for server in servers:

@@ -263,6 +263,32 @@ def test_limits_are_the_servers_settings(
         assert says in refused(server, *parts)["message"]
 
 
+def turns(count: int) -> list[dict[str, Any]]:
+    """Questions about an image each; the last is not answered."""
+    return [message for _ in range(count - 1) for message in (user(image()), assistant("A."))] + [
+        user(image())
+    ]
+
+
+@pytest.mark.parametrize(("count", "named"), [(4, 0), (5, 1), (6, 2)])
+def test_a_conversation_with_ever_more_images_goes_on_without_its_oldest(
+    count: int, named: int, engine: ScriptedEngine
+) -> None:
+    with running(engine, max_images=4) as server:
+        server.chat(turns(count))
+    assert engine.requests[0].prompt.count("[image]<|im_end|>") == named
+    assert len(started(engine).images) == count - named
+
+
+def test_the_oldest_images_are_left_out_several_at_a_time_so_that_prompts_stay_cached(
+    engine: ScriptedEngine,
+) -> None:
+    with running(engine, max_images=8) as server:
+        for count in range(8, 13):
+            server.chat(turns(count))
+    assert [len(each.request.images) for each in engine.requests] == [8, 7, 8, 7, 8]
+
+
 def test_addresses_lead_nowhere_else(engine: ScriptedEngine) -> None:
     """Allowed, and one host of a private network named: its redirects do not lead to others, nor to files."""
     is_over = threading.Event()
