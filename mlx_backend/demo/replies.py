@@ -71,7 +71,8 @@ def unreasoned(model: Any, tokenizer: Any, generate: Generate) -> Generate:
 
     def opening(prompt: list[int]) -> list[int]:
         logits = model(mx.array([[*prompt, channel]]))[0, -1]
-        return [channel, words[int(mx.argmax(logits[mx.array(words)]).item())]]
+        scores = np.array(logits[mx.array(words)])
+        return [channel, words[int(scores.argmax())]]
 
     def generate_directly(prompts: list[list[int]]) -> list[list[int]]:
         openings = [opening(prompt) for prompt in prompts]
