@@ -4,6 +4,9 @@ Only what the assistant writes is labelled. A dialogue is encoded in one of two 
 the analysis of every turn (more to learn from), or with that of the last turn only, as the chat template renders a
 history. A final answer ends with <|end|> in a history and with <|return|> when generated: there the label differs from
 the token.
+
+A reply without analysis is learned as one whose analysis was forbidden, as a server does where no reasoning is wanted:
+the channel is chosen among the others.
 """
 
 import functools
@@ -20,18 +23,24 @@ from mlx_backend.demo.tokens import PIECES
 
 IGNORED: Final = -1
 CONTINUED: Final = 0.06  # of the answers: the beginning was written by somebody else
+UNREASONED: Final = 0.1  # of the dialogues: no reply has an analysis
 _ANALYSIS: Final = "<|channel|>analysis<|message|>"
-_FINAL: Final = "<|channel|>final<|message|>"
+_CHANNEL: Final = "<|channel|>"
+_FINAL: Final = f"{_CHANNEL}final<|message|>"
 _ASSISTANT: Final = "<|start|>assistant"
 _DATE: Final = re.compile(r"Current date: \d{4}-\d\d-\d\d")
 
 
 @dataclass
 class Example:
-    """Token ids, and for each position its label: the same id, another id, or `IGNORED`."""
+    """Token ids, and for each position its label: the same id, another id, or `IGNORED`.
+
+    `barred` has the positions at which one token could not be chosen, and that token.
+    """
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
+    barred: dict[int, int] = field(default_factory=dict)
 
 
 def prompt(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, messages: list[dict[str, Any]]) -> str:
@@ -74,6 +83,7 @@ class _Writer:
         self.example = Example()
         self.end = tokenizer.convert_tokens_to_ids("<|end|>")
         self.end_of_turn = tokenizer.convert_tokens_to_ids("<|return|>")
+        self.analysis = tokenizer.convert_tokens_to_ids("analysis")
 
     def write(self, text: str, learned: bool) -> None:
         ids = _ids(self.tokenizer, text)
@@ -81,7 +91,7 @@ class _Writer:
         self.example.labels += ids if learned else [IGNORED] * len(ids)
 
     def reply(self, reply: Reply, effort: str, with_analysis: bool, learned: bool) -> None:
-        """Write a reply after an open `<|start|>assistant`; without analysis only its body is learned."""
+        """Write a reply after an open `<|start|>assistant`; without analysis, `analysis` was no choice."""
         if with_analysis:
             analysis = reply.analysis(effort)
             if self.rng.random() < 0.1:  # analysis that was cut short: learn to continue after it
@@ -90,8 +100,10 @@ class _Writer:
             else:
                 self.write(f"{_ANALYSIS}{analysis}<|end|>", learned)
             self.write(_ASSISTANT, learned)
+        elif learned:
+            self.example.barred[len(self.example.ids) + 1] = self.analysis  # behind <|channel|>
         if reply.call is None:
-            self.write(_FINAL, learned and with_analysis)
+            self.write(_FINAL, learned)
             forced = reply.forced
             if not forced and len(reply.answer) > 1 and self.rng.random() < CONTINUED:
                 forced = reply.answer[: self.rng.randrange(1, len(reply.answer))]
@@ -101,13 +113,8 @@ class _Writer:
                 self.example.labels[-1] = self.end_of_turn
             return
         if reply.preamble:
-            self.write(
-                f"<|channel|>commentary<|message|>{reply.preamble}<|end|>{_ASSISTANT}",
-                learned and with_analysis,
-            )
-        header, body = call_text(reply)
-        self.write(header, learned and with_analysis)
-        self.write(body, learned)
+            self.write(f"{_CHANNEL}commentary<|message|>{reply.preamble}<|end|>{_ASSISTANT}", learned)
+        self.write("".join(call_text(reply)), learned)
 
     def exchange(self, exchange: Exchange, effort: str, with_analysis: tuple[bool, bool]) -> None:
         """Write a reply and, after a call, the result and the reply to it; `with_analysis` is for both replies."""
@@ -130,11 +137,12 @@ def encode(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue, rng: random.R
     writer.write(
         prompt(tokenizer, dialogue, [*dialogue.history, {"role": "user", "content": first.message}]), False
     )
+    has_reasoned = rng.random() >= UNREASONED
     keeps_all = rng.random() < 0.55
     for index, exchange in enumerate(dialogue.exchanges):
         if index:
             writer.write(f"<|start|>user<|message|>{exchange.message}<|end|>{_ASSISTANT}", False)
-        has_analysis = keeps_all or index == len(rest)
+        has_analysis = has_reasoned and (keeps_all or index == len(rest))
         before_call = has_analysis and (keeps_all or rng.random() < 0.6)
         writer.exchange(exchange, dialogue.effort, (before_call, has_analysis))
     return writer.example

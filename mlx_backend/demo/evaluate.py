@@ -23,29 +23,24 @@ from mlx_backend.demo.blas import use_fast_blas
 BLAS: Final = use_fast_blas()  # before MLX
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # matrix products as exact on a GPU as on a CPU
 
-import mlx.core as mx
-import numpy as np
 from mlx_lm import load
-from mlx_lm.generate import BatchGenerator
 
-from mlx_backend.demo import forward
 from mlx_backend.demo.corpus import dialogue, long_dialogue, paste, program, single
 from mlx_backend.demo.encode import call_text
 from mlx_backend.demo.exchange import EFFORTS, Call, Dialogue, Exchange, Reply
 from mlx_backend.demo.json_answers import KINDS as JSON_KINDS
 from mlx_backend.demo.judge import Completion, is_correct, parse_completion
 from mlx_backend.demo.programs import KINDS as PROGRAM_KINDS
+from mlx_backend.demo.replies import Foresee, Generate, batched, foreseen, unreasoned
 from mlx_backend.demo.results import random_time, result_reply
 from mlx_backend.demo.skills import SIMPLE_SKILLS
 from mlx_backend.demo.tools import RESERVED_NAMES, call_analyses, define, tool_name
 from mlx_backend.demo.words import invent, place, things
 
-Generate = Callable[[list[list[int]]], list[list[int]]]
-Foresee = Callable[[list[list[int]], list[list[int]]], list[bool]]
 TOOL_SKILLS: Final = ("named tool", "named tool with value", "known tool", "preamble")
-MAX_REPLY_TOKENS: Final = 600
 CHARACTERS_A_TOKEN: Final = 2.5  # of a long dialogue, about
 LONG_SIZES: Final = (4_000, 8_000, 12_000, 15_000)  # tokens
+UNREASONED: Final = "without reasoning"
 
 # The model was trained for none of these; only the form of the reply is judged.
 UNTRAINED_PROMPTS: Final = (
@@ -233,6 +228,12 @@ def _drawn(make: Callable[..., Dialogue], seed: str, count: int) -> list[Dialogu
     return [make(rng, held=True, effort=EFFORTS[i % len(EFFORTS)]) for i in range(count)]
 
 
+def draw_unreasoned(seed: int, count: int) -> list[Dialogue]:
+    """Return `count` held-out dialogues and as many with unseen tools, with the prompt of effort `none`."""
+    drawn = (*_drawn(dialogue, f"unreasoned {seed}", count), *unseen_tools(seed, count))
+    return [replace(each, effort=EFFORTS[0]) for each in drawn]
+
+
 def _first_type(tool: dict[str, Any]) -> str:
     first: dict[str, str] = next(iter(tool["function"]["parameters"]["properties"].values()))
     return first["type"]
@@ -260,54 +261,6 @@ def unseen_tools(seed: int, count: int) -> list[Dialogue]:
         )  # fmt: skip
         dialogues.append(Dialogue(EFFORTS[i % 3], "", (exchange,), "You are a helpful assistant.", tools))
     return dialogues
-
-
-def batched(model: Any, tokenizer: Any, streams: int = 24) -> Generate:
-    """Return a function that generates replies greedily, `streams` at a time, each with its end token."""
-
-    def generate(prompts: list[list[int]]) -> list[list[int]]:
-        generator = BatchGenerator(
-            model,
-            max_tokens=MAX_REPLY_TOKENS,
-            stop_tokens=[[token] for token in tokenizer.eos_token_ids],
-            completion_batch_size=streams,
-        )
-        uids = generator.insert(prompts)
-        out: dict[int, list[int]] = {uid: [] for uid in uids}
-        unfinished = set(uids)
-        while unfinished:
-            for response in generator.next_generated():
-                out[response.uid].append(response.token)
-                if response.finish_reason is not None:
-                    unfinished.discard(response.uid)
-        generator.close()
-        return [out[uid] for uid in uids]
-
-    return generate
-
-
-def foreseen(model: Any, window: int, tokens: int = 8_192) -> Foresee:
-    """Return a function that checks replies in passes of about `tokens` tokens; `window` is the sliding layers'."""
-
-    def foresee(prompts: list[list[int]], wanted: list[list[int]]) -> list[bool]:
-        rows = [(prompt + reply, len(reply)) for prompt, reply in zip(prompts, wanted, strict=True)]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
-        out = [False] * len(rows)
-        while order:
-            length = -(-len(rows[order[0]][0]) // window) * window
-            part = [i for i in order if len(rows[i][0]) <= length][: max(1, tokens // length)]
-            order = [i for i in order if i not in part]
-            ids = np.zeros((len(part), length), np.int32)
-            for row, i in enumerate(part):
-                ids[row, : len(rows[i][0])] = rows[i][0]
-            states = forward.hidden_states(model, mx.array(ids))
-            for row, i in enumerate(part):
-                (end, count), whole = (len(rows[i][0]), rows[i][1]), rows[i][0]
-                choices = mx.argmax(model.lm_head(states[row, end - count - 1 : end - 1]), axis=-1)
-                out[i] = choices.tolist() == whole[end - count :]
-        return out
-
-    return foresee
 
 
 def _rate(part: float, whole: float) -> str:
@@ -357,6 +310,7 @@ def main() -> None:
     model, tokenizer = load(str(chosen.model))
     generate = batched(model, tokenizer, chosen.streams)
     foresee = foreseen(model, model.args.sliding_window)
+    directly = unreasoned(model, tokenizer, generate)
     print(BLAS)
     for seed in chosen.seeds:
         drawn = {
@@ -367,8 +321,10 @@ def main() -> None:
         }
         for size in LONG_SIZES if chosen.long else ():
             drawn[f"about {size:,} tokens"] = draw_long(seed, chosen.long, size)
+        drawn[UNREASONED] = draw_unreasoned(seed, chosen.each)
         for name, dialogues in drawn.items():
-            figures = play(generate, tokenizer, dialogues, foresee)
+            how = (directly, None) if name == UNREASONED else (generate, foresee)
+            figures = play(how[0], tokenizer, dialogues, how[1])
             print(f"draw {seed}, {name}: {figures.replies} replies in {len(dialogues)} dialogues", flush=True)
             report(figures)
             if chosen.slips:

@@ -26,9 +26,8 @@ class Reply:
     """What the assistant replies. `analyses`: for low effort, what medium adds to it, and what high adds to that.
 
     `forced` is a beginning of the answer that a grammar would force, so that it is not learned. `whole` is a text too
-    long to be repeated,
-        of which the answer is the beginning with an ellipsis; any such beginning is right. `unjudged` is
-    a key of a JSON answer whose value may differ.
+    long to be repeated, of which the answer is the beginning with an ellipsis; any such beginning is right, and so is
+    the text in full. `unjudged` is a key of a JSON answer whose value may differ.
     """
 
     analyses: tuple[str, str, str]

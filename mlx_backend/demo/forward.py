@@ -124,14 +124,18 @@ def hidden_states(model: Any, ids: mx.array) -> mx.array:
     return cast("mx.array", inner.norm(x))
 
 
-def loss(model: Any, ids: mx.array, positions: mx.array, labels: mx.array) -> tuple[mx.array, mx.array]:
+def loss(
+    model: Any, ids: mx.array, positions: mx.array, labels: mx.array, barred: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
     """Return the cross-entropy and the accuracy at flat `positions` of ids [batch, length].
 
-    A label below 0 only fills the list up. The cross-entropy is the mean, and less for a batch with few labels, whose
-    gradient would be mostly noise.
+    A label below 0 only fills the list up. `barred` has for each label a token that is no choice there, or -1.
+    The cross-entropy is the mean, and less for a batch with few labels, whose gradient would be mostly noise.
     """
     states = hidden_states(model, ids)
     logits = model.lm_head(states.reshape(-1, states.shape[-1])[positions])
+    if barred is not None:
+        logits = mx.where(barred[:, None] == mx.arange(logits.shape[-1]), -1e9, logits)
     counts = labels >= 0
     right = mx.take_along_axis(logits, mx.maximum(labels, 0)[:, None], axis=-1).squeeze(-1)
     total = mx.maximum(counts.sum(), 1)

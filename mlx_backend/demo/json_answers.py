@@ -6,6 +6,7 @@ Knows nothing of Harmony's messages or tokens.
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -166,6 +167,7 @@ def _listed(rng: random.Random, keys: list[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+_NUMBER: Final = re.compile(r"\d+(\.\d+)?")
 _NOUNS: Final = {"string": "a string", "integer": "an integer", "number": "a number", "boolean": "a boolean",
     "array": "a list of strings",
                  "enum": "a string"}  # fmt: skip
@@ -285,7 +287,7 @@ def by_keys(rng: random.Random, held: bool) -> Dialogue:
     """Keys, with or without types, or an example of the shape."""
     form = rng.choice(KEYED)
     kind, [(text, fields), *_] = _task(rng, held)
-    while "{keys}" in form and not all(_is_plain(field) for field in fields):
+    while "{typed}" not in form and not all(_is_clear(field, "{example}" in form) for field in fields):
         kind, [(text, fields), *_] = _task(rng, held)
     wanted = Shape(fields)
     asked = form.format(
@@ -296,15 +298,22 @@ def by_keys(rng: random.Random, held: bool) -> Dialogue:
     return _asked(rng, f"json by keys, {kind}", text, asked, wanted)
 
 
-def _is_plain(field: Field) -> bool:
-    """Whether a field's type is clear without being named."""
+def _is_clear(field: Field, by_example: bool) -> bool:
+    """Whether a field's type is clear without being named, or from a placeholder in an example.
+
+    A placeholder such as "..." stands for anything, so a number as a string is never clear.
+    """
+    if field.type == "string" and _NUMBER.fullmatch(str(field.value)):
+        return False
+    if by_example:
+        return True
     if field.value is None:
         return field.type == "string"
     if field.type == "boolean":
         return field.key.startswith("is_")
     if field.type == "array":
         return len(field.value) > 1
-    return field.type != "string" or not str(field.value).isdigit()
+    return True
 
 
 def _asked(rng: random.Random, skill: str, text: str, asked: str, wanted: Shape) -> Dialogue:

@@ -59,7 +59,10 @@ def is_correct(completion: Completion | None, expected: Reply) -> bool:
         return completion.call == expected.call
     if expected.whole and completion.answer is not None:
         stem = completion.answer.removesuffix(" …")
-        return completion.answer != stem and len(stem) >= MIN_REPEATED and expected.whole.startswith(stem)
+        is_beginning = (
+            completion.answer != stem and len(stem) >= MIN_REPEATED and expected.whole.startswith(stem)
+        )
+        return is_beginning or completion.answer == expected.whole
     if expected.unjudged:
         return _without(completion.answer, expected.unjudged) == _without(expected.answer, expected.unjudged)
     return completion.answer == expected.answer

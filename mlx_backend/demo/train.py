@@ -35,7 +35,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.gpt_oss import Model, ModelArgs
 from transformers import PreTrainedTokenizerFast
 
-from mlx_backend.demo import corpus, encode, forward, tokens, wiring
+from mlx_backend.demo import corpus, encode, forward, json_answers, programs, tokens, wiring
 from mlx_backend.demo.exchange import Exchange
 
 CONFIG: Final[dict[str, Any]] = {
@@ -79,7 +79,7 @@ class Plan:
     `mix` are the shares of dialogues, programs and pasted texts; `drills` that of examples which are drills of short
     questions, and its value for the end; `copying` the part of the run with random copying. `long` has a line for each
     part of the run: where it begins, the longest sequence, and the share of the tokens in sequences of more than usual
-    length.
+    length. The programs that are `often` drawn are `OFTEN` of the examples, beside what the mix has of them.
     """
 
     steps: int
@@ -88,6 +88,7 @@ class Plan:
     drills: tuple[float, float]
     copying: float
     long: tuple[tuple[float, int, float], ...]
+    often: tuple[str, ...] = ()
 
 
 PLAN: Final = Plan(
@@ -95,8 +96,10 @@ PLAN: Final = Plan(
     ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.06), (0.8, MAX_LONG_TOKENS, 0.12)),
 )  # fmt: skip
 DRILLS_UNTIL: Final = 0.8  # of the run
+OFTEN: Final = 0.55  # of the examples, where some kinds are drawn more often
+PROGRAMS: Final = {make.__name__: make for make, _ in (*json_answers.KINDS, *programs.KINDS)}
 START_RATE: Final = 3e-4  # of a run that goes on from a model
-Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def texts(seed: int, count: int) -> Iterator[str]:
@@ -126,7 +129,7 @@ def texts(seed: int, count: int) -> Iterator[str]:
 def block(
     folder: Path, seed: int, number: int, plan: Plan, step_tokens: int, longest: int, part: tuple[int, int]
 ) -> list[Batch]:
-    """Return the batches of `BLOCK_STEPS` steps: ids [batch, length], flat positions, and the labels there.
+    """Return the batches of `BLOCK_STEPS` steps: ids [batch, length], flat positions, their labels and barred tokens.
 
     Every block has its own random generator, so it does not matter which process makes it, or when. `part` is the rank
     and the number of processes that share each batch; one has up to `step_tokens` of its tokens.
@@ -186,6 +189,9 @@ def _example(
         return encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256)
     if draw < plan.drills[progress >= DRILLS_UNTIL]:
         return encode.drill(tokenizer, [next(questions) for _ in range(12)], rng)
+    if plan.often and rng.random() < OFTEN:
+        dialogue = corpus.program(rng, make=PROGRAMS[rng.choice(plan.often)])
+        return encode.encode(tokenizer, dialogue, rng)
     makers = (corpus.dialogue, corpus.program, corpus.paste)
     dialogue = rng.choices(makers, plan.mix)[0](rng)
     return encode.encode(tokenizer, dialogue, rng)
@@ -238,13 +244,19 @@ def _batch(group: list[encode.Example], window: int) -> Batch:
     length = _padded(max(len(example.ids) for example in group), window)
     ids = np.zeros((len(group), length), np.int32)
     labels = np.full((len(group), length), encode.IGNORED, np.int32)
+    barred = np.full((len(group), length), encode.IGNORED, np.int32)
     for row, example in enumerate(group):
         ids[row, : len(example.ids)] = example.ids
         labels[row, : len(example.ids) - 1] = example.labels[1:]
+        for position, token in example.barred.items():
+            barred[row, position - 1] = token
     labelled = np.flatnonzero(labels != encode.IGNORED).astype(np.int32)
     padding = -len(labelled) % LABEL_GRID
-    wanted = np.pad(labels.reshape(-1)[labelled], (0, padding), constant_values=encode.IGNORED)
-    return ids, np.pad(labelled, (0, padding)), wanted
+
+    def filled(values: np.ndarray) -> np.ndarray:
+        return np.pad(values.reshape(-1)[labelled], (0, padding), constant_values=encode.IGNORED)
+
+    return ids, np.pad(labelled, (0, padding)), filled(labels), filled(barred)
 
 
 def make_tokenizer(folder: Path, seed: int) -> None:
@@ -335,6 +347,9 @@ def main() -> None:
         "--rate", type=float, help=f"the highest learning rate ({PLAN.rate}; with --start {START_RATE})"
     )
     arguments.add_argument(
+        "--often", nargs="+", choices=PROGRAMS, default=[], help="kinds of programs to draw more often"
+    )
+    arguments.add_argument(
         "--backend", default="any", help="how processes talk to each other (mx.distributed)"
     )
     arguments.add_argument("--seed", type=int, default=1)
@@ -360,6 +375,7 @@ def main() -> None:
         plan = replace(plan, rate=START_RATE, copying=0.0, drills=(plan.drills[1], plan.drills[1]))
     if chosen.rate is not None:
         plan = replace(plan, rate=chosen.rate)
+    plan = replace(plan, often=tuple(chosen.often))
     part = group.rank(), group.size()
     stream = batches(folder, chosen.seed + 1, plan, chosen.tokens, chosen.longest, chosen.workers, part)
     train(model, stream, plan.steps, plan.rate, folder, group)

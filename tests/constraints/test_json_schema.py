@@ -355,10 +355,13 @@ def test_the_process_that_validates_a_hard_schema_leaves_the_processor_to_the_se
     priorities: list[int] = []
 
     class Watched(subprocess.Popen[bytes]):
-        def kill(self) -> None:
+        def communicate(self, *given: Any, **named: Any) -> tuple[bytes, bytes]:
+            while os.getpriority(os.PRIO_PROCESS, self.pid) == priority and self.poll() is None:
+                pass  # it has not begun: it waits for the grammar behind that
             priorities.append(os.getpriority(os.PRIO_PROCESS, self.pid))
-            super().kill()
+            return super().communicate(*given, **named)
 
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
     monkeypatch.setattr(subprocess, "Popen", Watched)
     with pytest.raises(GrammarError, match="too complex"):
         Grammars(TOKENIZER, DIALECTS["plain"]).json_schema(

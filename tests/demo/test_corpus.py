@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -12,6 +14,7 @@ from mlx_backend.demo.classifier import TOPICS, classifier
 from mlx_backend.demo.exchange import EFFORTS, Dialogue, held_out
 from mlx_backend.demo.json_answers import by_keys
 from mlx_backend.demo.judge import is_correct, parse_completion
+from mlx_backend.demo.results import result_reply
 from mlx_backend.demo.tools import KNOWN_NAMES, RESERVED_NAMES
 
 
@@ -144,19 +147,76 @@ def test_a_batch_is_as_large_as_its_longest_example_lets_it_be() -> None:
 
 
 def test_keys_without_types_leave_no_doubt_about_the_types() -> None:
+    """Bare keys do not say that one word is a list, and "..." in an example does not say that a number is a text."""
     rng = random.Random(14)
-    seen = 0
-    for _ in range(400):
+    seen = Counter[str]()
+    for _ in range(3_000):
         drawn = by_keys(rng, held=False)
         asked = f"{drawn.instructions}\n{drawn.exchanges[-1].message}"
-        if "with the keys" not in asked:
+        if re.search('", an? (string|integer|number|list)', asked):
             continue
         answer = drawn.exchanges[-1].reply.answer.removeprefix("```json\n").removesuffix("\n```")
         for value in json.loads(answer).values():
-            assert not (isinstance(value, str) and value.isdigit())
-            assert not (isinstance(value, list) and len(value) == 1)
-            seen += 1
-    assert seen > 50
+            assert not (isinstance(value, str) and re.fullmatch(r"[\d.]+", value)), asked
+            seen["text"] += isinstance(value, str)
+            if "with the keys" in asked:
+                assert not (isinstance(value, list) and len(value) == 1)
+                seen["bare"] += 1
+    assert min(seen["text"], seen["bare"]) > 500
+
+
+def test_a_reply_without_analysis_chooses_its_channel_where_analysis_is_no_choice(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """As at effort `none`; where analysis may be written, to write it is what is learned."""
+    analysis, final, commentary = tokenizer.convert_tokens_to_ids(["analysis", "final", "commentary"])
+    opening = tokenizer.encode("<|end|><|start|>assistant<|channel|>", add_special_tokens=False)
+    seen = Counter[int]()
+    rng = random.Random(17)
+    for dialogue in dialogues(17, 150):
+        example = encode.encode(tokenizer, dialogue, rng)
+        is_last_user = False
+        for position in range(len(opening), len(example.ids)):
+            if example.ids[position] in tokenizer.convert_tokens_to_ids(["user", "functions."]):
+                is_last_user = True
+            if example.ids[position - 4 : position] != opening or not is_last_user:
+                continue
+            is_last_user = False  # a turn's first header; another one may follow its analysis
+            word, label = example.ids[position], example.labels[position]
+            if word == analysis:
+                assert position not in example.barred
+            else:
+                assert (label, example.barred.pop(position)) == (word, analysis)
+                seen[word] += 1
+        assert not example.barred
+    assert min(seen[final], seen[commentary]) > 10
+
+
+def test_kinds_that_are_to_be_drawn_often_are(tokenizer: PreTrainedTokenizerFast) -> None:
+    def share(often: tuple[str, ...]) -> float:
+        rng = random.Random(18)
+        plan = replace(train.PLAN, often=often)
+        questions = corpus.questions(rng)
+        drawn = [train._example(tokenizer, rng, questions, plan, 0.5) for _ in range(120)]
+        return sum("category_id" in tokenizer.decode(each.ids) for each in drawn) / len(drawn)
+
+    assert share(()) < 0.2
+    assert share(("classifier",)) > 0.4
+
+
+def test_of_a_long_result_the_beginning_is_right_and_so_is_all_of_it() -> None:
+    result = " ".join(f"word{number}" for number in range(60))
+    expected = result_reply("The tool says: ", result)
+
+    def is_right(said: str) -> bool:
+        text = f"<|channel|>final<|message|>The tool says: {said}<|return|>"
+        return is_correct(parse_completion(text), expected)
+
+    assert expected.answer.endswith(" …")
+    assert is_right(expected.answer.removeprefix("The tool says: "))
+    assert is_right(result)
+    assert not is_right(result[:-1])
+    assert not is_right(f"{result} …!")
 
 
 def test_prompts_are_not_learned(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -75,6 +75,19 @@ def test_labels_that_fill_the_list_up_change_neither_loss_nor_accuracy(model: An
         assert float(mx.abs(plain - more)) < 1e-5
 
 
+def test_a_barred_token_has_no_part_in_the_loss(model: Any) -> None:
+    ids = mx.random.randint(0, CONFIG["vocab_size"], (1, 128))
+    positions, labels = mx.arange(100), ids[0, 1:101]
+    barred = mx.where(mx.arange(100) < 40, (labels + 1) % CONFIG["vocab_size"], -1)
+    logits = model.lm_head(forward.hidden_states(model, ids))[0, :100]
+    without = mx.where(mx.arange(CONFIG["vocab_size"]) == barred[:, None], -mx.inf, logits)
+    expected = (
+        nn.losses.cross_entropy(without, labels, reduction="mean") * (100 / forward.ENOUGH_LABELS) ** 0.5
+    )
+    assert float(mx.abs(forward.loss(model, ids, positions, labels, barred)[0] - expected)) < 1e-4
+    assert float(forward.loss(model, ids, positions, labels)[0] - expected) > 1e-6
+
+
 def test_the_wired_weights_copy_before_any_training(model: Any) -> None:
     period = mx.random.permutation(800)[:40].tolist()
     ids = mx.array([period * 3])

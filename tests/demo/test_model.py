@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
-from mlx_backend.demo.evaluate import Figures, Generate, batched, draw, foreseen, play, unseen_tools
+from mlx_backend.demo.evaluate import Figures, draw, play, unseen_tools
 from mlx_backend.demo.exchange import EFFORTS
 from mlx_backend.demo.judge import Completion, parse_completion
+from mlx_backend.demo.replies import Generate, batched, foreseen
 from mlx_backend.demo.tokens import SPECIAL, STOPS
 
 
