@@ -74,7 +74,12 @@ def main() -> None:
 def _write_model(folder: Path) -> Path:
     write_qwen2_5_vl(
         folder,
-        text_sizes={"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 32_768},
+        text_sizes={
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "max_position_embeddings": 32_768,
+            "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+        },
         vision_sizes={
             "patch_size": 14,
             "spatial_patch_size": 14,
@@ -119,11 +124,9 @@ def compare(servers: list[TimedServer], pictures: _Pictures, rounds: int) -> Non
     def measure(server: TimedServer, what: str, turns: list[Messages], longer: list[Messages]) -> None:
         key = (what, server.name)
         first, reply = server.turns(turns, 1), server.turns(longer, 1 + DECODED)
-        firsts[key].wall.append(first[0])
-        firsts[key].processor.append(first[1])
-        steps[key].wall.append((reply[0] - first[0]) / DECODED)
-        steps[key].processor.append((reply[1] - first[1]) / DECODED)
-        least[key] = min(least[key], first[2], reply[2])
+        firsts[key].add_first(first)
+        steps[key].add_step(first, reply)
+        least[key] = min(least[key], first.cached, reply.cached)
 
     for number in range(rounds + 1):
         if number == 1:  # what happens once is not measured

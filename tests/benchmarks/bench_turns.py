@@ -122,11 +122,9 @@ def compare(servers: Sequence[TimedServer], length: int, rounds: int) -> None:
                 name = server.name
                 first = server.turns([agent.turn() for agent in agents[name][:count]], 1)
                 reply = server.turns([agent.turn() for agent in agents[name][:count]], 1 + DECODED)
-                firsts[name].wall.append(first[0])
-                firsts[name].processor.append(first[1])
-                steps[name].wall.append((reply[0] - first[0]) / DECODED)
-                steps[name].processor.append((reply[1] - first[1]) / DECODED)
-                least[name] = min(least[name], first[2], reply[2])
+                firsts[name].add_first(first)
+                steps[name].add_step(first, reply)
+                least[name] = min(least[name], first.cached, reply.cached)
         for name in firsts:
             print(
                 f"  {count} at once, {name:14} first token {firsts[name]}; a step {steps[name]}; "
