@@ -100,7 +100,7 @@ def test_a_request_that_is_cancelled_sees_no_more_of_its_images(
     assert not budget._seeing
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("after", [0, 2, 9])
 def test_a_reply_that_is_preempted_goes_on_as_if_it_had_not_been(
     batch: MLXBatch, seeing: Seeing, after: int
 ) -> None:
@@ -134,9 +134,7 @@ def crowd(seeing: Seeing) -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize(
-    "arrivals", [(0, 0, 0, 0, 0, 0, 0), (0, 3, 5, 8, 9, 13, 17), (20, 12, 9, 6, 4, 2, 0)], ids=str
-)
+@pytest.mark.parametrize("arrivals", [(0, 3, 5, 8, 9, 13, 17), (20, 12, 9, 6, 4, 2, 0)], ids=str)
 def test_long_and_short_replies_about_images_are_together_what_each_is_alone(
     batch: MLXBatch, seeing: Seeing, arrivals: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
