@@ -130,7 +130,9 @@ def compare(servers: list[TimedServer], pictures: _Pictures, rounds: int) -> Non
 
     for number in range(rounds + 1):
         if number == 1:  # what happens once is not measured
-            firsts.clear(), steps.clear(), least.clear()
+            firsts.clear()
+            steps.clear()
+            least.clear()
         for server in servers if number % 2 else servers[::-1]:
             turns = [_question(pictures.new()), _question(pictures.new())]
             measure(server, "a new picture", turns[:1], turns[1:])
