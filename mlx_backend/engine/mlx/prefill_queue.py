@@ -287,7 +287,8 @@ def _run_chunks(
     for job, end in chunks:
         assert job.layers is not None
         start = job.num_prefilled
-        spare.append(padded_sizes(end - start)[0] - (end - start) if pad else 0)
+        # Several sizes where an image that may not be cut has made the chunk longer.
+        spare.append(sum(padded_sizes(end - start)) - (end - start) if pad else 0)
         segments.append(job.sequence.segment(network, start, end, job.layers, spare[-1]))
     run_packed(network, segments)
     for (job, end), segment, count in zip(chunks, segments, spare, strict=True):

@@ -167,3 +167,15 @@ def test_a_warm_up_with_an_image_leaves_only_the_new_words_to_read(
         [found] = generate(batch, [request])
     assert seen == [request.images[0].image.digest], "once"
     assert found.tokens == seeing.reply(request)
+
+
+def test_chunks_that_are_filled_up_may_end_behind_an_image_that_is_not_cut(
+    batch: MLXBatch, seeing: Seeing
+) -> None:
+    batch.loaded.runtime.pads_chunks = batch.loaded.runtime.can_rewind  # as on CUDA
+    requests = [
+        seeing.request([2, *range(30, 30 + before)], noise(9), range(40, 90)) for before in (112, 118, 125)
+    ]
+    for request in requests:  # a chunk would end at the 128th token
+        [found] = generate(batch, [request])
+        assert found.tokens == seeing.reply(request)
