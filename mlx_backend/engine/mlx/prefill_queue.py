@@ -156,7 +156,9 @@ class PrefillQueue:
         sequence = job.sequence
         self.jobs.remove(job)
         _advance(job, job.boundaries[-1], self._on_checkpoint)
-        job.forget_images()
+        if sequence.images is not None:
+            job.forget_images()
+            self._runtime.cache_budget.reserve_seeing(sequence.key, 0)  # some may have been seen before
         if not sequence.num_emitted:
             yield sequence.key, Progress(job.num_prefilled, len(sequence.tokens), sequence.num_cached)
 

@@ -179,3 +179,14 @@ def test_chunks_that_are_filled_up_may_end_behind_an_image_that_is_not_cut(
     for request in requests:  # a chunk would end at the 128th token
         [found] = generate(batch, [request])
         assert found.tokens == seeing.reply(request)
+
+
+def test_a_reply_about_an_image_that_was_seen_before_reserves_nothing_for_seeing_it(
+    batch: MLXBatch, seeing: Seeing, seen: list[bytes]
+) -> None:
+    generate(batch, [seeing.request((2, 70), noise(10), TEXT)])
+    batch.insert(0, seeing.request((2, 71), noise(10), TEXT))
+    while not step(batch):
+        pass
+    assert len(seen) == 1
+    assert not batch.loaded.runtime.cache_budget._seeing
