@@ -98,7 +98,7 @@ class Preparation:
         if not self.seconds_left:
             raise RequestError(
                 f"Preparing the request took longer than {self._seconds:g} seconds, which is this server's limit: "
-                "send fewer messages, fewer tools or simpler schemas.",
+                "send fewer messages, images or tools, or simpler schemas.",
                 code="too_complex",
             )
 

@@ -17,6 +17,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from importlib.util import find_spec
 from time import monotonic
@@ -25,7 +26,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from mlx_backend.images.data_uri import too_many_bytes
 from mlx_backend.images.source import ImageError
-from mlx_backend.preparation import Turns, current
+from mlx_backend.preparation import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 MAX_REDIRECTS = 5
 MAX_ADDRESSES = 4
 """Of one name, that are tried one after the other."""
-AT_ONCE = 8
-"""Fetches of one server at the same time; each holds a thread that also answers requests."""
 _READ_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -70,33 +69,30 @@ class ImageFetcher:
         self._seconds = seconds
         self._look_up = look_up or addresses_of
         self._tls = tls
-        self._turns = Turns(AT_ONCE)
 
     def fetch(self, url: str) -> bytes:
         """Return the bytes of the file at an address. Raises ImageError, and what the current preparation raises."""
         preparation = current()
-        with self._turns.turn_of(preparation, preparation.seconds_left) as has_turn:
-            preparation.check()
-            assert has_turn  # without one, there is no time left, and the line above has raised
-            deadline = _Deadline(min(self._seconds, preparation.seconds_left))
-            with preparation.cancelled_by(deadline.end), deadline:
-                try:
-                    data = self._fetch(url, deadline)
-                    deadline.check()  # a connection that was shut down looks like one that the other side has closed
-                except (ImageError, OSError, HTTPException, ValueError) as error:
-                    preparation.check()
-                    if deadline.is_over:
-                        raise FetchError(
-                            f"The image's address did not send it within {self._seconds:g} seconds. Try again, or send "
-                            "the image itself."
-                        ) from None
-                    if isinstance(error, ImageError):
-                        raise
+        preparation.check()
+        deadline = _Deadline(min(self._seconds, preparation.seconds_left))
+        with preparation.cancelled_by(deadline.end), deadline:
+            try:
+                data = self._fetch(url, deadline)
+                deadline.check()  # a connection that was shut down looks like one that the other side has closed
+            except (ImageError, OSError, HTTPException, ValueError) as error:
+                preparation.check()
+                if deadline.is_over:
                     raise FetchError(
-                        "The image could not be fetched from its address: the connection failed. Check the address, or "
-                        "send the image itself."
-                    ) from error
-                return data
+                        f"The image's address did not send it within {self._seconds:g} seconds. Try again, or send "
+                        "the image itself."
+                    ) from None
+                if isinstance(error, ImageError):
+                    raise
+                raise FetchError(
+                    "The image could not be fetched from its address: the connection failed. Check the address, or "
+                    "send the image itself."
+                ) from error
+            return data
 
     def _fetch(self, url: str, deadline: _Deadline) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -229,7 +225,7 @@ class _Deadline:
     def __init__(self, seconds: float) -> None:
         self._until = monotonic() + seconds
         self._guard = threading.Lock()
-        self._sockets: list[socket.socket] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._has_ended = False
         self._timer = threading.Timer(seconds, self.end)
         self._timer.daemon = True
@@ -258,19 +254,24 @@ class _Deadline:
 
     def watch[S: socket.socket](self, connection: S) -> S:
         """Have a connection shut down at the end."""
-        with self._guard:
-            self._sockets.append(connection)
-        if self._has_ended:
-            _shut_down(connection)
+        self.on_end(partial(_shut_down, connection))
         return connection
 
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called at the end, from any thread; at once if that has come."""
+        with self._guard:
+            if not self._has_ended:
+                self._callbacks.append(callback)
+                return
+        callback()
+
     def end(self) -> None:
-        """Shut the connections down, from any thread: what waits for them goes on. Idempotent."""
+        """Have what waits for something go on without it, from any thread. Idempotent."""
         with self._guard:
             self._has_ended = True
-            sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            _shut_down(each)
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
 
 def _shut_down(connection: socket.socket) -> None:
@@ -295,6 +296,7 @@ def _within(deadline: _Deadline, look_up: Callable[[], Sequence[str]]) -> Sequen
         except Exception as error:
             results.put(error)
 
+    deadline.on_end(lambda: results.put(TimeoutError()))  # also of a fetch that nobody waits for any more
     threading.Thread(target=run, name="image-look-up", daemon=True).start()
     try:
         result = results.get(timeout=deadline.seconds_left)

@@ -1,13 +1,14 @@
 """From the images that a request names to pictures: fetched, decoded and shrunk within the server's limits.
 
 Runs on the thread that prepares the request, one image after the other, so that a request never has more than one in
-memory here. All requests together have at most `DECODING_BYTES` for that; who needs more of it waits for a turn.
+memory here. All requests together have at most `DECODING_BYTES` for that; who needs more of it waits for a turn. While
+a request waits for a fetch, others are prepared.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,15 @@ from mlx_backend.preparation import Turns, current
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from mlx_backend.images.source import ImageSource, Picture
 
 log = logging.getLogger(__name__)
 
 DECODING_BYTES = 1 << 30
+MAX_FETCHED = 8
+"""Files of one server that are fetched, or were and are being decoded, at the same time."""
 _COPIES = 3  # of a picture's pixels: itself, and what a model's processor makes of them on its way
 
 
@@ -56,6 +60,7 @@ class ImageLoader:
         self._fetcher = fetcher or ImageFetcher(
             AllowedAddresses(limits.hosts), max_bytes=limits.max_bytes, seconds=limits.seconds
         )
+        self._fetching = Turns(MAX_FETCHED)
         self._decoding = Turns(decoding_bytes)
 
     @property
@@ -88,9 +93,14 @@ class ImageLoader:
 
     def _load(self, source: ImageSource) -> Picture:
         if is_data_uri(source.url):
-            data = decode_data_uri(source.url, self._limits.max_bytes)
-        else:
-            data = self._fetch(source.url)
+            return self._decoded(source, decode_data_uri(source.url, self._limits.max_bytes))
+        with ExitStack() as stack:
+            with current().waiting():
+                stack.enter_context(_turn_of(self._fetching))  # until it is decoded: the file takes memory
+                data = self._fetch(source.url)
+            return self._decoded(source, data)
+
+    def _decoded(self, source: ImageSource, data: bytes) -> Picture:
         picture, format_name, (width, height) = decode(
             data, source.detail, max_pixels=self._limits.max_pixels, reserve=self._reserve
         )
@@ -109,10 +119,14 @@ class ImageLoader:
             )
         return self._fetcher.fetch(url)
 
-    @contextmanager
-    def _reserve(self, nbytes: int) -> Iterator[None]:
-        preparation = current()
-        with self._decoding.turn_of(preparation, preparation.seconds_left, amount=nbytes) as has_turn:
-            preparation.check()
-            assert has_turn  # without one, there is no time left, and the line above has raised
-            yield
+    def _reserve(self, nbytes: int) -> AbstractContextManager[None]:
+        return _turn_of(self._decoding, nbytes)
+
+
+@contextmanager
+def _turn_of(turns: Turns, amount: int = 1) -> Iterator[None]:
+    preparation = current()
+    with turns.turn_of(preparation, preparation.seconds_left, amount=amount) as has_turn:
+        preparation.check()
+        assert has_turn  # without one, there is no time left, and the line above has raised
+        yield

@@ -359,3 +359,22 @@ def test_a_fetch_ends_when_its_client_leaves() -> None:
         stack.enter_context(preparation.running())
         with pytest.raises(PreparationCancelled):
             fetcher(LOCAL).fetch(site.url())
+
+
+def test_a_fetch_ends_when_its_client_leaves_while_a_name_is_looked_up() -> None:
+    preparation = Preparation(10 * LONG)
+    may_end, has_ended = threading.Event(), threading.Event()
+    leaving = threading.Timer(SHORT, preparation.cancel)  # when it waits
+
+    def look_up(_host: str, _port: int) -> list[str]:
+        leaving.start()
+        may_end.wait(LONG)
+        has_ended.set()
+        return [LOCAL]
+
+    try:
+        with preparation.running(), pytest.raises(PreparationCancelled):
+            fetcher(LOCAL, seconds=10 * LONG, look_up=look_up).fetch("http://slow.example/a.png")
+        assert not has_ended.is_set()
+    finally:
+        may_end.set()

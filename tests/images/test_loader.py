@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +18,8 @@ from mlx_backend.images.source import Detail, ImageSource, Picture
 from mlx_backend.preparation import Preparation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import socket
+    from collections.abc import Iterator, Sequence
 
 
 def source(data: bytes, at: int = 0, detail: Detail = Detail.AUTO) -> ImageSource:
@@ -144,3 +145,22 @@ def test_a_picture_is_loaded_when_the_one_before_has_been_used_and_its_memory_is
         with pytest.raises(RequestError, match="Image 2 of 2"):
             next(pictures)
     assert loaded(loader, [source(png(16, 16))])
+
+
+def test_others_are_prepared_while_a_request_waits_for_a_fetch_and_not_while_it_decodes() -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def without_turn() -> Iterator[None]:
+        events.append("others have the turn")
+        yield
+        events.append("it has the turn")
+
+    def answer(connection: socket.socket) -> None:
+        events.append("fetched")
+        connection.sendall(found(png()))
+
+    limits = ImageLimits(allow_urls=True, hosts=("127.0.0.1",))
+    with PictureSite({"/a.png": answer}) as site, Preparation(60).running(without_turn):
+        assert loaded(ImageLoader(limits), [ImageSource(where="here", url=site.url()), source(png())])
+    assert events == ["others have the turn", "fetched", "it has the turn"]
