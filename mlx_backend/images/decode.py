@@ -34,8 +34,9 @@ MAX_PROPORTION = 200
 """Longer side over shorter. Processors of models refuse more, and no model sees anything in it."""
 MAX_JPEG_SCANS = 100
 """A progressive JPEG has about ten. Each may be a few bytes in the file, and is a pass over all pixels to decode."""
-BYTES_PER_PIXEL = 12
-"""While a picture is decoded: four as it is in the file, four turned or on white, three of RGB."""
+BYTES_PER_PIXEL, BYTES_PER_WEBP_PIXEL = 14, 24
+"""While a picture is decoded, as measured: Pillow has four for each pixel, also of RGB, for the picture as it is in the
+file, in RGB and on white, or turned; the rest is its copy as bytes. WebP's decoder has two more pictures of its own."""
 
 _ACCEPTED = "Send it as PNG, JPEG, WebP or GIF."
 _SCAN = b"\xff\xda"  # in a JPEG's data, 0xff is followed by 0 unless it begins a marker
@@ -85,7 +86,7 @@ def decode(
         )
     if format_name == "JPEG" and data.count(_SCAN) > MAX_JPEG_SCANS:
         raise ImageError(f"The JPEG image is stored in more than {MAX_JPEG_SCANS} passes. Save it again.")
-    with reserve(width * height * BYTES_PER_PIXEL):
+    with reserve(width * height * (BYTES_PER_WEBP_PIXEL if format_name == "WEBP" else BYTES_PER_PIXEL)):
         return _decoded(image, detail, name), name, (width, height)
 
 

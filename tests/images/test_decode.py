@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -311,6 +312,41 @@ def test_memory_is_reserved_before_a_picture_is_decoded_and_given_back() -> None
     with pytest.raises(ImageError, match="damaged"):
         decode(png(40, 20)[:80], Detail.AUTO, max_pixels=LIMIT, reserve=reserve)
     assert reserved == [40 * 20 * BYTES_PER_PIXEL, "begin", "end"] * 2
+
+
+PROCESS = Path("/proc/self")
+
+
+@pytest.mark.skipif(not (PROCESS / "clear_refs").exists(), reason="the system does not tell a peak of memory")
+@pytest.mark.parametrize(
+    ("format_name", "mode", "options"),
+    [
+        ("PNG", "RGBA", {}),
+        ("JPEG", "CMYK", {"progressive": True}),
+        ("WEBP", "RGB", {}),
+        ("WEBP", "RGBA", {"lossless": True}),
+        ("GIF", "P", {}),
+    ],
+)
+def test_decoding_takes_no_more_memory_than_is_reserved(
+    format_name: str, mode: str, options: dict[str, Any]
+) -> None:
+    def kilobytes(of: str) -> int:
+        status = (PROCESS / "status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(of))
+
+    data = encoded(Image.new(mode, (2400, 2000)), format_name, **options)
+    reserved: list[int] = []
+
+    def reserve(nbytes: int) -> AbstractContextManager[None]:
+        reserved.append(nbytes)
+        return nullcontext()
+
+    decode(png(), Detail.HIGH, max_pixels=LIMIT, reserve=lambda _: nullcontext())  # what Pillow imports
+    (PROCESS / "clear_refs").write_text("5")  # the peak begins anew
+    before = kilobytes("VmRSS")
+    decode(data, Detail.HIGH, max_pixels=LIMIT, reserve=reserve)
+    assert (kilobytes("VmHWM") - before) << 10 < reserved[0] + (8 << 20)
 
 
 def test_nothing_is_written_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:

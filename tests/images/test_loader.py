@@ -13,7 +13,7 @@ from picture_site import PictureSite, found, moved
 
 from mlx_backend.errors import RequestError
 from mlx_backend.images.decode import BYTES_PER_PIXEL
-from mlx_backend.images.loader import ImageLimits, ImageLoader
+from mlx_backend.images.loader import COPIES, ImageLimits, ImageLoader
 from mlx_backend.images.source import Detail, ImageSource, Picture
 from mlx_backend.preparation import Preparation
 
@@ -112,7 +112,7 @@ def test_each_limit_is_said_with_its_value(
 
 
 def test_pictures_wait_for_the_memory_that_decoding_them_takes() -> None:
-    size = 8 * 4 * BYTES_PER_PIXEL
+    size = 8 * 4 * 3 * COPIES
     loader = ImageLoader(ImageLimits(), decoding_bytes=2 * size)
     with ExitStack() as held:
         held.enter_context(loader._reserve(size))
