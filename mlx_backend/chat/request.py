@@ -62,9 +62,10 @@ class ReplyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ReplyRequest):
-    """A conversation to answer. `fields` is the body as the client wrote it: effort is looked up there.
+    """A conversation to answer.
 
-    In messages, an image is a part {"type": "image", "image": its place in `images`}.
+    `fields` are the others of the body as the client wrote it: effort is looked up there. In messages, an image is a
+    part {"type": "image", "image": its place in `images`}.
     """
 
     messages: Sequence[Mapping[str, Any]]

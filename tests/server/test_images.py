@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +14,13 @@ from picture_files import data_uri, encoded, png, png_claiming, with_red_corner
 from picture_site import PictureSite, found, moved
 from running_server import RunningServer, running
 
+from mlx_backend.api.openai.chat_body import ChatBody
+from mlx_backend.chat.service import Service
 from mlx_backend.engine.images import ImageSupport
 from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
 from mlx_backend.engine.scripted_images import ScriptedImageProcessor
+from mlx_backend.images.loader import ImageLimits, ImageLoader
+from mlx_backend.settings import ReasoningFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
     from picture_site import Answer
 
+    from mlx_backend.chat.reply import Reply
     from mlx_backend.engine.base import GenerationRequest
 
 ANSWER = "A corner.<|im_end|>"
@@ -104,6 +111,25 @@ def test_the_engine_is_given_the_pictures_and_where_they_stand(
     assert list(request.prompt).count(pad) == 108
     first, second, third = (each.image.digest for each in request.images)
     assert first == third != second
+
+
+def test_a_reply_holds_no_files_of_its_images(engine: ScriptedEngine) -> None:
+    class Address(str):
+        pass
+
+    def start() -> tuple[Reply, weakref.ref[Address]]:
+        address = Address(data_uri(PICTURE))
+        part = {"type": "image_url", "image_url": {"url": address}}
+        written = {"messages": [user(text(), part)], "user": "ann"}
+        request = ChatBody.parse(written).request(written, ReasoningFormat.SEPARATE)
+        assert request.images[0].url is address
+        return Service(engine, images=ImageLoader(ImageLimits())).chat(request), weakref.ref(address)
+
+    reply, address = start()
+    gc.collect()
+    assert address() is None
+    reply.close()
+    engine.stop()
 
 
 def test_what_is_counted_is_the_same_everywhere(server: RunningServer) -> None:

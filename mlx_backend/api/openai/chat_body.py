@@ -186,7 +186,8 @@ class ChatBody(GenerationBody):
             messages=messages,
             images=images,
             tools=[tool.as_dict() for tool in tools],
-            fields=written,
+            # Without the messages: a request lives as long as its reply, and images are megabytes.
+            fields={name: value for name, value in written.items() if name != "messages"},
             template_kwargs=self.chat_template_kwargs,
             sampling=self.sampling(),
             adapter=self.adapters,
