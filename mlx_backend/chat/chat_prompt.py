@@ -24,6 +24,7 @@ from mlx_backend.conversation.history import sanitise
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.conversation.template import for_template, tools_for_template
 from mlx_backend.conversation.tool_names import ToolNames
+from mlx_backend.engine.base import PromptStart
 from mlx_backend.errors import RequestError
 from mlx_backend.models.time_limit import interruptible
 
@@ -225,8 +226,10 @@ class ChatPrompts:
         section = write(answer_format.name, answer_format.description, answer_format.value)
         return _with_instructions(messages, section)
 
-    def next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
-        """Return the tokens with which the prompt after this answer will begin: the prefix of any two of them.
+    def next_turn(
+        self, request: ChatRequest, answer: Mapping[str, Any], images: SeenImages | None = None
+    ) -> PromptStart:
+        """Return what the prompt after this answer will begin with: the common prefix of any two of them.
 
         The answer's reasoning is part of it where the client sends reasoning back and the template keeps it.
         """
@@ -239,8 +242,10 @@ class ChatPrompts:
                 for call in answer.get("tool_calls", ())
             ] or [{"role": "user", "content": text}]
             following = replace(request, messages=[*request.messages, answer, *replies])
-            prompts.append(self.prompt(following, self.conversation(following)).tokens)
-        return prompts[0][: common_prefix_length(*prompts)]
+            prompts.append(self.prompt(following, self.conversation(following), images=images))
+        first, second = prompts
+        length = common_prefix_length(first.tokens, second.tokens)
+        return PromptStart(first.tokens[:length], [each for each in first.images if each.end <= length])
 
     def _log_unknown_words(self, resolution: Resolution) -> None:
         for word in resolution.unknown_words:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mlx_backend.chat.request_images import SeenImages
     from mlx_backend.conversation.effort import Effort
     from mlx_backend.conversation.tool_names import ToolNames
-    from mlx_backend.engine.base import Constraint, Engine, Generation
+    from mlx_backend.engine.base import Constraint, Engine, Generation, PromptStart
     from mlx_backend.images.loader import ImageLoader
 
 log = logging.getLogger(__name__)
@@ -195,6 +195,7 @@ class Service:
         self._check_length(request, conversation, prompt, images)
         constraint = self._constraints.start(renamed, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
+        seen = images.without_inputs() if images is not None else None
         plan = ReplyPlan(
             parser=self._parser(renamed, prompt, names),
             prompt_tokens=len(prompt.tokens),
@@ -205,7 +206,7 @@ class Service:
             thinking_budget=self._limits.thinking_budget_of(request, conversation.resolution),
             stop=request.stop,
             parallel_tool_calls=request.parallel_tool_calls,
-            on_finished=lambda finished: self._on_finished(request, open_call_ids, finished),
+            on_finished=lambda finished: self._on_finished(request, seen, open_call_ids, finished),
             running=self._superseded.reply_to(request),
         )
         return Reply(self._generate(prompt, request, constraint), plan)
@@ -323,7 +324,11 @@ class Service:
                 )
 
     def _on_finished(
-        self, request: ChatRequest, open_call_ids: Sequence[str], finished: FinishedReply
+        self,
+        request: ChatRequest,
+        images: SeenImages | None,
+        open_call_ids: Sequence[str],
+        finished: FinishedReply,
     ) -> None:
         """Keep the reasoning behind tool calls for as long as prompts may need it, and prewarm the next turn."""
         if finished.call_ids:
@@ -332,22 +337,25 @@ class Service:
         elif finished.message.finish == "stop" and not self._prompts.keeps_answered_reasoning:
             self._reasoning_store.drop(open_call_ids)
         if not finished.is_cut:
-            self._prewarm_next_turn(request, finished.as_history())
+            self._prewarm_next_turn(request, finished.as_history(), images)
 
-    def _prewarm_next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> None:
+    def _prewarm_next_turn(
+        self, request: ChatRequest, answer: Mapping[str, Any], images: SeenImages | None
+    ) -> None:
         """Have the engine prefill the history that the next turn will begin with, once it is idle."""
         last = request.messages[-1]
         is_continued = isinstance(last, dict) and last.get("role") == "assistant"
         # A background request (a title) has no next turn, and must not displace the user's own.
         is_background = request.background is not None or (request.priority or 0) > 0
-        # A prefix without its images would be of no use.
-        if self._prewarm and not (request.raw or is_continued or is_background or request.images):
-            self.engine.prewarm(lambda: self._next_turn(request, answer), request.adapter)
+        if self._prewarm and not (request.raw or is_continued or is_background):
+            self.engine.prewarm(lambda: self._next_turn(request, answer, images), request.adapter)
 
-    def _next_turn(self, request: ChatRequest, answer: Mapping[str, Any]) -> Sequence[int]:
+    def _next_turn(
+        self, request: ChatRequest, answer: Mapping[str, Any], images: SeenImages | None
+    ) -> PromptStart:
         """Return the beginning of the next turn's prompt. Raises if that takes long: no reply goes on meanwhile."""
         with Preparation(PREWARM_SECONDS).running():
-            return self._prompts.next_turn(request, answer)
+            return self._prompts.next_turn(request, answer, images)
 
 
 def _with_names(request: ChatRequest, names: ToolNames) -> ChatRequest:

@@ -109,6 +109,14 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptStart:
+    """The beginning of a prompt that is likely to come. Its images may be without inputs: the engine has seen them."""
+
+    tokens: Sequence[int]
+    images: Sequence[PromptImage] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Prefill: `processed` of `total` prompt tokens are in the cache, `cached` of them were there before."""
 
@@ -298,10 +306,10 @@ class Engine(Protocol):
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         ...
 
-    def prewarm(self, make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
+    def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
         """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done.
 
-        `make_prompt` returns its tokens. It is called on the engine thread, and only once there is time for it.
+        `make_start` is called on the engine thread, and only once there is time for it.
         """
         ...
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class PreparedImage:
         row = [pad] * self.columns
         between = [self.row_break] if self.row_break is not None else []
         return row + (between + row) * (self.rows - 1)
+
+    def without_inputs(self) -> PreparedImage:
+        """Return it without what the vision tower takes, which is large: for an engine that has seen it before."""
+        return replace(self, inputs=MappingProxyType({}))
 
     @property
     def nbytes(self) -> int:

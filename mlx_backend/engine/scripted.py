@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import jinja2
 
-    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.base import GenerationRequest, PromptStart
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.images import ImageProcessor
 
@@ -331,7 +331,7 @@ class ScriptedEngine(ThreadedEngine):
         self._batch = _ScriptedBatch(info, tokenizer, _as_function(transcripts))
         if gated:
             self._batch.permits = threading.Semaphore(0)
-        self.warmups: list[Callable[[], Sequence[int]]] = []
+        self.warmups: list[Callable[[], PromptStart]] = []
         super().__init__(self._batch, max_concurrent=max_concurrent, max_waiting=max_waiting)
 
     @property
@@ -344,9 +344,9 @@ class ScriptedEngine(ThreadedEngine):
         """Those that were cancelled while they ran."""
         return [request for request in self._batch.started if request.cancelled.is_set()]
 
-    def prewarm(self, make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
+    def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
         """Record it in `warmups` and do nothing: a script has nothing to warm up."""
-        self.warmups.append(make_prompt)
+        self.warmups.append(make_start)
 
     def advance(self, steps: int = 1) -> None:
         """Let a gated engine take this many more steps."""

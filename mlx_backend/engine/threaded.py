@@ -18,7 +18,7 @@ from mlx_backend.errors import EngineRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mlx_backend.engine.base import EngineStatus, Generation, Sampling, Tokenizer
+    from mlx_backend.engine.base import EngineStatus, Generation, PromptStart, Sampling, Tokenizer
     from mlx_backend.engine.batch import Batch
     from mlx_backend.engine.images import ImageProcessor, ImageSupport
     from mlx_backend.errors import EngineStopped
@@ -76,15 +76,15 @@ class ThreadedEngine:
         """Queue a request and return at once. Raises EngineRefused, EngineBusy, EngineFailed, EngineStopped."""
         return self._scheduler.submit(self._checked(request))
 
-    def prewarm(self, make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
+    def prewarm(self, make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
         """Prefill the beginning of a prompt that is likely to come, while nothing else is to be done."""
 
         def make_request() -> GenerationRequest:
-            prompt = make_prompt()
-            if not 0 < len(prompt) < self.context_length:
-                raise EngineRefused(f"A prompt of {len(prompt)} tokens cannot be prefilled.")
-            self._check_ids("The prompt", prompt)
-            return GenerationRequest(prompt=prompt, max_tokens=0, adapter=adapter)
+            start = make_start()
+            if not 0 < len(start.tokens) < self.context_length:
+                raise EngineRefused(f"A prompt of {len(start.tokens)} tokens cannot be prefilled.")
+            self._check_ids("The prompt", start.tokens)
+            return GenerationRequest(prompt=start.tokens, images=start.images, max_tokens=0, adapter=adapter)
 
         self._scheduler.prewarm(make_request)
 

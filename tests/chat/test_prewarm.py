@@ -116,7 +116,7 @@ def test_prewarming_can_be_turned_off() -> None:
         expected = (
             "<|start|>user<|message|>hello<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|>"
         )
-        assert engine.tokenizer.decode(plan()).endswith(expected + "<|start|>user<|message|>")
+        assert engine.tokenizer.decode(plan().tokens).endswith(expected + "<|start|>user<|message|>")
 
 
 def test_background_requests_are_not_prewarmed() -> None:

@@ -17,11 +17,11 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from mlx_backend.chat.reply import Reply
-    from mlx_backend.engine.base import Engine
+    from mlx_backend.engine.base import Engine, PromptStart
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Looks.", "parameters": CITY}}
@@ -120,8 +120,8 @@ def test_the_switch_is_set_with_tools_alone_and_a_users_own_setting_wins() -> No
 def warm_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have warm-ups done when they are asked for, and not when the engine finds the time."""
 
-    def prewarm(make_prompt: Callable[[], Sequence[int]], adapter: str | None = None) -> None:
-        warmed = engine.generate(GenerationRequest(prompt=tuple(make_prompt()), max_tokens=1))
+    def prewarm(make_start: Callable[[], PromptStart], adapter: str | None = None) -> None:
+        warmed = engine.generate(GenerationRequest(prompt=tuple(make_start().tokens), max_tokens=1))
         while not isinstance(warmed.next(), Finished):
             pass
 

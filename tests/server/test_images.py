@@ -132,6 +132,20 @@ def test_a_reply_holds_no_files_of_its_images(engine: ScriptedEngine) -> None:
     engine.stop()
 
 
+def test_the_next_turn_is_prepared_with_the_images_of_this_one(
+    server: RunningServer, engine: ScriptedEngine
+) -> None:
+    server.chat([user(image(), text())])
+    [plan] = engine.warmups
+    start, request = plan(), started(engine)
+    written = engine.tokenizer.decode(start.tokens)
+    assert "assistant\nA corner.<|im_end|>\n<|im_start|>" in written
+    [image_then], [image_now] = start.images, request.images
+    assert (image_then.start, image_then.image.digest) == (image_now.start, image_now.image.digest)
+    assert image_now.image.inputs
+    assert not image_then.image.inputs, "it is not held in memory until there is time"
+
+
 def test_what_is_counted_is_the_same_everywhere(server: RunningServer) -> None:
     messages = [user(text(), image(), image(LARGE))]
     whole = server.chat(messages)["usage"]

@@ -11,7 +11,7 @@ from engine_requests import TEXT, reply_tokens, request_for, together
 from tolerances import check_replies
 
 from mlx_backend.device import Device
-from mlx_backend.engine.base import Engine, Finished, GenerationRequest, Sampling, TokenDelta
+from mlx_backend.engine.base import Engine, Finished, GenerationRequest, PromptStart, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
@@ -268,9 +268,9 @@ def test_a_warm_up_uses_the_adapter_it_is_for(windowed: Path, tmp_path: Path) ->
     with load_engine(windowed, adapters={"a": adapter}) as engine:
         planned = threading.Event()
 
-        def plan() -> list[int]:
+        def plan() -> PromptStart:
             planned.set()
-            return prompt[:80]
+            return PromptStart(prompt[:80])
 
         for _ in range(2):  # the second is cached already
             planned.clear()

@@ -39,7 +39,12 @@ class PromptImages:
         self._images = images
         self._starts = [each.start for each in images]
         self._vision = vision
-        self._seen: dict[bytes, mx.array] = {}  # what is made of images that are being prefilled
+        # What is made of images that are being prefilled, and of those that cannot be seen again.
+        self._seen: dict[bytes, mx.array] = {
+            each.image.digest: features
+            for each in images
+            if not each.image.inputs and (features := vision.features.find(each.image.digest)) is not None
+        }
         # By how much positions are behind the tokens' numbers after each image, and before the first.
         self._shifts = [0]
         for each in images:
@@ -210,6 +215,10 @@ def check_images(request: GenerationRequest, vision: Vision | None) -> ImageByte
         if before.end > after.start:
             raise EngineRefused("The images of a prompt overlap, or are not in order.", "images")
     for each in request.images:
+        if not each.image.inputs and vision.features.find(each.image.digest) is None:
+            raise EngineRefused(
+                "What was made of an image that was seen before is not kept any more.", "images"
+            )
         places = request.prompt[each.start : each.end] if each.start >= 0 else ()
         if list(places) != each.image.tokens(vision.pad_token):
             raise EngineRefused(

@@ -10,8 +10,10 @@ from drafting import generate, loaded_batch
 from seeing import LAYOUTS, TEXT, Seeing, noise
 from vision_models import SeeingModel, needs_mlx_vlm
 
-from mlx_backend.engine.base import Sampling, TokenDelta
+from mlx_backend.engine.base import Progress, Sampling, TokenDelta
+from mlx_backend.engine.images import PromptImage
 from mlx_backend.engine.mlx.vision.tower import Vision
+from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -190,3 +192,30 @@ def test_a_reply_about_an_image_that_was_seen_before_reserves_nothing_for_seeing
         pass
     assert len(seen) == 1
     assert not batch.loaded.runtime.cache_budget._seeing
+
+
+def test_what_may_come_next_is_prefilled_without_the_inputs_of_an_image_that_was_seen(
+    folder: SeeingModel, seeing: Seeing, seen: list[bytes]
+) -> None:
+    request = seeing.request((2,), noise(82), TEXT)
+    following = seeing.request((2,), noise(82), (*TEXT, *range(60, 80)))
+    [image] = following.images
+    known = [PromptImage(image.start, image.image.without_inputs())]
+    plan = replace(following, prompt=following.prompt[:-3], images=known, max_tokens=0)
+    with loaded_batch(folder.folder, cache_bytes=64 << 20) as batch:
+        generate(batch, [request])
+        seen.clear()
+        [warmed] = generate(batch, [plan])
+        assert warmed.ended is not None
+        batch.insert(0, following)
+        cached = [outcome.cached for _, outcome in batch.step() if isinstance(outcome, Progress)]
+        batch.remove(0)
+        assert cached[0] == len(plan.prompt)
+        [found] = generate(batch, [following])
+        assert not seen
+        assert found.tokens == seeing.reply(following)
+        vision = batch.loaded.runtime.vision
+        assert vision is not None
+        vision.features.evict_to(0)
+        with pytest.raises(EngineRefused, match="not kept any more"):
+            batch.admits(plan)
