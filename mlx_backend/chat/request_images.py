@@ -58,9 +58,9 @@ class SeenImages:
     pad: str
     images: Mapping[int, PreparedImage]
 
-    def without_inputs(self) -> SeenImages:
+    def known(self) -> SeenImages:
         """Return them for a model that has seen them."""
-        images = {number: image.without_inputs() for number, image in self.images.items()}
+        images = {number: image.known() for number, image in self.images.items()}
         return replace(self, images=images)
 
     def places(self, messages: Sequence[Mapping[str, Any]], stand_ins: Mapping[str, int]) -> ImagePlaces:

@@ -195,7 +195,7 @@ class Service:
         self._check_length(request, conversation, prompt, images)
         constraint = self._constraints.start(renamed, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
-        seen = images.without_inputs() if images is not None else None
+        seen = images.known() if images is not None else None
         plan = ReplyPlan(
             parser=self._parser(renamed, prompt, names),
             prompt_tokens=len(prompt.tokens),

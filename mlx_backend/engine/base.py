@@ -110,7 +110,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """The beginning of a prompt that is likely to come. Its images may be without inputs: the engine has seen them."""
+    """The beginning of a prompt that is likely to come. Its images may be without what it takes to see them."""
 
     tokens: Sequence[int]
     images: Sequence[PromptImage] = ()

@@ -19,7 +19,8 @@ class PreparedImage:
 
     `digest` tells it apart from every other image for this model. It stands in a prompt as `rows` times `columns` pad
     tokens, for some models with a token `row_break` between two rows. `inputs` are numpy arrays, by the names that the
-    model's processor gives them.
+    model's processor gives them. An image that the engine has seen may be without: if it has to be seen again, they are
+    made of `picture`, of so many bytes.
     """
 
     digest: bytes
@@ -27,6 +28,8 @@ class PreparedImage:
     columns: int
     inputs: Mapping[str, Any] = field(repr=False)
     row_break: int | None = None
+    picture: Picture | None = field(default=None, repr=False)
+    bytes_to_make: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -39,14 +42,19 @@ class PreparedImage:
         between = [self.row_break] if self.row_break is not None else []
         return row + (between + row) * (self.rows - 1)
 
-    def without_inputs(self) -> PreparedImage:
-        """Return it without what the vision tower takes, which is large: for an engine that has seen it before."""
-        return replace(self, inputs=MappingProxyType({}))
+    def known(self) -> PreparedImage:
+        """Return it without what it takes to see it, which is large: for an engine that has."""
+        return replace(self, inputs=MappingProxyType({}), picture=None, bytes_to_make=0)
+
+    @property
+    def can_be_seen(self) -> bool:
+        """Whether it holds what the vision tower takes, or what that is made of."""
+        return bool(self.inputs) or self.picture is not None
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its inputs."""
-        return sum(value.nbytes for value in self.inputs.values())
+        """The bytes of its inputs, be they yet to be made."""
+        return self.bytes_to_make or sum(value.nbytes for value in self.inputs.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

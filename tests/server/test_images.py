@@ -142,8 +142,8 @@ def test_the_next_turn_is_prepared_with_the_images_of_this_one(
     assert "assistant\nA corner.<|im_end|>\n<|im_start|>" in written
     [image_then], [image_now] = start.images, request.images
     assert (image_then.start, image_then.image.digest) == (image_now.start, image_now.image.digest)
-    assert image_now.image.inputs
-    assert not image_then.image.inputs, "it is not held in memory until there is time"
+    assert image_now.image.can_be_seen
+    assert not image_then.image.can_be_seen, "it is not held in memory until there is time"
 
 
 def test_what_is_counted_is_the_same_everywhere(server: RunningServer) -> None:

@@ -1,6 +1,7 @@
 """What vision towers have made of images, by their digests: the least recently used are dropped first.
 
-The next turn of a conversation shows the same images again, and often finds them here. Belongs to the engine's thread.
+The next turn of a conversation shows the same images again, and often finds them here. Belongs to the engine's thread,
+but whether an image is here may be asked from any.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ class FeatureCache:
         self.nbytes = 0
         self._max_bytes = max_bytes
         self._features: OrderedDict[bytes, mx.array] = OrderedDict()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._features
 
     def find(self, digest: bytes) -> mx.array | None:
         """Return the features of an image, which count as used; None if they are not here."""

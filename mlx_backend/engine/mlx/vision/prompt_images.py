@@ -43,7 +43,8 @@ class PromptImages:
         self._seen: dict[bytes, mx.array] = {
             each.image.digest: features
             for each in images
-            if not each.image.inputs and (features := vision.features.find(each.image.digest)) is not None
+            if not each.image.can_be_seen
+            and (features := vision.features.find(each.image.digest)) is not None
         }
         # By how much positions are behind the tokens' numbers after each image, and before the first.
         self._shifts = [0]
@@ -215,7 +216,7 @@ def check_images(request: GenerationRequest, vision: Vision | None) -> ImageByte
         if before.end > after.start:
             raise EngineRefused("The images of a prompt overlap, or are not in order.", "images")
     for each in request.images:
-        if not each.image.inputs and vision.features.find(each.image.digest) is None:
+        if not each.image.can_be_seen and vision.features.find(each.image.digest) is None:
             raise EngineRefused(
                 "What was made of an image that was seen before is not kept any more.", "images"
             )

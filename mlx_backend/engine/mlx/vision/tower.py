@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEASURED_SIDES = (224, 448)  # pixels
+MAX_GRIDS = 1024  # sizes of pictures whose places are remembered
 
 
 class Vision:
@@ -72,6 +73,9 @@ class Vision:
             warnings.simplefilter("ignore")  # about sounds, which the processors of some families read too
             processor = load_processor(folder, add_detokenizer=False)
         self._processor, self._options = processor.image_processor, dict[str, Any]()
+        self._grids: dict[
+            tuple[int, int], tuple[int, int, int]
+        ] = {}  # and bytes of inputs, by the sides of pictures
         self._row_break: int | None = None
         self.markup = family.markup or ImageMarkup(
             part=processor.image_token,
@@ -107,7 +111,26 @@ class Vision:
         return weight_bytes(self._model)
 
     def prepare(self, picture: Picture) -> PreparedImage:
-        """Return the picture as the vision tower takes it. Raises EngineRefused for one that it cannot take."""
+        """Return the picture as the vision tower takes it. Raises EngineRefused for one that it cannot take.
+
+        One that was seen is not prepared again, which takes a tenth of a second for a megapixel.
+        """
+        sides, digest = (picture.width, picture.height), picture.digest
+        grid = self._grids.get(sides)
+        if grid is not None and digest in self.features:
+            rows, columns, nbytes = grid
+            image = PreparedImage(digest, rows, columns, {}, self._row_break, picture, nbytes)
+        else:
+            inputs = self._inputs(picture)
+            rows, columns = self._grid(inputs)
+            image = PreparedImage(digest, rows, columns, inputs, self._row_break)
+            if len(self._grids) >= MAX_GRIDS:
+                self._grids.clear()
+            self._grids[sides] = rows, columns, image.nbytes
+        self.waiting.add(image)
+        return image
+
+    def _inputs(self, picture: Picture) -> dict[str, Any]:
         pixels = np.frombuffer(picture.rgb, np.uint8).reshape(picture.height, picture.width, 3)
         from PIL import Image
 
@@ -120,11 +143,7 @@ class Vision:
             ) from error
         if isinstance(made, tuple):  # and the number of its places
             made, _ = made
-        inputs = {name: np.asarray(value) for name, value in made.items() if name != "num_crops"}
-        rows, columns = self._grid(inputs)
-        image = PreparedImage(picture.digest, rows, columns, inputs, self._row_break)
-        self.waiting.add(image)
-        return image
+        return {name: np.asarray(value) for name, value in made.items() if name != "num_crops"}
 
     def see(self, image: PreparedImage) -> mx.array:
         """Return an image's embeddings, and what is added to the outputs of layers ([1 + layers, tokens, width]).
@@ -153,7 +172,11 @@ class Vision:
 
     def _compute(self, image: PreparedImage) -> mx.array:
         places = mx.array([image.tokens(self.pad_token)])
-        inputs = {name: mx.array(value) for name, value in image.inputs.items()}
+        made = image.inputs
+        if not made:
+            assert image.picture is not None
+            made = self._inputs(image.picture)
+        inputs = {name: mx.array(value) for name, value in made.items()}
         pixels = inputs.pop("pixel_values")
         found = self._model.get_input_embeddings(places, pixels, mask=mx.ones_like(places), **inputs)
         added = getattr(found, "deepstack_visual_embeds", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from drafting import generate, loaded_batch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
     from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.batch import MLXBatch
+    from mlx_backend.images.source import Picture
 
 pytestmark = needs_mlx_vlm
 
@@ -194,13 +195,44 @@ def test_a_reply_about_an_image_that_was_seen_before_reserves_nothing_for_seeing
     assert not batch.loaded.runtime.cache_budget._seeing
 
 
-def test_what_may_come_next_is_prefilled_without_the_inputs_of_an_image_that_was_seen(
+def test_a_picture_that_was_seen_is_prepared_again_only_if_what_was_made_of_it_is_lost(
+    batch: MLXBatch, seeing: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vision = batch.loaded.runtime.vision
+    assert vision is not None
+    prepared: list[Picture] = []
+    make = Vision._inputs
+
+    def noting(self: Vision, picture: Picture) -> dict[str, Any]:
+        prepared.append(picture)
+        return make(self, picture)
+
+    monkeypatch.setattr(Vision, "_inputs", noting)
+    picture = noise(83)
+    prompt = seeing.request((2,), picture, TEXT)
+    [place] = prompt.images
+
+    def asked() -> GenerationRequest:
+        return replace(prompt, images=[PromptImage(place.start, vision.prepare(picture))])
+
+    for count in (1, 1):
+        [found] = generate(batch, [request := asked()])
+        assert len(prepared) == count + 1, "and once for the other engine"
+        assert request.images[0].image.nbytes == place.image.nbytes
+    request = asked()
+    vision.features.evict_to(0)
+    [again] = generate(batch, [request])
+    assert len(prepared) == 3
+    assert again.tokens == found.tokens == seeing.reply(prompt)
+
+
+def test_what_may_come_next_is_prefilled_without_what_it_takes_to_see_an_image_again(
     folder: SeeingModel, seeing: Seeing, seen: list[bytes]
 ) -> None:
     request = seeing.request((2,), noise(82), TEXT)
     following = seeing.request((2,), noise(82), (*TEXT, *range(60, 80)))
     [image] = following.images
-    known = [PromptImage(image.start, image.image.without_inputs())]
+    known = [PromptImage(image.start, image.image.known())]
     plan = replace(following, prompt=following.prompt[:-3], images=known, max_tokens=0)
     with loaded_batch(folder.folder, cache_bytes=64 << 20) as batch:
         generate(batch, [request])
