@@ -104,7 +104,8 @@ class ImageFetcher:
                     location = response.getheader("Location")
                     if response.status not in _REDIRECTS or location is None:
                         return self._body(response)
-            url = urljoin(url, location)
+            # Many servers write a path as it is, in UTF-8 or another encoding: its bytes are what they want back.
+            url = urljoin(url, quote(location.encode("latin-1"), safe=_KEPT_IN_PATHS))
         raise FetchError(
             f"The image's address leads on to others, more than {MAX_REDIRECTS} times. Send the one where it is."
         )

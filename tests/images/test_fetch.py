@@ -8,6 +8,7 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from picture_files import png
@@ -78,6 +79,14 @@ def test_a_path_is_sent_as_it_is_and_what_is_not_ascii_escaped() -> None:
 def test_a_redirect_is_followed(status: int, location: str) -> None:
     with PictureSite({"/b.png": found(PNG)}) as site:
         site.answers["/a.png"] = moved(location.format(port=site.port), status)
+        assert fetcher(LOCAL).fetch(site.url()) == PNG
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "shift_jis"])
+def test_a_redirect_may_be_written_without_escapes(encoding: str) -> None:
+    bytes_of_path = "/画 像.png".encode(encoding)
+    with PictureSite({quote(bytes_of_path): found(PNG)}) as site:
+        site.answers["/a.png"] = moved("/b").replace(b"/b", bytes_of_path)
         assert fetcher(LOCAL).fetch(site.url()) == PNG
 
 
