@@ -86,6 +86,12 @@ class RequestImages:
         self._means: tuple[ImageLoader, ImageProcessor, str] | None = None
         if loader is not None and processor is not None and pad is not None:
             self._means = loader, processor, pad
+        elif loader is not None and processor is not None:
+            log.warning(
+                "%s cannot be shown images: the token that its config.json names for them, %d, is no control token of "
+                "its tokenizer.",
+                *(engine.model_id, processor.pad_token),
+            )
 
     @property
     def are_seen(self) -> bool:
