@@ -239,7 +239,7 @@ def _cannot_use(part_type: Any) -> str:
     if part_type == "image":
         return f"Here an image is a part of another form. {IMAGE_FORM}"
     if not isinstance(part_type, str) or part_type not in _MEDIA:
-        return f"This model reads text only; it cannot use a part of type {excerpt(part_type)}. Remove that part."
+        return f"A message cannot have a part of type {excerpt(part_type)} here. Remove that part."
     cannot, what, remedy = _MEDIA[part_type]
     return f"This model cannot {cannot}. Remove the {what}, or choose a model {remedy}."
 

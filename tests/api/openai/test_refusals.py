@@ -168,7 +168,7 @@ FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     (part("input_audio"), "messages[0].content[1]", "This model cannot hear audio. Remove the audio,"),
     (part("video_url"), "messages[0].content[1]", "This model cannot watch videos. Remove the video,"),
     (part("file"), "messages[0].content[1]", "This model cannot open files. Remove the file,"),
-    (part("hologram"), "messages[0].content[1]", 'cannot use a part of type "hologram"'),
+    (part("hologram"), "messages[0].content[1]", 'cannot have a part of type "hologram"'),
 ]
 
 
