@@ -12,6 +12,7 @@ from vision_models import SeeingModel, needs_mlx_vlm
 
 from mlx_backend.engine.base import Progress, Sampling, TokenDelta
 from mlx_backend.engine.images import PromptImage
+from mlx_backend.engine.mlx import batch_caches
 from mlx_backend.engine.mlx.vision.tower import Vision
 from mlx_backend.errors import EngineRefused
 
@@ -251,3 +252,22 @@ def test_what_may_come_next_is_prefilled_without_what_it_takes_to_see_an_image_a
         vision.features.evict_to(0)
         with pytest.raises(EngineRefused, match="not kept any more"):
             batch.admits(plan)
+
+
+def test_replies_about_images_whose_caches_are_lost_go_on_as_if_they_were_not(
+    batch: MLXBatch, seeing: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [
+        seeing.request(*LAYOUTS["two images"], tokens=30),
+        seeing.request((2, *range(30, 50)), tokens=12),
+        seeing.request((2,), noise(80), TEXT, tokens=25),
+    ]
+
+    def failing(*_: object) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(batch_caches, "select_rows", failing)  # when the first of them ends
+    found = generate(batch, requests)
+    assert batch_caches.select_rows is not failing
+    assert [each.tokens for each in found] == [seeing.reply(request) for request in requests]
