@@ -287,7 +287,7 @@ class Settings(ReplySettings):
         int,
         Setting(
             kind=size(1 << 20, "MB", "a number of megabytes above 0", above=True),
-            help="largest body of a request, in megabytes",
+            help="largest body of a request beside its images, in megabytes",
             group="limits",
             option="--max-body-mb",
         ),
@@ -346,6 +346,15 @@ class Settings(ReplySettings):
             option="--max-image-mb",
         ),
     ] = 20 << 20
+    max_images_bytes: Annotated[
+        int,
+        Setting(
+            kind=size(1 << 20, "MB", "a number of megabytes"),
+            help="most that all images in a request's body take there, in megabytes",
+            group="images",
+            option="--max-images-mb",
+        ),
+    ] = 64 << 20
     max_image_pixels: Annotated[
         int,
         Setting(

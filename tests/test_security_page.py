@@ -36,7 +36,11 @@ def test_every_option_on_the_page_is_one() -> None:
         ("requests that wait, and how long", [str(S.max_queue), WORDS[int(S.queue_seconds)]]),
         (
             "a request's body",
-            [f"{S.max_body_bytes // 10**6} MB", f"{MAX_DEPTH} levels", f"{R.max_held_bytes >> 20} MB"],
+            [
+                f"{S.max_body_bytes >> 20} MB and {S.max_images_bytes >> 20} MB of images",
+                f"{MAX_DEPTH} levels",
+                f"{R.max_held_bytes >> 20} MB",
+            ],
         ),
         ("messages and tools of a request", [f"{S.max_messages:,}", f"{S.max_tools:,}"]),
         (

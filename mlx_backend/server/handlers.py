@@ -201,7 +201,7 @@ def _parsed[C](
     parse: Callable[[bytes], C], request: Request, backend: Backend
 ) -> tuple[C, Callable[[], AbstractContextManager[None]]]:
     """Return what is made of a request's body, and the context in which the rest of the request is prepared."""
-    body = read_body(request, backend.settings.max_body_bytes)
+    body = read_body(request, backend.settings.max_body_bytes, backend.settings.max_images_bytes)
     preparation = partial(backend.preparations.of, len(body), _on_disconnect(request), backend.client.share)
     with preparation():
         return parse(body), preparation

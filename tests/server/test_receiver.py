@@ -131,7 +131,7 @@ def test_what_its_head_refuses_is_refused_before_its_body_is_sent(
 
 
 def test_a_body_announced_as_too_long_is_refused_before_it_is_sent(stack: ExitStack) -> None:
-    started = start(stack, settings={"max_body_bytes": 1000})
+    started = start(stack, settings={"max_body_bytes": 1000, "max_images_bytes": 0})
     status, text = message(started.connect(CHAT + b"Content-Length: 1001\r\n\r\n"))
     assert (status, "1000 bytes" in text) == (413, True)
 

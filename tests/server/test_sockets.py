@@ -188,10 +188,31 @@ def test_64_clients_at_once_each_get_their_own_answer() -> None:
 
 
 def test_a_big_body_is_refused_and_the_refusal_arrives() -> None:
-    with ScriptedEngine([]) as engine, running(engine, max_body_bytes=1 << 20) as server:
+    with ScriptedEngine([]) as engine, running(engine, max_body_bytes=1 << 20, max_images_bytes=0) as server:
         status, body = server.call("/v1/chat/completions", b" " * (10 << 20))
         assert status == 413
         assert "larger than 1 MB" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("slash", [b"/", rb"\/"], ids=["as it is", "escaped"])
+def test_images_have_a_limit_of_their_own(slash: bytes) -> None:
+    def body(image: int, text: int = 0) -> bytes:
+        url = b'"data:image%spng;base64,%s"' % (slash, b"A" * image)
+        message = b'{"role": "user", "content": [{"type": "image_url", "image_url": %s}]}' % url
+        return b'{"messages": [%s], "user": "%s"}' % (message, b"x" * text)
+
+    with (
+        ScriptedEngine([]) as engine,
+        running(engine, max_body_bytes=100_000, max_images_bytes=3 << 20) as server,
+    ):
+        for sent, status, says in (
+            (body(2 << 20), 400, "This model cannot see images"),
+            (body(3 << 20), 413, "its images take 3.1 MB, and this server's limit is 3 MB (--max-images-mb)"),
+            (body(2 << 20, 100_000), 413, "larger than 100000 bytes without its images"),
+            (body(0, 100_000), 413, "larger than 100000 bytes without its images"),
+        ):
+            answered, answer = server.call("/v1/chat/completions", sent)
+            assert (answered, says in answer["error"]["message"]) == (status, True), answer
 
 
 def chunked(body: bytes) -> bytes:
@@ -220,7 +241,10 @@ def chunked(body: bytes) -> bytes:
     ids=range(8),
 )
 def test_broken_requests_get_an_error_object(request_bytes: bytes, status: bytes) -> None:
-    with ScriptedEngine([]) as engine, running(engine, max_body_bytes=100_000) as server:
+    with (
+        ScriptedEngine([]) as engine,
+        running(engine, max_body_bytes=100_000, max_images_bytes=0) as server,
+    ):
         with socket.create_connection(server.address, timeout=10) as connection:
             connection.sendall(request_bytes)
             head, _, body = read_until(connection, b"}}").partition(b"\r\n\r\n")

@@ -26,7 +26,9 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with ScriptedEngine(lambda _: ANSWER, model_id="someone/scripted", context_length=4096) as engine:
-        yield Client(App(SingleModelRegistry(Service(engine)), Settings(max_body_bytes=100_000)))
+        yield Client(
+            App(SingleModelRegistry(Service(engine)), Settings(max_body_bytes=100_000, max_images_bytes=0))
+        )
 
 
 def refused(client: Client, path: str, body: Any, status: int = 400) -> dict[str, Any]:
