@@ -142,12 +142,14 @@ class RequestImages:
         chosen = [sources[number] for number in numbers]
         images: dict[int, PreparedImage] = {}
         with closing(loader.load(chosen)) as pictures:
-            for number, picture in zip(numbers, pictures, strict=True):
+            for number in numbers:
                 current().check()
+                picture = next(pictures)
                 try:
                     images[number] = processor.prepare(picture)
                 except EngineRefused as error:
                     raise RequestError(str(error), sources[number].where, "invalid_image") from error
+                del picture  # before the next is loaded
         return SeenImages(processor, pad, images)
 
     def without_files(self, request: ChatRequest) -> ChatRequest:
