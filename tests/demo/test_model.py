@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
-from mlx_backend.demo.evaluate import Figures, draw, play, unseen_tools
+from mlx_backend.demo.evaluate import Figures, draw, draw_unreasoned, play, unseen_tools
 from mlx_backend.demo.exchange import EFFORTS
 from mlx_backend.demo.judge import Completion, parse_completion
-from mlx_backend.demo.replies import Generate, batched, foreseen
+from mlx_backend.demo.replies import Generate, batched, foreseen, unreasoned
 from mlx_backend.demo.tokens import SPECIAL, STOPS
 
 
@@ -114,6 +114,15 @@ def test_an_unseen_tool_is_called_and_its_result_repeated(
     loaded: tuple[Any, Any], generate: Generate
 ) -> None:
     figures = play(generate, loaded[1], unseen_tools(seed=11, count=6))
+    assert figures.correct.total() >= 0.9 * figures.replies, figures.mistakes
+
+
+def test_without_reasoning_it_calls_a_tool_where_one_is_wanted(
+    loaded: tuple[Any, Any], generate: Generate
+) -> None:
+    figures = play(unreasoned(*loaded, generate), loaded[1], draw_unreasoned(seed=11, count=3))
+    assert figures.well_formed == figures.replies
+    assert figures.total["unseen tool"] == 3
     assert figures.correct.total() >= 0.9 * figures.replies, figures.mistakes
 
 
