@@ -14,6 +14,7 @@ from vision_models import needs_mlx_vlm
 
 from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.mlx.vision.families import FAMILIES, family_of, frequency_axes
+from mlx_backend.engine.mlx.vision.features import FeatureCache
 from mlx_backend.engine.mlx.vision.prompt_images import PromptImages
 
 PAD, VISION_START = 5, 3
@@ -24,7 +25,7 @@ def image(rows: int, columns: int, name: bytes = b"a") -> PreparedImage:
 
 
 def prompt_images(images: list[PromptImage], family: str = "qwen2_5_vl") -> PromptImages:
-    vision: Any = SimpleNamespace(family=FAMILIES[family])
+    vision: Any = SimpleNamespace(family=FAMILIES[family], features=FeatureCache())
     return PromptImages(images, vision)
 
 
