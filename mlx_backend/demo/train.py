@@ -63,6 +63,7 @@ MAX_TOKENS: Final = 1_536  # tokens of most training sequences
 MAX_LONG_TOKENS: Final = 16_128  # and of the few long ones
 CHARACTERS_A_TOKEN: Final = 2.6  # of a long dialogue, about
 CACHE_BYTES: Final = 90 << 30  # freed memory that MLX may cache
+CPU_CACHE_BYTES: Final = 2 << 30  # and without a GPU, where it is the machine's own
 MAX_PAIRS: Final = 4 << 26  # of a query and a key in a batch: one of the longest sequences
 BLOCK_STEPS: Final = 16  # steps whose examples are drawn together, sorted by length
 LONG_GRID: Final = (
@@ -366,7 +367,7 @@ def main() -> None:
             (folder / name).write_bytes((chosen.start / name).read_bytes())
     else:
         make_tokenizer(folder, chosen.seed)
-    mx.set_cache_limit(CACHE_BYTES)
+    mx.set_cache_limit(CACHE_BYTES if mx.default_device() == mx.gpu else CPU_CACHE_BYTES)
     model = initial_model(chosen.seed)
     if chosen.start:
         model.load_weights(str(chosen.start / "model.safetensors"))
