@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import select
 import shutil
 import socket
 import ssl
@@ -246,25 +247,29 @@ def test_a_reader_that_takes_a_little_now_and_then_is_not_waited_for_without_end
 ) -> None:
     """Each wait is short; all of them together are not."""
     clock = itertools.count(step=1.5)
-    monkeypatch.setattr("mlx_backend.server.tls.time", SimpleNamespace(monotonic=lambda: next(clock)))
     here, there = socket.socketpair()
-    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = TlsContext(CERTIFICATE, KEY).wrap(here)
 
-    def read() -> None:
-        while there.recv(65536):
+    class Reader:
+        """Takes something whenever it is waited for."""
+
+        def register(self, *_: Any) -> None:
             pass
 
-    reader = threading.Thread(target=read)
-    reader.start()
+        def poll(self, _milliseconds: float) -> bool:
+            return bool(there.recv(65536))
+
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server = TlsContext(CERTIFICATE, KEY).wrap(here)
+    monkeypatch.setattr("mlx_backend.server.tls.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("mlx_backend.server.tls.select", SimpleNamespace(poll=Reader, POLLOUT=select.POLLOUT))
     with there:
-        server.settimeout(2)
+        server.settimeout(4)
         server._unsent = bytes(10_000_000)
         with pytest.raises(TimeoutError):
             server._flush(wait=True)
+        assert 0 < len(server._unsent) < 10_000_000
         server._unsent = b""
         server.close()
-        reader.join()
 
 
 def test_a_certificate_is_read_again_for_new_connections_and_a_broken_one_keeps_the_old(

@@ -246,6 +246,11 @@ def to_wire(request: GenerationRequest) -> dict[str, Any]:
                 written[field.name] = asdict(value)
             case "queue_timeout":  # only rank 0 has a queue
                 pass
+            case "images":
+                if value:
+                    raise EngineRefused(
+                        "Images are not possible yet while several processes share the model."
+                    )
             case "constraint":  # rank 0 chooses the tokens; the others only have to take the same steps
                 written[field.name] = value is not None
             case name:

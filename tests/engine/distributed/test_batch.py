@@ -15,6 +15,7 @@ from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampl
 from mlx_backend.engine.batch import Ended, ModelInfo, Outcome
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow, from_wire, to_wire
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
+from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.scheduler import Scheduler
 from mlx_backend.engine.scripted import ScriptedTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
@@ -212,6 +213,15 @@ def test_a_grammar_is_refused_and_other_requests_go_on() -> None:
         with pytest.raises(EngineRefused, match="must follow a grammar is not possible yet while several"):
             list(bound)
         assert isinstance(list(free)[-1], Finished)
+
+
+def test_an_image_is_refused_and_other_requests_go_on() -> None:
+    image = PromptImage(0, PreparedImage(b"a", 1, 1, {}))
+    with group(PlainBatch(), PlainBatch()) as (scheduler, _):
+        seeing, blind = scheduler.submit(replace(REQUEST, images=[image])), scheduler.submit(REQUEST)
+        with pytest.raises(EngineRefused, match="Images are not possible yet while several processes"):
+            list(seeing)
+        assert isinstance(list(blind)[-1], Finished)
 
 
 def test_ranks_with_different_results_stop() -> None:
