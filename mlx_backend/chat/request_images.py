@@ -146,7 +146,8 @@ class RequestImages:
                 current().check()
                 picture = next(pictures)
                 try:
-                    images[number] = processor.prepare(picture)
+                    beside = sum(each.nbytes for each in images.values())
+                    images[number] = processor.prepare(picture, beside)
                 except EngineRefused as error:
                     raise RequestError(str(error), sources[number].where, "invalid_image") from error
                 del picture  # before the next is loaded

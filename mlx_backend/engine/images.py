@@ -117,9 +117,9 @@ class ImageProcessor(Protocol):
         """How an image is written in a prompt."""
         ...
 
-    def prepare(self, picture: Picture) -> PreparedImage:
-        """Return the picture as the model takes it.
+    def prepare(self, picture: Picture, beside: int = 0) -> PreparedImage:
+        """Return the picture as the model takes it; `beside` are the bytes of the same request's other images.
 
-        Raises EngineRefused for one that it cannot take, EngineBusy while too many others wait to be seen.
+        Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
         """
         ...

@@ -32,11 +32,11 @@ class ScriptedImageProcessor:
         """Qwen's."""
         return ImageMarkup(part="".join(IMAGE_MARKERS), placeholder=IMAGE_MARKERS[1])
 
-    def prepare(self, picture: Picture) -> PreparedImage:
-        """Return the picture's size in tokens; the picture itself is the only input."""
+    def prepare(self, picture: Picture, beside: int = 0) -> PreparedImage:
+        """Return the picture's size in tokens; its pixels are the only input."""
         return PreparedImage(
             picture.digest,
             -(-picture.height // self.side),
             -(-picture.width // self.side),
-            {"picture": picture},
+            {"rgb": memoryview(picture.rgb)},
         )

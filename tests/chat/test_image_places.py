@@ -50,7 +50,7 @@ class Processor:
         self.markup = markup
         self.pad_token = pad_token
 
-    def prepare(self, _picture: Any) -> PreparedImage:
+    def prepare(self, _picture: Any, beside: int = 0) -> PreparedImage:
         raise NotImplementedError
 
 

@@ -45,13 +45,22 @@ class PreparedImages:
         with self._guard:
             return self._count()
 
-    def add(self, image: PreparedImage) -> None:
-        """Count an image for as long as it exists. Raises EngineRefused or EngineBusy if there is no room for it."""
+    def add(self, image: PreparedImage, beside: int = 0) -> None:
+        """Count an image for as long as it exists; `beside` are the bytes of the same request's other images.
+
+        Raises EngineRefused if there is never room for it, EngineBusy if there is none now.
+        """
         nbytes, max_bytes = image.nbytes, max(0, int(self.room() * MAX_SHARE))
         if nbytes > max_bytes:
             raise EngineRefused(
                 f"The image takes {format_bytes(nbytes)} of memory as this model sees it; {format_bytes(max_bytes)} "
                 "are left for images. Send it smaller, or with the detail low.",
+                "images",
+            )
+        if beside + nbytes > max_bytes:
+            raise EngineRefused(
+                f"The request's images take more than {format_bytes(max_bytes)} of memory as this model sees them, "
+                "which is all that is left for images. Send fewer, or smaller, or with the detail low.",
                 "images",
             )
         with self._guard:

@@ -110,8 +110,10 @@ class Vision:
         """The bytes of its weights."""
         return weight_bytes(self._model)
 
-    def prepare(self, picture: Picture) -> PreparedImage:
-        """Return the picture as the vision tower takes it. Raises EngineRefused for one that it cannot take.
+    def prepare(self, picture: Picture, beside: int = 0) -> PreparedImage:
+        """Return the picture as the vision tower takes it; `beside` are the bytes of its request's other images.
+
+        Raises EngineRefused for one that it cannot take, EngineBusy while too many of others wait to be seen.
 
         One that was seen is not prepared again, which takes a tenth of a second for a megapixel.
         """
@@ -127,7 +129,7 @@ class Vision:
             if len(self._grids) >= MAX_GRIDS:
                 self._grids.clear()
             self._grids[sides] = rows, columns, image.nbytes
-        self.waiting.add(image)
+        self.waiting.add(image, beside)
         return image
 
     def _inputs(self, picture: Picture) -> dict[str, Any]:

@@ -44,6 +44,16 @@ def test_prepared_images_are_counted_for_as_long_as_they_exist() -> None:
     assert counted.nbytes == 500
 
 
+def test_images_of_one_request_that_never_fit_together_are_refused() -> None:
+    counted = counting(4000)
+    counted.add(first := image(600))
+    with pytest.raises(EngineRefused, match=r"The request's images take more than 0\.977 KB of memory"):
+        counted.add(image(500), first.nbytes)
+    assert counted.nbytes == 600
+    with pytest.raises(EngineBusy):  # of another request
+        counted.add(image(500), 100)
+
+
 def test_one_that_never_fits_is_refused_and_one_too_many_is_told_to_come_back() -> None:
     counted = counting(4000)  # a quarter of which is for images
     with pytest.raises(EngineRefused, match=r"takes 1\.07 KB of memory .* 0\.977 KB are left for images"):
