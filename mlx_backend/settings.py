@@ -379,3 +379,8 @@ class Settings(ReplySettings):
         ),
     ] = True
     keepalive_seconds: float = 5.0
+
+    @property
+    def max_received_bytes(self) -> int:
+        """The largest body of a request, with its images."""
+        return self.max_body_bytes + self.max_images_bytes

@@ -108,7 +108,7 @@ def served(
     send_buffer: int | None = None,
 ) -> Iterator[RunningServer]:
     """Serve these models inside the block; `send_buffer` is how many bytes the system takes for a slow client."""
-    limits = limits or ReceiveLimits(max_body_bytes=settings.max_body_bytes + settings.max_images_bytes)
+    limits = limits or ReceiveLimits(max_body_bytes=settings.max_received_bytes)
     app = App(models, settings)
     threads = settings.max_concurrent + settings.max_queue
     server = Server(

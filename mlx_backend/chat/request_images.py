@@ -153,12 +153,6 @@ class RequestImages:
                 del picture  # before the next is loaded
         return SeenImages(processor, pad, images)
 
-    def without_files(self, request: ChatRequest) -> ChatRequest:
-        """Return a request whose images have been seen without their files, which would live as long as its reply."""
-        if not request.images:
-            return request
-        return replace(request, images=[replace(each, url="") for each in request.images])
-
     def _refusal(self, request: ChatRequest, index: int) -> RequestError:
         message = request.messages[index]
         at = next(at for at, part in enumerate(message["content"]) if is_image(part))

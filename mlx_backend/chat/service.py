@@ -190,7 +190,7 @@ class Service:
         renamed = _with_names(request, names)
         grammar = self._constraints.grammar(renamed)
         images = self._images.seen(request.images, conversation.messages)
-        request = self._images.without_files(request)
+        request = replace(request, images=())  # their files would live as long as the reply
         prompt = self._prompts.prompt(request, conversation, images=images, size=self._size)
         self._check_length(request, conversation, prompt, images)
         constraint = self._constraints.start(renamed, grammar, conversation, prompt)

@@ -118,9 +118,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
     app = App(models, settings, memory=models.memory)
     requests = settings.max_concurrent + settings.max_queue
     tls = tls_of(settings)
-    limits = ReceiveLimits(
-        max_body_bytes=settings.max_body_bytes + settings.max_images_bytes, trusted_proxies=app.proxies
-    )
+    limits = ReceiveLimits(max_body_bytes=settings.max_received_bytes, trusted_proxies=app.proxies)
     if in_use := port_in_use(settings.host, settings.port):
         return _failed(in_use)
     server = Server(

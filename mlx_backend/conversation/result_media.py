@@ -1,6 +1,6 @@
 """Finds media in tool results that no model is shown. They are refused, with the tool's name in the error.
 
-Images in messages of the role `tool` are left to whoever knows the model. Other media, and images among the parts of
+Images in messages of the role `tool` stay, since some models see. Other media, and images among the parts of
 another message, would be megabytes of base64 in the prompt. Knows nothing else of messages.
 """
 

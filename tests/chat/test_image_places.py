@@ -51,7 +51,7 @@ class Processor:
         self.pad_token = pad_token
 
     def prepare(self, _picture: Any, beside: int = 0) -> PreparedImage:
-        raise NotImplementedError
+        raise NotImplementedError  # what is shown here is prepared already
 
 
 def text(words: str) -> dict[str, Any]:

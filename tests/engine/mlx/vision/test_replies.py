@@ -207,15 +207,7 @@ def test_prefixes_on_disk_know_their_pictures_after_a_restart(
     assert found == [0, turn.checkpoints[0], 0]
 
 
-def test_a_vision_tower_runs_once_for_each_image(caching: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bytes] = []
-    compute = Vision._compute
-
-    def counted(self: Vision, image: PreparedImage) -> mx.array:
-        seen.append(image.digest)
-        return compute(self, image)
-
-    monkeypatch.setattr(Vision, "_compute", counted)
+def test_a_vision_tower_runs_once_for_each_image(caching: Seeing, seen: list[bytes]) -> None:
     request = caching.request((2, 78), noise(40), noise(41), noise(40), TEXT)
     caching.reply(request)
     caching.reply(caching.request((2, 79), noise(41), TEXT))

@@ -19,10 +19,7 @@ from mlx_backend.errors import EngineRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import mlx.core as mx
-
     from mlx_backend.engine.base import GenerationRequest
-    from mlx_backend.engine.images import PreparedImage
     from mlx_backend.engine.mlx.batch import MLXBatch
     from mlx_backend.images.source import Picture
 
@@ -33,20 +30,6 @@ pytestmark = needs_mlx_vlm
 def batch(folder: SeeingModel) -> Iterator[MLXBatch]:
     with loaded_batch(folder.folder) as batch:
         yield batch
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The digests of the images that the vision tower has seen."""
-    digests: list[bytes] = []
-    compute = Vision._compute
-
-    def noting(self: Vision, image: PreparedImage) -> mx.array:
-        digests.append(image.digest)
-        return compute(self, image)
-
-    monkeypatch.setattr(Vision, "_compute", noting)
-    return digests
 
 
 def step(batch: MLXBatch) -> dict[int, list[int]]:
