@@ -10,7 +10,7 @@ from mlx_backend.device import Device
 from mlx_backend.engine.base import Logprobs, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer, DraftRecord
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.engine.base import Engine, GenerationRequest
+    from mlx_backend.engine.mlx.draft_record import DraftRecord
 
 
 class EveryStep(DraftPacer):
@@ -28,11 +29,13 @@ class EveryStep(DraftPacer):
     def __init__(self, max_drafts: int) -> None:
         super().__init__(max_drafts, None)
 
-    def is_drafting(self, replies: Sequence[DraftRecord]) -> bool:
+    def can_draft(self, replies: Sequence[DraftRecord], context: int) -> bool:
         return len(replies) <= MAX_REPLIES
 
-    def plan(self, replies: Sequence[DraftRecord], limits: Sequence[int]) -> list[int]:
-        return [min(limit, self.max_drafts) if self.is_drafting(replies) else 0 for limit in limits]
+    def plan(
+        self, replies: Sequence[DraftRecord], limits: Sequence[int], context: int, *, is_drafting: bool
+    ) -> list[int]:
+        return [min(limit, self.max_drafts) if self.can_draft(replies, context) else 0 for limit in limits]
 
 
 @dataclass

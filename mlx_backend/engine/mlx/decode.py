@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STEPS_BEFORE_MERGE = 64  # without drafts, after which the caches of several sequences are merged again
-
 
 class Decoder:
     """The sequences of one network.
@@ -72,7 +70,7 @@ class Decoder:
         self._caches = self._make_caches()
         self._next: mx.array | None = None  # the token sampled last for each sequence, being computed
         self._admitted: AdmittedSequences | None = None  # in the last step
-        self._undrafted_steps = 0  # in a row
+        self._was_drafting = False  # since caches were merged
 
     @property
     def all_sequences(self) -> list[DecodingSequence]:
@@ -111,9 +109,9 @@ class Decoder:
             return []
         caches = [each.layers for each in admitted.prefilled]
         together = [*self.sequences, *admitted.sequences]
-        merge = not (self._can_pack and self._is_drafting(together))
+        self._was_drafting = self._can_pack and self._is_drafting(together)
         try:
-            self._caches.join(caches, cache_lengths(together), merge=merge)
+            self._caches.join(caches, cache_lengths(together), merge=not self._was_drafting)
         except CacheError as error:
             _log_unmerged(error)
             return [
@@ -123,7 +121,6 @@ class Decoder:
         first = admitted.first_tokens
         self._next = first if self._next is None else mx.concatenate([self._next, first])
         self.sequences = together
-        self._undrafted_steps = 0
         return []
 
     def split(self) -> list[Decoder]:
@@ -323,16 +320,16 @@ class Decoder:
         sequences = self.sequences
         limits = drafting.plan(sequences, [self._unconstrained_tokens(sequence) for sequence in sequences])
         if not any(limits):
-            self._undrafted_steps += 1
-            if self._undrafted_steps == STEPS_BEFORE_MERGE:
+            if self._was_drafting:
                 self._merge_own_caches()
             generated = self._advance()
-            drafting.on_step(len(sequences), None)
+            drafting.on_step(sequences, None)
             return generated
-        self._undrafted_steps = 0
+        self._was_drafting = True
         assert self._next is not None
         tokens = as_ints(self._next)
         generated = emit_pending(sequences, tokens)
+        num_pending = len(generated)
         ended = {each.sequence.key for each in generated if each.finish_reason is not None}
         if len(ended) == len(sequences):
             return generated
@@ -350,7 +347,7 @@ class Decoder:
                 generated += self._advance_behind(generated)
         else:
             generated += self._advance_behind(generated)
-        drafting.on_step(len(sequences), sum(map(len, drafts)))
+        drafting.on_step(sequences, sum(map(len, drafts)), len(generated) - num_pending)
         return generated
 
     def _advance_behind(self, generated: Sequence[GeneratedToken]) -> list[GeneratedToken]:
@@ -383,6 +380,7 @@ class Decoder:
         return generated
 
     def _merge_own_caches(self) -> None:
+        self._was_drafting = False
         try:
             self._caches.merge(cache_lengths(self.sequences))
         except CacheError as error:

@@ -2,127 +2,61 @@
 
 Times are counted in plain steps, in which every reply gets one token. A step with drafts takes longer than a plain
 one: by what drafting takes at all (the token sampled last has to be waited for, and caches are not merged), and by
-what each drafted token adds. Both are measured, for each number of replies. What drafts save follows from how many
-were right before: if each is right with probability p, the j-th of them is accepted with p**j, and a token that a
-reply need not wait for is worth a plain step's share. A reply whose drafts are wrong gets none for a while, and all
-replies get none while drafts do not pay for them together.
+what each drafted token adds. Both are measured, for each number of replies (draft_costs.py). What drafts save follows
+from how many were right before (draft_record.py): if each is right with probability p, the j-th of them is accepted
+with p**j, and a token that a reply need not wait for is worth a plain step's share.
+
+To find that out takes time too, as does what those steps do not show: caches are separated and merged, the device has
+nothing to do between two steps, and a draft model prefills a text before it drafts. So an account is kept of all time
+that drafting took beyond what it saved. Drafting starts only while that is a small share of all time, whatever is
+expected of it; and a text is prefilled for drafts only if they would have saved as much in the reply so far.
 
 Decisions change how fast a reply is, and never its text. Knows no tokens and no MLX.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
-from itertools import combinations
-from statistics import median
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from mlx_backend.engine.mlx.draft_costs import DraftCosts
+from mlx_backend.engine.mlx.draft_record import shared_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mlx_backend.engine.mlx.draft_record import DraftRecord
+
 MAX_REPLIES = 4  # that get drafts at once; more replies keep a device busy with one token each
-MIN_TIMES = 4  # steps measured before a number of replies is given drafts
-MAX_TIMES = 16  # that are remembered
-STEPS_PER_FIT = 4
-FIRST_MEMORY, MAX_MEMORY = 128, 4096
-"""Plain steps, after which a time is forgotten that was measured with drafts."""
-STEPS_PER_MEASUREMENT = 256
-"""Drafted in a row before plain steps are measured again: they grow with the context."""
-FIRST_PAUSE, MAX_PAUSE = 16, 256  # steps
-FOUND_BEFORE_SHORT_PAUSE = 8
-"""Steps with drafts, decayed, after which a reply's next pause is a short one again."""
-MEMORY = 0.95  # how much of what is known of a reply's drafts counts after one more of them
-ASSUMED_COST = 0.1  # plain steps per drafted token, until it is measured
-_ASSUMED_TIMES = ((0, 0.0), (4, 4 * ASSUMED_COST))
+MAX_SHARE = 0.015  # of the time, that drafting may have cost when it starts,
+FIRST_STEPS = 1.0  # and plain steps beyond that
+MEMORY = 1 - 1 / 8192  # how much of the account counts after another step
+MAX_LOSS = 8.0  # plain steps in one step: the rest is not drafting's doing
+MIN_PREFILL = 64  # tokens that take a draft model longer than to draft
+ASSUMED_PREFILL = 0.002  # plain steps per token that a draft model prefills, until it is measured
 
 
-@dataclass(slots=True)
-class DraftRecord:
-    """How the drafts for one reply fared. `proposed` and `accepted` count its tokens."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that was taken with so many replies.
 
-    proposed: int = 0
-    accepted: int = 0
-    pause: int = 0  # steps until it gets drafts again
-    next_pause: int = FIRST_PAUSE
-    right: float = 0.0  # decayed counts: drafted tokens that were accepted,
-    wrong: float = 0.0  # steps in which one was rejected,
-    found: float = 0.0  # steps in which anything was drafted,
-    missed: float = 0.0  # and in which nothing was
+    `context` counts the tokens of all their texts, `accepted` the drafted ones among those it generated. `drafted` is
+    None if nothing was to be drafted in it, and `plain_steps` counts such steps in a row, with this one. The step
+    before had `replies_before`; with `follows_ahead` the device was still computing a token when that ended.
+    """
 
-    @property
-    def acceptance(self) -> float:
-        """How likely a drafted token is accepted, if those before it are."""
-        return (self.right + 2) / (self.right + self.wrong + 3)
-
-    @property
-    def frequency(self) -> float:
-        """How likely a step has drafts at all."""
-        return (self.found + 1) / (self.found + self.missed + 1.5)
-
-    def record(self, proposed: int, accepted: int) -> None:
-        """Note how many tokens were drafted in a step, and how many of them were accepted."""
-        self.proposed += proposed
-        self.accepted += accepted
-        self.found, self.missed = self.found * MEMORY + bool(proposed), self.missed * MEMORY + (not proposed)
-        if proposed:
-            self.right = self.right * MEMORY + accepted
-            self.wrong = self.wrong * MEMORY + (accepted < proposed)
-        if self.found > FOUND_BEFORE_SHORT_PAUSE:
-            self.next_pause = FIRST_PAUSE
-
-    def stop(self) -> None:
-        """Pause, for longer each time, and start again as if nothing were known."""
-        self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, MAX_PAUSE)
-        self.right = self.wrong = self.found = self.missed = 0.0
-
-
-@dataclass(slots=True)
-class _Times:
-    """Times of steps with a certain number of replies, and what drafting costs according to them."""
-
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
-    """Seconds."""
-    drafted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
-    """Drafted tokens, and how many plain steps the step took beyond one."""
-    overhead: float = 0.0  # in plain steps, beyond one: of drafting at all,
-    cost: float = ASSUMED_COST  # and of each token that is drafted
-    num_plain: int = 0  # in a row,
-    num_drafted: int = 0  # or since plain steps were measured
-    memory: int = FIRST_MEMORY
-
-    def record_plain(self, seconds: float) -> None:
-        """Note a plain step. After some of them, forget the oldest of what was measured with drafts.
-
-        Where nothing is drafted because it cost too much, nothing else would ever correct that.
-        """
-        self.plain.append(seconds)
-        self.num_drafted = 0
-        self.num_plain += 1
-        if self.num_plain == self.memory:
-            self.num_plain, self.memory = 0, min(2 * self.memory, MAX_MEMORY)
-            if self.drafted:
-                self.drafted.popleft()
-                self._fit()
-
-    def record_drafted(self, tokens: int, seconds: float) -> None:
-        """Note a step with drafts. After many of them, have plain steps measured again."""
-        self.num_plain = 0
-        self.num_drafted += 1
-        if self.num_drafted == STEPS_PER_MEASUREMENT:
-            self.plain.clear()
-            self.memory = FIRST_MEMORY
-            return
-        self.drafted.append((tokens, seconds / median(self.plain) - 1))
-        if self.num_drafted % STEPS_PER_FIT == 0 or len(self.drafted) < STEPS_PER_FIT:
-            self._fit()
-
-    def _fit(self) -> None:
-        self.overhead, self.cost = _fit([*_ASSUMED_TIMES, *self.drafted])
+    replies: int
+    context: int
+    drafted: int | None
+    accepted: int
+    plain_steps: int
+    replies_before: int
+    follows_ahead: bool
 
 
 class DraftPacer:
-    """The times of one model's steps with and without drafts, and what follows from them.
+    """What one model's drafts took and saved, and what follows from that.
 
     Without a `clock` nothing is measured, and the cost is assumed: processes that share a model have to decide alike.
     """
@@ -130,53 +64,114 @@ class DraftPacer:
     def __init__(self, max_drafts: int, clock: Callable[[], float] | None) -> None:
         self.max_drafts = max_drafts
         self.clock = clock
-        self._times: defaultdict[int, _Times] = defaultdict(_Times)  # by number of replies
+        self.of_all = shared_counts()
+        self.num_interruptions = 0  # steps in which the device had something else to do as well
+        self._costs: defaultdict[int, DraftCosts] = defaultdict(DraftCosts)  # by number of replies
+        self._time = 0.0  # seconds: of all steps,
+        self._lost = 0.0  # and those that drafting took beyond what it saved
+        self._prefill: float | None = None  # seconds that a draft model takes per token
 
-    def plan(self, replies: Sequence[DraftRecord], limits: Sequence[int]) -> list[int]:
-        """Return how many tokens to draft for each reply in the next step: at most its limit, and what pays."""
+    def plan(
+        self, replies: Sequence[DraftRecord], limits: Sequence[int], context: int, *, is_drafting: bool
+    ) -> list[int]:
+        """Return how many tokens to draft for each reply in the next step: at most its limit, and what pays.
+
+        `is_drafting` says whether the step before had drafts.
+        """
         counts = [0] * len(replies)
-        if not self.is_drafting(replies):
-            if len(replies) <= MAX_REPLIES:
-                _wait(replies)
-            return counts
-        times = self._times[len(replies)]
-        is_cost_known = bool(times.drafted) or self.clock is None
-        max_drafts = self.max_drafts if is_cost_known else 1  # to find out
-        cost = times.cost
+        if self.can_draft(replies, context):
+            counts = self._plan(replies, limits, context, is_drafting)
+        for reply in replies:
+            reply.pause = max(0, reply.pause - 1)
+        return counts
+
+    def can_draft(self, replies: Sequence[DraftRecord], context: int) -> bool:
+        """Whether any reply may get drafts when these are decoded together."""
+        if len(replies) > MAX_REPLIES or all(reply.pause for reply in replies):
+            return False
+        return self.clock is None or self._costs[len(replies)].plain_step(context) is not None
+
+    def record(self, step: Step, seconds: float) -> None:
+        """Note how long a step took."""
+        costs = self._costs[step.replies]
+        self._charge(step, seconds, costs.plain_step(step.context))
+        if step.replies_before != step.replies:
+            return
+        if step.drafted is None:
+            if step.plain_steps > 2:
+                costs.record_plain(step.context, seconds)
+        elif step.follows_ahead == (not step.drafted):
+            costs.record_drafted(step.context, step.drafted, seconds)
+
+    def record_prefill(self, tokens: int, seconds: float) -> None:
+        """Note how long a draft model took to prefill so many tokens: none, if it does not know one of them."""
+        if tokens:
+            self._prefill = seconds / tokens
+        self._time += seconds
+        self._lost += seconds
+
+    def on_interruption(self) -> None:
+        """Note that the device has something else to do in this step."""
+        self.num_interruptions += 1
+
+    def _plan(
+        self, replies: Sequence[DraftRecord], limits: Sequence[int], context: int, is_drafting: bool
+    ) -> list[int]:
+        costs, share = self._costs[len(replies)], 1 / len(replies)
+        plain = costs.plain_step(context) or 1.0
+        counts = [0] * len(replies)
         saved = 0.0
         for row, (reply, limit) in enumerate(zip(replies, limits, strict=True)):
             if reply.pause or not limit:
                 continue
-            counts[row] = count = _best_count(reply.acceptance, cost * len(replies), min(limit, max_drafts))
-            saved += reply.frequency * (_expected(reply.acceptance, count) / len(replies) - cost * count)
+            count = _best_count(reply.acceptance, costs.per_token / share, min(limit, self.max_drafts))
             if not count:
-                reply.stop()
-        if any(counts) and saved <= times.overhead:
-            for row, count in enumerate(counts):
-                if count:
-                    replies[row].stop()
-            counts = [0] * len(replies)
-        _wait(replies)
+                reply.stop(is_wrong=True)
+                continue
+            gain = share * _expected(reply.acceptance, count) - costs.per_token * count
+            gain *= reply.frequency
+            if self._is_prefill_worth_it(reply, gain, limit, plain):
+                saved += gain
+                counts[row] = count
+        drafted = [reply for reply, count in zip(replies, counts, strict=True) if count]
+        if saved <= costs.overhead:
+            for reply in drafted:
+                reply.stop(is_wrong=False)
+            return [0] * len(replies)
+        if not is_drafting and not self._can_afford(0.0, plain):
+            return [0] * len(replies)
+        for reply in drafted:
+            reply.is_started = True
+        if self.clock is not None and not costs.are_known:
+            return [min(count, 1) for count in counts]  # to find out
         return counts
 
-    def is_drafting(self, replies: Sequence[DraftRecord]) -> bool:
-        """Whether any reply may get drafts when these are decoded together."""
-        if len(replies) > MAX_REPLIES or all(reply.pause for reply in replies):
+    def _is_prefill_worth_it(self, reply: DraftRecord, gain: float, limit: int, plain: float) -> bool:
+        if reply.is_started and reply.to_prefill <= MIN_PREFILL:
+            return True
+        prefill = reply.to_prefill * (ASSUMED_PREFILL if self._prefill is None else self._prefill / plain)
+        # How long a reply will be is not known: as likely as not, twice as long as it is.
+        if prefill > gain * min(reply.length, limit):
             return False
-        return self.clock is None or len(self._times[len(replies)].plain) >= MIN_TIMES
+        return reply.is_started or self._can_afford(prefill * plain, plain)
 
-    def record(self, replies: int, drafted: int | None, seconds: float) -> None:
-        """Note how long a step took, with so many tokens drafted; None: it was a plain step."""
-        times = self._times[replies]
-        if drafted is None:
-            times.record_plain(seconds)
-        elif len(times.plain) >= MIN_TIMES:
-            times.record_drafted(drafted, seconds)
+    def _can_afford(self, seconds: float, plain: float) -> bool:
+        return self.clock is None or self._lost + seconds <= MAX_SHARE * self._time + FIRST_STEPS * plain
 
-
-def _wait(replies: Sequence[DraftRecord]) -> None:
-    for reply in replies:
-        reply.pause = max(0, reply.pause - 1)
+    def _charge(self, step: Step, seconds: float, plain: float | None) -> None:
+        self._time *= MEMORY
+        self._lost *= MEMORY
+        if plain is None:
+            return
+        self._time += min(seconds, MAX_LOSS * plain)
+        if step.plain_steps > 2:
+            return
+        # A step that verifies no drafts is not waited for before the next one, and neither is what it starts with, like
+        # merging caches.
+        tokens = float(step.follows_ahead)
+        if step.drafted:
+            tokens += 1 + step.accepted / step.replies
+        self._lost += min(seconds - tokens * plain, MAX_LOSS * plain)
 
 
 def _best_count(acceptance: float, cost: float, limit: int) -> int:
@@ -190,10 +185,3 @@ def _best_count(acceptance: float, cost: float, limit: int) -> int:
 def _expected(acceptance: float, count: int) -> float:
     """Return how many of `count` drafted tokens will be accepted."""
     return sum(acceptance**position for position in range(1, count + 1))
-
-
-def _fit(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return a line through points, as (y at 0, slope): Theil and Sen's, which outliers hardly move. Never negative."""
-    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x1 != x2]
-    slope = max(0.0, median(slopes))
-    return max(0.0, median(y - slope * x for x, y in points)), slope

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.speculative import DraftTask, propose
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, MIN_PREFILL, Step
+from mlx_backend.engine.mlx.speculative import DraftTask, num_to_prefill, propose
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -30,27 +31,42 @@ class Drafting:
     def __init__(self, pacer: DraftPacer) -> None:
         self._pacer = pacer
         self._is_broken = False
-        self._last_step: tuple[tuple[int, bool], float] | None = None  # its kind, and when it ended
+        self._is_drafting = False  # in the last step
+        self._plain_steps = 2  # in a row; none had drafts before that would still be waited for
+        self._is_ahead = True  # whether the device still computes a token when a step has ended
+        self._last_step: tuple[int, float] | None = None  # of how many sequences, and when it ended
+        self._num_interruptions = 0  # by then
 
     def is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
-        """Whether any of these sequences may get drafts in their next step together."""
-        return not self._is_broken and self._pacer.is_drafting([sequence.drafts for sequence in sequences])
+        """Whether drafts are being used, and these sequences may get some in their next step together."""
+        records = [sequence.drafts for sequence in sequences]
+        return self._is_drafting and self._pacer.can_draft(records, _context(sequences))
 
     def plan(self, sequences: Sequence[DecodingSequence], unconstrained_tokens: Sequence[int]) -> list[int]:
         """Return how many tokens to draft for each sequence, at most.
 
         `unconstrained_tokens` says for how many tokens each constraint has promised not to mask any.
         """
-        if self._is_broken:
+        self._is_drafting = False
+        if self._is_broken or len(sequences) > MAX_REPLIES:
             return [0] * len(sequences)
-        # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
-        limits = [
-            max(0, min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2))
-            if sequence.drafter is not None
-            else 0
-            for sequence, unconstrained in zip(sequences, unconstrained_tokens, strict=True)
-        ]
-        return self._pacer.plan([sequence.drafts for sequence in sequences], limits)
+        was_drafting = self._plain_steps == 0
+        limits = []
+        for sequence, unconstrained in zip(sequences, unconstrained_tokens, strict=True):
+            if (drafter := sequence.drafter) is None:
+                limits.append(0)
+                continue
+            # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
+            limits.append(max(0, min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2)))
+            record = sequence.drafts
+            record.of_all, record.is_rehearsed = self._pacer.of_all, drafter.can_rehearse
+            record.length, record.to_prefill = sequence.num_sampled, drafter.num_to_prefill(sequence.tokens)
+            if (outcome := drafter.rehearse(sequence.tokens, self._pacer.max_drafts)) is not None:
+                record.learn(*outcome)
+        records = [sequence.drafts for sequence in sequences]
+        counts = self._pacer.plan(records, limits, _context(sequences), is_drafting=was_drafting)
+        self._is_drafting = any(counts)
+        return counts
 
     def copy(self) -> Drafting:
         """Return what drafts for another decoder in the same way."""
@@ -65,6 +81,8 @@ class Drafting:
             drafter = sequences[row].drafter
             assert drafter is not None
             tasks.append(DraftTask(drafter, sequences[row].tokens, max_drafts[row]))
+        clock = self._pacer.clock
+        started, to_prefill = clock() if clock is not None else 0.0, num_to_prefill(tasks)
         try:
             proposed = propose(tasks)
         except Exception as error:
@@ -75,8 +93,11 @@ class Drafting:
                 drafts[row] = own
                 if not own:
                     sequences[row].drafts.record(0, 0)
-        if any(own is None for own in proposed):  # a draft model prefills texts
-            self.forget_last_step()
+        if clock is not None and to_prefill > MIN_PREFILL:
+            seconds = clock() - started
+            self._pacer.record_prefill(to_prefill - num_to_prefill(tasks), seconds)
+            if self._last_step is not None:  # so this step is like no other
+                self._last_step = 0, self._last_step[1] + seconds
         return drafts
 
     def give_up(self, error: BaseException | None) -> None:
@@ -84,20 +105,45 @@ class Drafting:
         self._is_broken = True
         log.warning("Drafting failed; replies go on without drafts: %r", error)
 
-    def on_step(self, num_sequences: int, num_drafted: int | None) -> None:
-        """Measure a step in which so many tokens were drafted; None: in which nothing was to be drafted."""
+    def on_step(
+        self, sequences: Sequence[DecodingSequence], num_drafted: int | None, num_accepted: int = 0
+    ) -> None:
+        """Measure a step in which so many tokens were drafted; None: in which nothing was to be drafted.
+
+        `num_accepted` is how many of them were accepted.
+        """
+        follows_ahead, self._is_ahead = self._is_ahead, not num_drafted
+        self._plain_steps = self._plain_steps + 1 if num_drafted is None else 0
         clock = self._pacer.clock
         if clock is None:
             return
-        kind, now = (num_sequences, num_drafted is not None), clock()
-        # A step is as long as the time since the last one of its kind: each waits for what the one before started.
-        if self._last_step is not None and self._last_step[0] == kind:
-            self._pacer.record(num_sequences, num_drafted, now - self._last_step[1])
-        self._last_step = kind, now
+        now, number, interruptions = clock(), len(sequences), self._pacer.num_interruptions
+        is_interrupted, self._num_interruptions = interruptions != self._num_interruptions, interruptions
+        if is_interrupted:  # the next step may have to wait for that too
+            self.forget_last_step()
+            return
+        # A step is as long as the time since the last one: each waits for what the one before started.
+        if self._last_step is not None:
+            number_before, then = self._last_step
+            step = Step(
+                number,
+                _context(sequences),
+                num_drafted,
+                num_accepted,
+                self._plain_steps,
+                number_before,
+                follows_ahead,
+            )
+            self._pacer.record(step, now - then)
+        self._last_step = number, now
 
     def forget_last_step(self) -> None:
         """Note that the next step cannot be measured: there was something else to do meanwhile."""
         self._last_step = None
+
+
+def _context(sequences: Sequence[DecodingSequence]) -> int:
+    return sum(len(sequence.tokens) for sequence in sequences)
 
 
 class DraftedRows:

@@ -178,6 +178,7 @@ class LoadedBatch:
         step = self.prefill_queue.plan_step(is_decoding=bool(self._decoders))
         if step.chunks or step.seeing:  # no first token waits for those
             yield from self._emit_first_tokens()
+            self.draft_pacer.on_interruption()
         yield from self.prefill_queue.prefill(step)
         return step.finishing
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
-from mlx_backend.engine.mlx.draft_pacer import DraftRecord
+from mlx_backend.engine.mlx.draft_record import DraftRecord
 from mlx_backend.engine.mlx.kv_cache import TOKEN_BYTES, as_bytes
 from mlx_backend.engine.mlx.packed_forward import Segment
 from mlx_backend.engine.mlx.sampling import SamplePosition

@@ -6,7 +6,7 @@ A guess costs time and can never change a reply: decode.py verifies it. Knows no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
@@ -19,12 +19,29 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """Drafts for one reply, whose text only ever gets longer."""
+    """Drafts for one reply, whose text only ever gets longer.
+
+    `can_rehearse` says that it can tell how its drafts would fare, at no cost, while none are used.
+    """
+
+    can_rehearse: ClassVar[bool]
 
     def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
         """Guess what follows `tokens`, the prompt and the reply so far; return at most `max_drafts` tokens.
 
         None: it still has to prefill the text.
+        """
+        ...
+
+    def num_to_prefill(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens it has to run before it can draft what follows them."""
+        ...
+
+    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> tuple[int, int] | None:
+        """Guess what follows, without drafting it, and compare an earlier guess with what did follow.
+
+        Returns how many tokens were guessed, and how many of them were right. None: there was no such guess, or it is
+        not decided yet.
         """
         ...
 
@@ -45,13 +62,38 @@ class TextDrafter:
     """
 
     NGRAM = 3
+    can_rehearse: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._end_of: dict[tuple[int, ...], int] = {}  # the last position after each n-gram
         self._indexed = 0
+        self._guess: list[int] | None = None  # made in a rehearsal,
+        self._guess_start = 0  # for this position
 
     def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
         """Guess from the text."""
+        self._guess = None
+        return self._lookup(tokens, max_drafts)
+
+    def num_to_prefill(self, tokens: Sequence[int]) -> int:
+        """Return 0: nothing is run."""
+        return 0
+
+    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> tuple[int, int] | None:
+        """Guess from the text, and compare the guess before with what followed."""
+        outcome: tuple[int, int] | None = None
+        if (guess := self._guess) is not None:
+            known = tokens[self._guess_start : self._guess_start + len(guess)]
+            right = 0
+            while right < len(known) and known[right] == guess[right]:
+                right += 1
+            if right == len(known) < len(guess):
+                return None
+            outcome = len(guess), right
+        self._guess, self._guess_start = self._lookup(tokens, max_drafts), len(tokens)
+        return outcome
+
+    def _lookup(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
         length = self.NGRAM
         for end in range(max(self._indexed, length), len(tokens)):
             self._end_of[tuple(tokens[end - length : end])] = end
@@ -69,6 +111,7 @@ class ModelDrafter:
     """
 
     CHUNK = 512
+    can_rehearse: ClassVar[bool] = False
 
     def __init__(self, network: Any, num_tokens: int, *, can_pack: bool = False) -> None:
         self.network = network
@@ -82,6 +125,13 @@ class ModelDrafter:
         """Guess with the model. While it still has to prefill the text, a chunk in each call, it proposes nothing."""
         [drafts] = propose([DraftTask(self, tokens, max_drafts)])
         return drafts
+
+    def num_to_prefill(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens there are behind those in its caches."""
+        return len(tokens) - self._num_known
+
+    def rehearse(self, tokens: Sequence[int], max_drafts: int) -> None:
+        """Do nothing: a guess takes time."""
 
     def begin(self, tokens: Sequence[int]) -> list[int] | None:
         """Rewind the caches to the text; return what follows in it. None: that was too long and is being prefilled.
@@ -139,6 +189,11 @@ def propose(tasks: Sequence[DraftTask]) -> list[list[int] | None]:
             drafter.end(fresh, own)
             drafts[index] = own
     return drafts
+
+
+def num_to_prefill(tasks: Sequence[DraftTask]) -> int:
+    """Return how many tokens have to be run before anything can be drafted."""
+    return sum(task.drafter.num_to_prefill(task.tokens) for task in tasks)
 
 
 def draft_layers(network: Any) -> list[Any]:

@@ -15,6 +15,12 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the vocabulary of `windowed` that generates something else: nearly every draft of it is wrong."""
+    return write_model(tmp_path_factory.mktemp("other"), seed=4, eos_token_id=[])
+
+
+@pytest.fixture(scope="session")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dense model that attends to everything."""
     return write_qwen(tmp_path_factory.mktemp("qwen"))

@@ -1,157 +1,228 @@
-"""How much is drafted: simulated replies on simulated devices, whose steps take known times."""
+"""How much is drafted: simulated replies on simulated devices, whose steps take known times.
 
-import random
-from dataclasses import dataclass, field
+What drafts take and save is compared with plain decoding, and with the best constant number of drafts.
+"""
+
+from collections.abc import Callable
 
 import pytest
+from draft_simulation import Costs, Reply, SimulatedDevice, Texts, best_share, share_of_plain
 
-from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer, DraftRecord
+from mlx_backend.engine.mlx.draft_costs import ASSUMED_COST, MAX_MEMORY, MIN_TIMES, DraftCosts
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
+from mlx_backend.engine.mlx.draft_record import FIRST_PAUSE, DraftRecord
 
 UNLIMITED = 1000  # tokens
 
-
-@dataclass
-class Device:
-    """A step takes 10 ms; with drafts `overhead` more, and `per_draft` for each drafted token."""
-
-    overhead: float = 0.001
-    per_draft: float = 0.001
-    noise: float = 0.0
-    steps: int = 0
-    drafted_steps: int = 0
-    seconds: float = 0.0
-    chance: random.Random = field(default_factory=lambda: random.Random(3))
-
-    def step(self, drafted: int | None) -> float:
-        seconds = 0.010 + (0.0 if drafted is None else self.overhead + drafted * self.per_draft)
-        if self.chance.random() < self.noise:
-            seconds += 0.25  # a chunk of somebody's prompt
-        self.steps += 1
-        self.drafted_steps += drafted is not None
-        self.seconds += seconds
-        return seconds
+Make = Callable[[Texts, int], Reply]
 
 
-def tokens_per_step(
-    pacer: DraftPacer, device: Device, probabilities: list[float], steps: int, *, frequency: float = 1.0
-) -> tuple[float, list[DraftRecord]]:
-    """Run replies whose drafts are right with some probabilities; return their speed, in tokens per plain step."""
-    replies = [DraftRecord() for _ in probabilities]
-    tokens = 0
-    for _ in range(steps):
-        counts = pacer.plan(replies, [UNLIMITED] * len(replies))
-        tokens += len(replies)
-        if not any(counts):
-            pacer.record(len(replies), None, device.step(None))
-            continue
-        drafted = 0
-        for reply, count, probability in zip(replies, counts, probabilities, strict=True):
-            if count and device.chance.random() > frequency:
-                reply.record(0, 0)
-                continue
-            accepted = 0
-            while accepted < count and device.chance.random() < probability:
-                accepted += 1
-            if count:
-                reply.record(count, accepted)
-            tokens += accepted
-            drafted += count
-        pacer.record(len(replies), drafted, device.step(drafted))
-    return tokens / (device.seconds / 0.010), replies
+def by_model(right: float, prompt: int = 300) -> Make:
+    return lambda texts, length: texts.for_model(prompt, length, right)
 
 
-def pacer(max_drafts: int = 4) -> DraftPacer:
-    return DraftPacer(max_drafts, lambda: 0.0)
+def quoting(part: float) -> Make:
+    return lambda texts, length: texts.quoting(300, length, part)
 
 
-@pytest.mark.parametrize("replies", range(1, MAX_REPLIES + 1))
-def test_right_drafts_are_nearly_always_used(replies: int) -> None:
-    device = Device()
-    speed, _ = tokens_per_step(pacer(), device, [0.9] * replies, 600)
-    assert device.drafted_steps > 0.9 * device.steps
-    expected = replies * (1 + 0.9 + 0.9**2 + 0.9**3 + 0.9**4) / (1 + 0.1 + 0.1 * 4 * replies)
-    assert speed == pytest.approx(expected, rel=0.08)
+def ask(users: int, replies: int, lengths: tuple[int, int], make: Make) -> list[list[Reply]]:
+    texts = Texts()
+    return [[make(texts, texts.chance.randint(*lengths)) for _ in range(replies)] for _ in range(users)]
 
 
-@pytest.mark.parametrize("replies", range(1, MAX_REPLIES + 1))
+SHORT, LONG = (20, 100), (300, 500)
+
+
+@pytest.mark.parametrize("users", range(1, MAX_REPLIES + 1))
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize(
-    ("probability", "device"),
+    ("make", "costs"),
     [
-        (0.0, Device()),
-        (0.3, Device(per_draft=0.008)),
-        (0.8, Device(overhead=0.05)),
-        (0.95, Device(per_draft=0.02)),
+        (by_model(0.05), Costs()),
+        (by_model(0.3), Costs(guess=3.0)),
+        (by_model(0.95), Costs(reply=9.0, verified=10.0)),
+        (by_model(0.05, prompt=3000), Costs()),
+        (quoting(0.0), Costs()),
+        (quoting(0.05), Costs(host=4.0)),
     ],
-    ids=["wrong drafts", "dear tokens", "a slow draft model", "a device that is busy with one token"],
+    ids=[
+        "wrong drafts",
+        "a slow draft model",
+        "a device that is busy with one token",
+        "long prompts",
+        "texts of which nothing repeats itself",
+        "a slow host",
+    ],
 )
-def test_drafts_that_do_not_pay_are_hardly_tried(probability: float, device: Device, replies: int) -> None:
-    device = Device(device.overhead, device.per_draft)
-    speed, _ = tokens_per_step(pacer(), device, [probability] * replies, 2000)
-    assert speed > 0.95 * replies
-    assert device.drafted_steps < 0.1 * device.steps
+def test_drafts_that_do_not_pay_take_no_time(
+    users: int, lengths: tuple[int, int], make: Make, costs: Costs
+) -> None:
+    replies = 30 if lengths == SHORT else 4
+    assert share_of_plain(ask(users, replies, lengths, make), costs) < 1.02
+
+
+@pytest.mark.parametrize("users", range(1, MAX_REPLIES + 1))
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("make", "costs"),
+    [
+        (by_model(0.9), Costs()),
+        (by_model(0.95), Costs(verified=0.8, prefill=0.02)),
+        (quoting(0.5), Costs()),
+        (quoting(0.6), Costs(host=1.0, verified=1.0)),
+    ],
+    ids=["right drafts", "a CPU", "texts that repeat themselves", "a slow host"],
+)
+def test_drafts_that_pay_save_most_of_what_they_can(
+    users: int, lengths: tuple[int, int], make: Make, costs: Costs
+) -> None:
+    asked = ask(users, 30 if lengths == SHORT else 4, lengths, make)
+    assert 1 - share_of_plain(asked, costs) > 0.75 * (1 - best_share(asked, costs))
+
+
+@pytest.mark.parametrize("users", [1, 4])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(context=3.0),
+        Costs(interrupted=0.03),
+        Costs(noise=0.2),
+        Costs(switch=8.0),
+    ],
+    ids=["a context that grows", "other work", "noise", "caches that are slowly merged"],
+)
+def test_what_changes_a_steps_time_does_not_change_what_pays(users: int, costs: Costs) -> None:
+    wrong, right = (ask(users, 4, (400, 600), by_model(each)) for each in (0.05, 0.9))
+    assert share_of_plain(wrong, costs) < 1.02
+    assert share_of_plain(right, costs) < 0.8
+
+
+@pytest.mark.parametrize("users", [1, 3])
+@pytest.mark.parametrize("before", [0.05, 0.95], ids=["become right", "become wrong"])
+def test_drafts_may_become_right_or_wrong_within_a_reply(users: int, before: float) -> None:
+    after = 1.0 - before
+    asked = ask(
+        users,
+        3,
+        (800, 800),
+        lambda texts, length: texts.for_model(300, length, lambda at: before if at < 400 else after),
+    )
+    assert share_of_plain(asked, Costs()) < 0.87
+
+
+def test_a_long_prompt_is_prefilled_for_drafts_only_if_they_save_more() -> None:
+    asked = ask(1, 30, SHORT, by_model(0.9, prompt=4000))
+    assert share_of_plain(asked, Costs(prefill=0.2)) < 1.02, "each prefill takes as long as 80 tokens"
+    assert share_of_plain(asked, Costs(prefill=0.01)) < 0.8
+
+
+def test_the_first_replies_of_all_take_hardly_more_time() -> None:
+    assert share_of_plain(ask(1, 1, (60, 60), by_model(0.05)), Costs()) < 1.05
+    assert share_of_plain(ask(1, 1, (300, 300), by_model(0.05)), Costs()) < 1.025
+    assert share_of_plain(ask(1, 1, (60, 60), by_model(0.95)), Costs()) < 0.55
+
+
+def test_replies_that_join_and_leave_are_drafted_for() -> None:
+    texts = Texts()
+
+    def asked(right: float) -> list[list[Reply]]:
+        long = [[texts.for_model(300, 700, right) for _ in range(2)] for _ in range(2)]
+        return [*long, *([texts.for_model(100, 30, right) for _ in range(30)] for _ in range(2))]
+
+    assert share_of_plain(asked(0.05), Costs()) < 1.02
+    assert share_of_plain(asked(0.9), Costs()) < 0.8
 
 
 def test_a_reply_with_wrong_drafts_gets_none_beside_one_with_right_ones() -> None:
-    _, (right, wrong) = tokens_per_step(pacer(), Device(), [0.95, 0.02], 1000)
-    assert right.accepted > 2000
-    assert wrong.proposed < 0.1 * right.proposed
-
-
-def test_as_many_tokens_are_drafted_as_are_likely_to_be_right() -> None:
-    _, (likely,) = tokens_per_step(pacer(16), Device(), [0.95], 500)
-    _, (unlikely,) = tokens_per_step(pacer(16), Device(), [0.5], 500)
-    assert likely.proposed / 500 > 10
-    assert 0 < unlikely.proposed / 500 < 6
-
-
-def test_other_work_in_between_does_not_change_what_pays() -> None:
-    device = Device(noise=0.1)
-    speed, _ = tokens_per_step(pacer(), device, [0.9], 2000)
-    assert device.drafted_steps > 0.9 * device.steps
-    assert speed > 1
-
-
-def test_a_text_that_rarely_repeats_itself_is_not_waited_for() -> None:
-    device = Device(overhead=0.003)
-    speed, _ = tokens_per_step(pacer(), device, [0.8], 2000, frequency=0.03)
-    assert speed > 0.95
-    assert device.drafted_steps < 0.3 * device.steps
-
-
-def test_drafts_are_used_again_when_they_become_right() -> None:
-    own, device, reply = pacer(), Device(), DraftRecord()
-
-    def run(probability: float, steps: int) -> int:
-        before = reply.accepted
-        for _ in range(steps):
-            [count] = own.plan([reply], [UNLIMITED])
-            accepted = 0
-            while accepted < count and device.chance.random() < probability:
-                accepted += 1
-            if count:
-                reply.record(count, accepted)
-            own.record(1, count or None, device.step(count or None))
-        return reply.accepted - before
-
-    assert run(0.0, 300) == 0
-    assert run(1.0, 600) > 600
+    texts = Texts()
+    right, wrong = texts.for_model(100, 600, 0.95), texts.for_model(100, 600, 0.02)
+    pacer = DraftPacer(4, None)
+    device = SimulatedDevice(Costs(), lambda _: pacer)
+    records = [device.start(each).drafts for each in (right, wrong)]
+    while device.has_replies:
+        device.step()
+    assert records[0].accepted > 400
+    assert records[1].proposed < 0.2 * records[0].proposed
 
 
 def test_more_replies_than_drafts_are_for_get_none() -> None:
     own = DraftPacer(4, None)
-    assert (
-        own.plan([DraftRecord() for _ in range(MAX_REPLIES)], [UNLIMITED] * MAX_REPLIES) == [2] * MAX_REPLIES
-    )
-    assert own.plan([DraftRecord() for _ in range(MAX_REPLIES + 1)], [UNLIMITED] * 5) == [0] * 5
+
+    def plan(count: int) -> list[int]:
+        replies = [DraftRecord() for _ in range(count)]
+        return own.plan(replies, [UNLIMITED] * count, 0, is_drafting=False)
+
+    assert plan(MAX_REPLIES) == [2] * MAX_REPLIES
+    assert plan(MAX_REPLIES + 1) == [0] * (MAX_REPLIES + 1)
 
 
 def test_processes_that_share_a_model_decide_by_what_was_accepted_alone() -> None:
     good, bad = DraftRecord(), DraftRecord()
     own = DraftPacer(4, None)
     for _ in range(40):
-        counts = own.plan([good, bad], [UNLIMITED, UNLIMITED])
+        counts = own.plan([good, bad], [UNLIMITED, UNLIMITED], 0, is_drafting=True)
         good.record(counts[0], counts[0])
         if counts[1]:
             bad.record(counts[1], 0)
     assert good.accepted > 150
     assert bad.proposed < good.proposed / 5
+
+
+def test_as_many_tokens_are_drafted_as_are_likely_to_be_right() -> None:
+    proposed = []
+    for right in (95, 50):
+        own, reply = DraftPacer(16, None), DraftRecord()
+        chance = Texts().chance
+        for _ in range(500):
+            [count] = own.plan([reply], [UNLIMITED], 0, is_drafting=True)
+            accepted = 0
+            while accepted < count and chance.randrange(100) < right:
+                accepted += 1
+            if count:
+                reply.record(count, accepted)
+        proposed.append(reply.proposed / 500)
+    likely, unlikely = proposed
+    assert likely > 10
+    assert 0 < unlikely < 6
+
+
+def test_pauses_get_longer_while_drafts_are_wrong_and_not_while_they_are_too_few() -> None:
+    wrong, few = DraftRecord(), DraftRecord()
+    for expected in (1, 2, 4):
+        for reply, is_wrong in ((wrong, True), (few, False)):
+            reply.is_started = True
+            reply.stop(is_wrong=is_wrong)
+        assert (wrong.pause, few.pause) == (expected * FIRST_PAUSE, FIRST_PAUSE)
+    rehearsed = DraftRecord(is_rehearsed=True, is_started=True)
+    rehearsed.stop(is_wrong=True)
+    assert rehearsed.pause == 0
+
+
+def costs_of(plain: float, overhead: float, per_token: float, counts: list[int]) -> DraftCosts:
+    costs = DraftCosts()
+    for _ in range(MIN_TIMES):
+        costs.record_plain(0, plain)
+    for count in counts:
+        costs.record_drafted(0, count, plain * (1 + overhead + per_token * count))
+    return costs
+
+
+def test_what_drafting_costs_at_all_is_told_from_what_each_token_costs() -> None:
+    costs = costs_of(0.02, 0.3, 0.05, [1, 4, 2, 4])
+    assert costs.overhead == pytest.approx(0.3)
+    assert costs.per_token == pytest.approx(0.05)
+    only = costs_of(0.02, 0.3, 0.05, [4, 4])
+    assert only.overhead + 4 * only.per_token == pytest.approx(0.5)
+
+
+def test_a_plain_step_is_known_for_texts_of_about_the_same_length_only() -> None:
+    costs = costs_of(0.02, 0.3, 0.05, [])
+    assert costs.plain_step(100) == 0.02
+    assert costs.plain_step(10_000) is None
+
+
+def test_what_was_measured_with_drafts_is_forgotten_after_many_plain_steps() -> None:
+    costs = costs_of(0.02, 9.0, 0.0, [1, 1])
+    for _ in range(2 * MAX_MEMORY):
+        costs.record_plain(0, 0.02)
+    assert (costs.overhead, costs.per_token) == (0.0, ASSUMED_COST)

@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 from architectures import write
 from drafting import FoundReply, generate, loaded_batch
-from engine_models import WrappedNetwork, write_mamba, write_model, write_qwen
+from engine_models import WrappedNetwork, write_mamba, write_qwen
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
-from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer
+from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer, Step
 
 REPLY = 20  # tokens
 SAMPLINGS = (
@@ -80,12 +80,6 @@ def test_a_network_that_cannot_be_run_packed_gets_drafts_for_a_reply_alone(tmp_p
     assert only.tokens == expected[0]
     assert sum(accepted([only])) > 0
     assert tokens(together) == expected
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with the same vocabulary: nearly every draft of it is wrong."""
-    return write_model(tmp_path_factory.mktemp("other"), seed=4, eos_token_id=[])
 
 
 def test_right_drafts_of_several_replies_save_steps(windowed: Path) -> None:
@@ -260,13 +254,13 @@ def test_text_drafts_are_left_out_where_caches_cannot_be_rewound(
     assert caplog.text.count("its ArraysCache cannot be rewound. It runs without.") == 1
 
 
-def test_only_the_time_between_two_steps_of_a_kind_is_measured(tmp_path: Path) -> None:
+def test_only_the_time_between_two_steps_of_the_same_replies_is_measured(tmp_path: Path) -> None:
     times: list[tuple[int, float]] = []
 
     class Recording(DraftPacer):
-        def record(self, replies: int, drafted: int | None, seconds: float) -> None:
-            times.append((replies, seconds))
-            super().record(replies, drafted, seconds)
+        def record(self, step: Step, seconds: float) -> None:
+            times.append((step.replies, seconds))
+            super().record(step, seconds)
 
     model = write_qwen(tmp_path / "qwen")
     with loaded_batch(model, draft_from_text=True, packing=False) as batch:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from drafting import drafting_engine, generate, loaded_batch
-from engine_models import write_mamba, write_model, write_qwen
+from engine_models import write_mamba, write_qwen
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device import Device
@@ -25,18 +25,6 @@ SAMPLINGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a window of 32 that generates nonsense, some of it repeatedly."""
-    return write_model(tmp_path_factory.mktemp("target"), eos_token_id=[])
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with the same vocabulary that generates something else: nearly every draft of it is wrong."""
-    return write_model(tmp_path_factory.mktemp("other"), seed=4, eos_token_id=[])
-
-
 def prompts(engine: Engine) -> list[list[int]]:
     texts = ["fox", "the quick brown fox jumps over the lazy dog " * 3, "one two three four " * 12]
     return [engine.tokenizer.encode(text, control_tokens=True) for text in texts]
@@ -52,12 +40,12 @@ def reply_tokens(engine: Engine, prompt: Sequence[int], sampling: Sampling, coun
 
 @pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.parametrize("source", ["the same model", "another model", "the text"])
-def test_every_reply_is_the_one_without_drafts(target: Path, other: Path, source: str, count: int) -> None:
-    draft = {"the same model": str(target), "another model": str(other)}.get(source)
+def test_every_reply_is_the_one_without_drafts(windowed: Path, other: Path, source: str, count: int) -> None:
+    draft = {"the same model": str(windowed), "another model": str(other)}.get(source)
     with (
-        load_engine(target, cache_bytes=0) as plain,
+        load_engine(windowed, cache_bytes=0) as plain,
         drafting_engine(
-            target, draft_model=draft, draft_from_text=draft is None, draft_tokens=count
+            windowed, draft_model=draft, draft_from_text=draft is None, draft_tokens=count
         ) as drafting,
     ):
         for prompt in prompts(plain):
@@ -65,17 +53,17 @@ def test_every_reply_is_the_one_without_drafts(target: Path, other: Path, source
                 assert reply_tokens(drafting, prompt, sampling) == reply_tokens(plain, prompt, sampling)
 
 
-def test_right_drafts_save_steps(target: Path) -> None:
-    with loaded_batch(target, draft_model=str(target), draft_tokens=4) as batch:
+def test_right_drafts_save_steps(windowed: Path) -> None:
+    with loaded_batch(windowed, draft_model=str(windowed), draft_tokens=4) as batch:
         [reply] = generate(batch, [GenerationRequest(prompt=[20, 21, 22], max_tokens=100)])
         assert batch.loaded.steps <= 25, "each generates five tokens, and one prefills the prompt"
     assert reply.ended == Ended("length", drafted_tokens=80, accepted_tokens=80)
 
 
-def test_a_reply_that_others_join_and_leave_is_still_the_same(target: Path, other: Path) -> None:
+def test_a_reply_that_others_join_and_leave_is_still_the_same(windowed: Path, other: Path) -> None:
     with (
-        load_engine(target, cache_bytes=0) as plain,
-        drafting_engine(target, draft_model=str(other)) as drafting,
+        load_engine(windowed, cache_bytes=0) as plain,
+        drafting_engine(windowed, draft_model=str(other)) as drafting,
     ):
         sampling = SAMPLINGS[1]
         long, short, third = prompts(plain)
@@ -126,16 +114,25 @@ def test_the_text_drafter_continues_a_text_as_it_continued_before() -> None:
     assert drafter.propose([1, 2, 3, 4, 5, 6, 1, 2, 3, 9, 1, 2, 3], 9) == [9, 1, 2, 3]
 
 
-def test_a_draft_model_with_other_tokens_is_refused_at_start(target: Path) -> None:
+def test_the_text_drafter_finds_out_how_its_drafts_would_fare_without_drafting() -> None:
+    drafter, text = TextDrafter(), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 9, 1, 2, 3]
+    outcomes = [drafter.rehearse(text[:end], 2) for end in range(6, len(text) + 1)]
+    assert outcomes[:4] == [None, (0, 0), (0, 0), (0, 0)], "nothing is found before three tokens stood there"
+    assert outcomes[4:] == [None, (2, 2), (2, 0), (0, 0), (0, 0), (0, 0)]
+    assert drafter.propose(text, 2) == [4, 5]
+    assert drafter.rehearse([*text, 4, 5], 2) is None, "what was drafted is not rehearsed as well"
+
+
+def test_a_draft_model_with_other_tokens_is_refused_at_start(windowed: Path) -> None:
     with pytest.raises(
-        EngineError, match=r"'model' cannot draft for 'target\d+': its tokens are not the same"
+        EngineError, match=r"'model' cannot draft for 'gpt-oss\d+': its tokens are not the same"
     ):
-        load_engine(target, draft_model=str(MODEL_PATH))
+        load_engine(windowed, draft_model=str(MODEL_PATH))
 
 
-def test_a_draft_model_never_sees_ids_beyond_its_table(target: Path) -> None:
+def test_a_draft_model_never_sees_ids_beyond_its_table(windowed: Path) -> None:
     known = 60
-    drafter = ModelDrafter(load_model(target, EngineOptions(), lambda _: None).network, known)
+    drafter = ModelDrafter(load_model(windowed, EngineOptions(), lambda _: None).network, known)
     assert drafter.propose([20, known, 21], 4) == []
     drafts = drafter.propose([20, 30, 21], 4)
     assert drafts is not None
@@ -144,15 +141,15 @@ def test_a_draft_model_never_sees_ids_beyond_its_table(target: Path) -> None:
 
 
 def test_a_draft_model_whose_caches_cannot_be_rewound_is_refused_at_start(tmp_path: Path) -> None:
-    target, draft = write_qwen(tmp_path / "qwen"), write_mamba(tmp_path / "mamba")
+    model, draft = write_qwen(tmp_path / "qwen"), write_mamba(tmp_path / "mamba")
     with pytest.raises(EngineError, match="'mamba' cannot draft: its ArraysCache cannot be rewound"):
-        load_engine(target, draft_model=str(draft))
+        load_engine(model, draft_model=str(draft))
 
 
-def test_memory_is_reserved_for_the_draft_models_caches_too(target: Path) -> None:
+def test_memory_is_reserved_for_the_draft_models_caches_too(windowed: Path) -> None:
     costs = []
-    for draft in (None, str(target)):
-        batch = MLXBatch(target, EngineOptions(draft_model=draft), device=Device(8 << 30))
+    for draft in (None, str(windowed)):
+        batch = MLXBatch(windowed, EngineOptions(draft_model=draft), device=Device(8 << 30))
         batch.load(lambda _: None)
         batch.loaded.runtime.cache_budget.reserve(0, 1000)
         costs.append(batch.loaded.runtime.cache_budget.used)
