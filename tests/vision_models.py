@@ -276,7 +276,7 @@ def write_qwen2_5_vl(
         vision_config=family.VisionConfig(**vision),
         **{key: config[key] for key in config if key.endswith("_token_id") and key != "eos_token_id"},
         model_type="qwen2_5_vl",
-        vocab_size=VOCABULARY,
+        vocab_size=text["vocab_size"],
     )
     _write(folder, config, family.Model(made), seed)
     return SeeingModel(folder, (3,), (4,), 5)

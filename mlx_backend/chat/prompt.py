@@ -45,8 +45,8 @@ class Prompt:
     """What the engine is to continue, and on which channel the continuation begins (None: the dialect's own).
 
     `checkpoints` are where later prompts are likely to diverge from this one: after the header of the first and
-    of the last user message (so after the system part, and after the history), and before the generation
-    prompt, whose text may depend on the request.
+    of the last user message (so after the system part, and after the history), after the last image of that message,
+    about which something else may be asked, and before the generation prompt, whose text may depend on the request.
     """
 
     tokens: tuple[int, ...]
@@ -102,11 +102,12 @@ class PromptBuilder:
         if size is not None:
             size.check_text(text)
         tokens = self._tokenise(text, sentinel)
+        found = shown.found(tokens)
         return Prompt(
             tokens=tuple(tokens),
-            checkpoints=self._checkpoints(text, tokens, template_kwargs),
+            checkpoints=self._checkpoints(text, tokens, template_kwargs, found),
             opens_in=self._dialect.opens_in(text[-_TAIL:]),
-            images=shown.found(tokens),
+            images=found,
         )
 
     def continued(
@@ -197,7 +198,11 @@ class PromptBuilder:
         return tokens
 
     def _checkpoints(
-        self, text: str, tokens: Sequence[int], template_kwargs: Mapping[str, Any]
+        self,
+        text: str,
+        tokens: Sequence[int],
+        template_kwargs: Mapping[str, Any],
+        images: Sequence[PromptImage],
     ) -> tuple[int, ...]:
         """Return the checkpoints. Those behind a header are found by counting the header's last marker.
 
@@ -212,6 +217,8 @@ class PromptBuilder:
             if len(positions) == text.count(marker):
                 for at in (first, text.rfind(header)):
                     found.add(positions[text.count(marker, 0, at + len(header)) - 1] + 1)
+        if images and images[-1].start >= max(found, default=0):
+            found.add(images[-1].end)
         if generation and text.endswith(generation):
             found.add(len(tokens) - len(self._tokenizer.encode(generation, control_tokens=True)))
         return tuple(sorted(at for at in found if 0 < at < len(tokens)))

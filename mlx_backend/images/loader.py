@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 DECODING_BYTES = 1 << 30
 MAX_FETCHED = 8
 """Files of one server that are fetched, or were and are being decoded, at the same time."""
+SHOWN_CHARACTERS = 40  # of what is no address
 COPIES = 26  # of a picture's pixels, while a model's processor makes floats of them: Qwen's took 22 to 26, others less
 
 
@@ -111,6 +112,13 @@ class ImageLoader:
         return picture
 
     def _fetch(self, url: str) -> bytes:
+        # A file's path, say, or Base64 without what goes before it.
+        if not url.lower().startswith(("http:", "https:")):
+            raise ImageError(
+                f"{_beginning(url)!r} is neither a data URI nor an http or https address. Send the image itself, as a "
+                "data URI: data:image/png;base64,…",
+                "image_url_refused",
+            )
         if not self._limits.allow_urls:
             raise ImageError(
                 "This server fetches no images from addresses. Send the image itself, as a data URI; the server's "
@@ -121,6 +129,10 @@ class ImageLoader:
 
     def _reserve(self, nbytes: int) -> AbstractContextManager[None]:
         return _turn_of(self._decoding, nbytes)
+
+
+def _beginning(url: str) -> str:
+    return url if len(url) <= SHOWN_CHARACTERS else url[:SHOWN_CHARACTERS] + "…"
 
 
 @contextmanager

@@ -138,6 +138,18 @@ def test_the_prompt_has_the_images_tokens(qwen: Model, size: int) -> None:
     assert qwen.prompt([user(image(0))], [size]).image_tokens == size
 
 
+def test_something_else_may_be_asked_about_the_last_messages_images(qwen: Model, gemma: Model) -> None:
+    for model in (qwen, gemma):
+        first = [user(text("And"), image(0), image(1), text("What is this?"))]
+        prompt = model.prompt(first, [5, 3, 4])
+        assert prompt.images[1].end in prompt.checkpoints
+        answered = [*first, {"role": "assistant", "content": "A dog."}]
+        for question in (user(text("Why?")), user(image(2), text("And this?"))):
+            following = model.prompt([*answered, question], [5, 3, 4])
+            ends = {each.end for each in following.images}
+            assert ends & set(following.checkpoints) == {each.end for each in following.images[2:]}
+
+
 def test_images_of_several_turns_keep_their_order(qwen: Model, gemma: Model) -> None:
     messages = [
         user(image(0), image(1), text("Compare.")),

@@ -116,6 +116,14 @@ def test_the_next_turn_reads_only_the_new_words(server: RunningServer) -> None:
     assert other["prompt_tokens_details"]["cached_tokens"] < other["prompt_tokens_details"]["image_tokens"]
 
 
+def test_another_question_about_the_same_picture_reads_only_the_question(server: RunningServer) -> None:
+    picture = image((9, 9, 140))
+    server.chat([asked(picture, words="What is on it?")], **FIXED)
+    usage = server.chat([asked(picture, words="Which colour is it?")], **FIXED)["usage"]
+    details = usage["prompt_tokens_details"]
+    assert details["cached_tokens"] >= details["image_tokens"] > 0
+
+
 def test_replies_are_the_same_alone_and_beside_each_other(server: RunningServer) -> None:
     requests = [
         [asked(image(RED), image(BLUE))],

@@ -66,8 +66,25 @@ def test_the_error_names_the_part_and_says_which_of_several_images_it_is() -> No
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1/a.png", "https://example.com/a.png", "file:///etc/passwd", "x"]
+    ("url", "shown"),
+    [
+        ("file:///etc/passwd", "'file:///etc/passwd'"),
+        ("C:\\pictures\\a.png", "'C:\\\\pictures\\\\a.png'"),
+        ("iVBORw0KGgo" * 1000, "'iVBORw0KGgoiVBORw0KGgoiVBORw0KGgoiVBORw0…'"),
+        ("", "''"),
+    ],
 )
+@pytest.mark.parametrize("allow_urls", [False, True])
+def test_what_is_neither_a_data_uri_nor_an_address_is_refused_with_its_beginning(
+    url: str, shown: str, allow_urls: bool
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        loaded(ImageLoader(ImageLimits(allow_urls=allow_urls)), [ImageSource(where="", url=url)])
+    assert str(raised.value).startswith(f"{shown} is neither a data URI nor an http or https address.")
+    assert raised.value.code == "image_url_refused"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/a.png", "HTTPS://example.com/a.png"])
 def test_addresses_are_not_fetched_from_unless_that_is_allowed(url: str) -> None:
     with pytest.raises(RequestError, match="--allow-image-urls") as raised:
         loaded(ImageLoader(ImageLimits()), [ImageSource(where="messages[0].content[0]", url=url)])

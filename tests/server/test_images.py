@@ -277,7 +277,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a data URI without base64": (at("data:image/svg+xml;utf8,<svg/>"), "not in base64", "invalid_image"),
     "base64 that is none": (at("data:image/png;base64,*"), "not base64", "invalid_image"),
     "an address": (at("https://example.com/a.png"), "--allow-image-urls", "image_url_refused"),
-    "a file": (at("file:///etc/passwd"), "--allow-image-urls", "image_url_refused"),
+    "a file": (
+        at("file:///etc/passwd"),
+        "is neither a data URI nor an http or https address",
+        "image_url_refused",
+    ),
 }
 
 
