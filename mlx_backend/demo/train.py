@@ -80,7 +80,7 @@ class Plan:
     `mix` are the shares of dialogues, programs and pasted texts; `drills` that of examples which are drills of short
     questions, and its value for the end; `copying` the part of the run with random copying. `long` has a line for each
     part of the run: where it begins, the longest sequence, and the share of the tokens in sequences of more than usual
-    length. The programs that are `often` drawn are `OFTEN` of the examples, beside what the mix has of them.
+    length. The programs that are `often` drawn are `often_part` of the examples, beside what the mix has of them.
     """
 
     steps: int
@@ -90,6 +90,7 @@ class Plan:
     copying: float
     long: tuple[tuple[float, int, float], ...]
     often: tuple[str, ...] = ()
+    often_part: float = 0.0
 
 
 PLAN: Final = Plan(
@@ -97,7 +98,6 @@ PLAN: Final = Plan(
     ((0.08, 5_000, 0.04), (0.45, MAX_LONG_TOKENS, 0.06), (0.8, MAX_LONG_TOKENS, 0.12)),
 )  # fmt: skip
 DRILLS_UNTIL: Final = 0.8  # of the run
-OFTEN: Final = 0.55  # of the examples, where some kinds are drawn more often
 PROGRAMS: Final = {make.__name__: make for make, _ in (*json_answers.KINDS, *programs.KINDS)}
 START_RATE: Final = 3e-4  # of a run that goes on from a model
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -190,7 +190,7 @@ def _example(
         return encode.copying(rng, tokens.VOCABULARY - len(tokens.SPECIAL) - tokens.RESERVED, 256)
     if draw < plan.drills[progress >= DRILLS_UNTIL]:
         return encode.drill(tokenizer, [next(questions) for _ in range(12)], rng)
-    if plan.often and rng.random() < OFTEN:
+    if plan.often and rng.random() < plan.often_part:
         dialogue = corpus.program(rng, make=PROGRAMS[rng.choice(plan.often)])
         return encode.encode(tokenizer, dialogue, rng)
     makers = (corpus.dialogue, corpus.program, corpus.paste)
@@ -351,6 +351,9 @@ def main() -> None:
         "--often", nargs="+", choices=PROGRAMS, default=[], help="kinds of programs to draw more often"
     )
     arguments.add_argument(
+        "--often-part", type=float, default=0.35, help="part of the examples that are of those kinds"
+    )
+    arguments.add_argument(
         "--backend", default="any", help="how processes talk to each other (mx.distributed)"
     )
     arguments.add_argument("--seed", type=int, default=1)
@@ -376,7 +379,7 @@ def main() -> None:
         plan = replace(plan, rate=START_RATE, copying=0.0, drills=(plan.drills[1], plan.drills[1]))
     if chosen.rate is not None:
         plan = replace(plan, rate=chosen.rate)
-    plan = replace(plan, often=tuple(chosen.often))
+    plan = replace(plan, often=tuple(chosen.often), often_part=chosen.often_part)
     part = group.rank(), group.size()
     stream = batches(folder, chosen.seed + 1, plan, chosen.tokens, chosen.longest, chosen.workers, part)
     train(model, stream, plan.steps, plan.rate, folder, group)

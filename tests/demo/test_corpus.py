@@ -195,7 +195,7 @@ def test_a_reply_without_analysis_chooses_its_channel_where_analysis_is_no_choic
 def test_kinds_that_are_to_be_drawn_often_are(tokenizer: PreTrainedTokenizerFast) -> None:
     def share(often: tuple[str, ...]) -> float:
         rng = random.Random(18)
-        plan = replace(train.PLAN, often=often)
+        plan = replace(train.PLAN, often=often, often_part=0.55)
         questions = corpus.questions(rng)
         drawn = [train._example(tokenizer, rng, questions, plan, 0.5) for _ in range(120)]
         return sum("category_id" in tokenizer.decode(each.ids) for each in drawn) / len(drawn)
