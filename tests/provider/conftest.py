@@ -153,10 +153,21 @@ def credentials(real_server: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def empty_cache() -> Iterator[None]:
-    """No server is known yet; for tests that run the plugin's code in this process."""
-    from dify_mlx_provider.upstream import discovery  # not above: what it loads must not come before the SDK
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No server is known yet; for tests that run the plugin's code in this process.
 
+    A test's server may get the port of an earlier one, so nothing that is kept by address may be left.
+    """
+    # Not above: what these load must not come before the SDK.
+    from dify_mlx_provider.upstream import discovery, requests, token_count
+    from dify_mlx_provider.upstream.cache import BoundedMap, TtlCache
+    from dify_mlx_provider.upstream.last_values import LastValues
+    from dify_mlx_provider.upstream.server_info import ModelInfo, ServerInfo
+
+    monkeypatch.setattr(discovery, "_last_servers", LastValues(ServerInfo))
+    monkeypatch.setattr(discovery, "_last_ollama_models", LastValues(ModelInfo))
+    monkeypatch.setattr(requests, "_refused_before", BoundedMap())
+    monkeypatch.setattr(token_count, "_counts", TtlCache())
     discovery.forget_servers()
     yield
     discovery.forget_servers()
