@@ -355,7 +355,7 @@ def test_an_answer_is_clipped_to_the_context(endless: Engine) -> None:
 
 
 def test_stopping_during_streams_ends_each_with_an_error_and_leaves_no_thread(random_model: Path) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     engine = load_engine(random_model)
     generations = [engine.generate(request_for(engine, "fox", max_tokens=900)) for _ in range(3)]
     generations[0].next(SOON)
@@ -364,7 +364,8 @@ def test_stopping_during_streams_ends_each_with_an_error_and_leaves_no_thread(ra
     for generation in generations:
         with pytest.raises(EngineStopped):
             list(generation)
-    assert threading.active_count() == before
+    left = {each.name for each in set(threading.enumerate()) - before}
+    assert left <= {"time-limits"}  # one for the whole process
 
 
 def test_an_urgent_prompt_is_prefilled_before_others_that_arrived_a_little_earlier(
