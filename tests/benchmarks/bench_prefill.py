@@ -13,7 +13,8 @@ Without an engine's name all three run. No HTTP: both systems are called in proc
   need not be prefilled first. The bare loop gets a copy of the same caches, and mlx-lm's `BatchGenerator` four. What a
   checkpoint costs is the time of a step before which everything cached has to be copied, over that of the next one.
 
-Without --model it is a gpt_oss with random weights, of which `--layers` and `--width` say how large. With
+Without --model it is a gpt_oss with random weights, of which `--layers`, `--width`, `--vocabulary` and `--dtype` say
+how large. With
 --processor-time the times are this process's processor time, which other processes disturb less: only on a CPU.
 """
 
@@ -54,6 +55,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--warm-up-seconds", type=float, help="of the engine in which a prompt arrives")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048], help="of new prompts")
     parser.add_argument("--arriving", type=int, default=2048, help="the prompt that arrives beside a reply")
     parser.add_argument("--cached", type=int, nargs="+", default=[1_000, 32_000, 100_000])
@@ -72,7 +76,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         if options.model is None:
-            options.model = _write_model(Path(scratch) / "random", options.layers, options.width)
+            options.model = _write_model(Path(scratch) / "random", options)
         for part in options.parts or PARTS:
             for process in {"first": ["ours", "bare", "both"]}.get(part, [part]):
                 print(f"\n== {part}: {process}", flush=True)
@@ -82,12 +86,16 @@ def main() -> None:
                 for name in ("arriving", "new", "rounds"):
                     command += [f"--{name}", str(getattr(options, name))]
                 command += ["--processor-time"] * options.processor_time
+                if options.warm_up_seconds is not None:
+                    command += ["--warm-up-seconds", str(options.warm_up_seconds)]
                 subprocess.run(command, check=True)
 
 
-def _write_model(folder: Path, layers: int, width: int) -> Path:
+def _write_model(folder: Path, options: argparse.Namespace) -> Path:
+    layers, width = options.layers, options.width
     return write_model(
         folder,
+        dtype=options.dtype,
         num_hidden_layers=layers,
         layer_types=["sliding_attention", "full_attention"] * (layers // 2),
         hidden_size=width,
@@ -97,7 +105,7 @@ def _write_model(folder: Path, layers: int, width: int) -> Path:
         head_dim=64,
         sliding_window=128,
         num_local_experts=8,
-        vocab_size=8192,
+        vocab_size=options.vocabulary,
         max_position_embeddings=131_072,
         eos_token_id=[],
     )
@@ -203,7 +211,8 @@ def run_part(part: str, options: argparse.Namespace) -> None:
         case "both":
             alternate(Bare(options.model), Ours(options.model), options)
         case "gap":
-            gap(Ours(options.model), options)
+            warm_up = {} if options.warm_up_seconds is None else {"warm_up_seconds": options.warm_up_seconds}
+            gap(Ours(options.model, **warm_up), options)
         case "turns":
             turns(options)
 

@@ -1,0 +1,197 @@
+"""What drafts take and save in real time: the same engine with and without them, on models that draft well or badly.
+
+    python tests/benchmarks/bench_drafts.py [--layers 8] [--width 512] [--replies 1 3] [--tokens 200] [--rounds 5]
+
+The model is a gpt_oss with random weights, whose layers behind the first two add nothing. So a model of these two
+drafts what it says itself (*right drafts*), in a fraction of the time; one of two other layers never does (*wrong
+drafts*). Drafts from the text are tried on greedy replies, which come to repeat themselves, and on sampled ones, which
+do not. Engines alternate in one process, one more round is not counted; each line has the median ratio of the time of a
+round to that without drafts, of the same replies, and how many of the drafted tokens were accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from engine_models import write_model
+
+from mlx_backend.demo.blas import use_fast_blas
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.threaded import ThreadedEngine
+
+DRAFTING: Final = 2  # layers of a draft model
+PROMPT: Final = 200  # tokens
+KINDS: Final = {
+    "without drafts": ("target", {}),
+    "right drafts": ("target", {"draft_model": "right"}),
+    "wrong drafts": ("target", {"draft_model": "wrong"}),
+    "from the text": ("target", {"draft_from_text": True}),
+}
+
+
+def main() -> None:
+    """Write the models and compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--replies", type=int, nargs="+", default=[1, 3], help="at once")
+    parser.add_argument("--tokens", type=int, default=200, help="of each reply")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    print(use_fast_blas(), file=sys.stderr)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_models(Path(scratch), options)
+        compare(Path(scratch), options)
+
+
+def write_models(folder: Path, options: argparse.Namespace) -> None:
+    """Write the model, and the two that draft for it."""
+    import mlx.core as mx
+
+    def write(name: str, layers: int, seed: int) -> Path:
+        return write_model(
+            folder / name,
+            seed=seed,
+            dtype=options.dtype,
+            num_hidden_layers=layers,
+            layer_types=["sliding_attention", "full_attention"] * (layers // 2),
+            hidden_size=options.width,
+            intermediate_size=options.width,
+            num_attention_heads=max(2, options.width // 64),
+            num_key_value_heads=max(1, options.width // 256),
+            head_dim=64,
+            sliding_window=128,
+            num_local_experts=8,
+            vocab_size=options.vocabulary,
+            max_position_embeddings=16_384,
+            eos_token_id=[],
+        )
+
+    target, right = write("target", options.layers, 3), write("right", DRAFTING, 3)
+    write("wrong", DRAFTING, 4)
+    weights: dict[str, mx.array] = mx.load(str(target / "model.safetensors"))  # type: ignore[assignment]  # of this format, a dict
+    for name, value in weights.items():
+        at = name.split(".")
+        if at[1] == "layers" and int(at[2]) >= DRAFTING and ("o_proj" in name or "down_proj" in name):
+            weights[name] = mx.zeros_like(value)
+    first = {name: value for name, value in weights.items() if not _is_behind(name)}
+    mx.save_safetensors(str(right / "model.safetensors"), first)
+    mx.eval(weights)
+    mx.save_safetensors(str(target / "part.safetensors"), weights)
+    (target / "part.safetensors").replace(target / "model.safetensors")
+
+
+def _is_behind(name: str) -> bool:
+    at = name.split(".")
+    return at[1] == "layers" and int(at[2]) >= DRAFTING
+
+
+def compare(folder: Path, options: argparse.Namespace) -> None:
+    """Print what each kind of drafts takes, greedily and sampled."""
+    from mlx_backend.engine.mlx import load_engine
+
+    engines: dict[str, ThreadedEngine] = {}
+    for name, (model, changes) in KINDS.items():
+        named: dict[str, Any] = dict(changes)
+        if "draft_model" in named:
+            named["draft_model"] = str(folder / str(named["draft_model"]))
+        engines[name] = load_engine(folder / model, cache_bytes=0, memory_bytes=1 << 38, **named)
+    for temperature in (0.0, 1.0):
+        for replies in options.replies:
+            _compare(engines, replies, temperature, options)
+    for engine in engines.values():
+        engine.stop()
+
+
+def _compare(
+    engines: dict[str, ThreadedEngine], replies: int, temperature: float, options: argparse.Namespace
+) -> None:
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    drafts = {name: [0, 0, 0] for name in engines}  # drafted, accepted, replies as those without drafts
+    for round_number in range(options.rounds + 1):
+        said: dict[str, list[list[int]]] = {}
+        in_order = list(engines.items())
+        at = round_number % len(in_order)
+        for name, engine in in_order[at:] + in_order[:at]:
+            asked = list(_requests(round_number, replies, temperature, options))
+            started = time.perf_counter()
+            done = _replies(engine, asked)
+            if round_number:
+                times[name].append(time.perf_counter() - started)
+                drafts[name][0] += sum(each[1] for each in done)
+                drafts[name][1] += sum(each[2] for each in done)
+            said[name] = [each[0] for each in done]
+        for name, texts in said.items():
+            drafts[name][2] += sum(
+                own == plain for own, plain in zip(texts, said["without drafts"], strict=True)
+            )
+    plain = times["without drafts"]
+    print(
+        f"\n{replies} at once, {'sampled' if temperature else 'greedy'}: without drafts "
+        f"{statistics.median(plain) / options.tokens * 1e3:.2f} ms a step",
+        flush=True,
+    )
+    for name in [*engines][1:]:
+        ratios = [own / base for own, base in zip(times[name], plain, strict=True)]
+        drafted, accepted, same = drafts[name]
+        print(
+            f"  {name:14} {statistics.median(ratios):.3f} ({min(ratios):.2f}-{max(ratios):.2f}), accepted "
+            f"{accepted} of {drafted}; the same replies: {same} of {replies * (options.rounds + 1)}",
+            flush=True,
+        )
+
+
+def _requests(
+    seed: int, replies: int, temperature: float, options: argparse.Namespace
+) -> Iterator[GenerationRequest]:
+    import random
+
+    from mlx_backend.engine.base import GenerationRequest, Sampling
+
+    rng = random.Random(seed)
+    for number in range(replies):
+        yield GenerationRequest(
+            prompt=rng.choices(range(300, 500), k=PROMPT),
+            max_tokens=options.tokens,
+            sampling=Sampling(temperature=temperature, seed=100 * seed + number),
+        )
+
+
+def _replies(engine: ThreadedEngine, asked: list[GenerationRequest]) -> list[tuple[list[int], int, int]]:
+    """Return each reply's tokens, how many were drafted for it, and how many of those were accepted."""
+    from mlx_backend.engine.base import Finished, TokenDelta
+
+    results: dict[int, tuple[list[int], int, int]] = {}
+
+    def run(number: int, request: GenerationRequest) -> None:
+        tokens: list[int] = []
+        for item in engine.generate(request):
+            if isinstance(item, TokenDelta):
+                tokens.append(item.token)
+            elif isinstance(item, Finished):
+                results[number] = (tokens, item.drafted_tokens, item.accepted_tokens)
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(asked)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number in range(len(asked))]
+
+
+if __name__ == "__main__":
+    main()
