@@ -163,7 +163,7 @@ def _commit() -> str:
 def _check(name: str, weights: str, file: Path) -> None:
     """Check one architecture, and write down what is known after each step, in case this process does not live."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS + 60))
-    if sys.platform == "linux" and not is_gpu():  # a GPU's driver reserves more addresses than there is memory
+    if sys.platform == "linux" and not is_gpu():  # whose driver reserves more addresses
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     result: dict[str, Any] = {"name": name, "stage": BUILD, "checks": {}}
 
