@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DRAFTING: Final = 2  # layers of a draft model
 PROMPT: Final = 200  # tokens
-KINDS: Final = {
+KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "without drafts": ("target", {}),
     "right drafts": ("target", {"draft_model": "right"}),
     "wrong drafts": ("target", {"draft_model": "wrong"}),
@@ -106,7 +106,7 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
 
     engines: dict[str, ThreadedEngine] = {}
     for name, (model, changes) in KINDS.items():
-        named: dict[str, Any] = dict(changes)
+        named = {**changes}
         if "draft_model" in named:
             named["draft_model"] = str(folder / str(named["draft_model"]))
         engines[name] = load_engine(folder / model, cache_bytes=0, memory_bytes=1 << 38, **named)
