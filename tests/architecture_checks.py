@@ -147,8 +147,8 @@ def crowd(model: Model) -> list[Reply]:
 def next_turn(model: Model) -> list[Reply]:
     """Conversations go on, from what is cached of them."""
     first = requests()
-    together(model.engine, first)
-    turns = _turns(model, first)
+    # What was replied, which is not mlx-lm's reply where two tokens are as likely as rounding can tell.
+    turns = _turns(first, together(model.engine, first))
     found, cached = _replies(model.engine, turns)
     if any(count < len(each.prompt) for count, each in zip(cached, first, strict=True)):
         raise AssertionError(f"only {cached} tokens were cached")
@@ -157,7 +157,8 @@ def next_turn(model: Model) -> list[Reply]:
 
 def edited(model: Model) -> list[Reply]:
     """The ends of prompts are edited, and they are asked at once."""
-    turns = _turns(model, requests())
+    first = requests()
+    turns = _turns(first, model.expected(first))
     together(model.engine, turns)
     others = [replace(each, prompt=[*each.prompt[:-4], *text(8, 6)]) for each in turns]
     return _paired(model, others, lambda each: together(model.engine, each))
@@ -219,8 +220,7 @@ def _drafted(model: Model, **options: Any) -> list[Reply]:
         ]
 
 
-def _turns(model: Model, first: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-    answers = model.expected(first)
+def _turns(first: Sequence[GenerationRequest], answers: Sequence[Sequence[int]]) -> list[GenerationRequest]:
     return [
         replace(each, prompt=[*each.prompt, *answer, *text(9, 5)])
         for each, answer in zip(first, answers, strict=True)
