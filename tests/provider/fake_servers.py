@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 
 
+_used_ports: set[int] = set()
+
+
+def at_an_unused_port[Server: socketserver.TCPServer](make: Callable[[], Server]) -> Server:
+    """Make a server at a port that none of these had before: a plugin remembers what answered at an address."""
+    held: list[Server] = []
+    while (server := make()).server_address[1] in _used_ports:
+        held.append(server)
+    for each in held:
+        each.server_close()
+    _used_ports.add(server.server_address[1])
+    return server
+
+
 def listed(*models: Mapping[str, Any]) -> dict[str, Any]:
     """A list of models as /v1/models gives it."""
     return {"object": "list", "data": [{"object": "model", **model} for model in models]}
@@ -85,7 +99,7 @@ class FakeServer:
                 self.end_headers()
                 self.wfile.write(data)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = at_an_unused_port(lambda: ThreadingHTTPServer(("127.0.0.1", 0), Handler))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
@@ -113,7 +127,7 @@ class CannedServer:
                 self.request.recv(65_536)
                 self.request.sendall(answer)
 
-        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server = at_an_unused_port(lambda: socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
