@@ -30,7 +30,7 @@ def is_gpu() -> bool:
 
 
 def prepares_for_lengths() -> bool:
-    """Whether the device needs time for every length of a matrix that it has not seen, as MLX's CUDA backend does."""
+    """Whether MLX computes with CUDA: it needs time for every length of a matrix that it has not seen."""
     return is_gpu() and not mx.metal.is_available()
 
 

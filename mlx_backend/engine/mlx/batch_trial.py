@@ -6,6 +6,10 @@ it has key-value heads and spreads their masks over the heads. AFM's layers that
 queries too far. So a few short texts are run alone, and then in every way in which sequences are run together: merged,
 joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
 compared, row by row. It takes about twenty runs of a few tokens.
+
+Nor does a few tokens' run show that a device's kernels take many. In a packed run each token is rotated by a position
+of its own, and on an H200 MLX could not start that kernel for 160 tokens where 16 elements of a head are rotated,
+though it could for 40 (cudaGraphAddKernelNode: invalid argument). So with `many_tokens` longer prompts are packed too.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TEXTS = ((1, 2, 3, 4), (5,), (2, 6))
+LONG_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 16  # two of them are packed
 FIRST, SECOND = (4, 7, 3), (6, 2, 5)  # the two tokens that follow each text
 ROW_COUNTS = (3, 5)
 MAX_ROWS = 8  # of a batch that is tried: the caches of each row get room for 256 tokens
@@ -83,11 +88,13 @@ class BatchTrial:
         self._max_difference = MAX_DIFFERENCE[_coarsest_dtype(network)]
         self._references: list[list[_Reference]] = []  # of each attempt
 
-    def try_packing(self) -> None:
-        """Patch the network and try packed runs. Raises BatchTrialError."""
+    def try_packing(self, *, many_tokens: bool = False) -> None:
+        """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError."""
         patch_for_packing(self._network)
         self._try(self._pack_prompts)
         self._try(lambda alone: self._run_together(alone, self._step_packed))
+        if many_tokens:
+            self._try(lambda _: self._pack_long_prompts())
 
     def try_batching(self) -> None:
         """Try batches as mlx-lm runs them: a row for each sequence. Raises BatchTrialError."""
@@ -143,6 +150,11 @@ class BatchTrial:
         self._compare(packed, [one.after_first, other.after_first, *late.logits], 3)
         own = [Segment(mx.array([[each.first]]), _copies(each.layers)) for each in alone[:2]]
         self._compare(run_packed(self._network, own), [one.after_first, other.after_first], 2)
+
+    def _pack_long_prompts(self) -> None:
+        """Run two prompts of many tokens beside each other: whether the device can is all that is asked."""
+        texts = [mx.array([LONG_TEXT]), mx.array([LONG_TEXT[::-1]])]
+        mx.eval(run_packed(self._network, [Segment(text, self._make_caches()) for text in texts]))
 
     def _run_together(self, alone: Sequence[_Reference], step: Step) -> None:
         """Run two texts, let a third join them and the first two leave; then as many rows as may matter."""

@@ -197,7 +197,7 @@ class Runtime:
         if self.options.packing and self.can_rewind:
             try:
                 for trial in trials:
-                    trial.try_packing()
+                    trial.try_packing(many_tokens=prepares_for_lengths())
             except BatchTrialError as error:
                 log.debug("Prompts and replies cannot be packed: %s.", error)
             else:
@@ -215,7 +215,8 @@ class Runtime:
             return False
         network = self.draft.network
         try:
-            BatchTrial(network, partial(draft_layers, network)).try_packing()
+            trial = BatchTrial(network, partial(draft_layers, network))
+            trial.try_packing(many_tokens=prepares_for_lengths())
         except BatchTrialError as error:
             log.debug("The draft model cannot be run packed: %s.", error)
             return False

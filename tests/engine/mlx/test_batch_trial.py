@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from engine_models import write_model, write_random
+from engine_models import WrappedNetwork, write_model, write_random
 from mlx import nn
 from mlx.utils import tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
@@ -18,6 +18,7 @@ from mlx_backend.api.openai.models import model_object
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
+from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.registry.base import ModelStatus
 
@@ -304,6 +305,27 @@ def test_a_network_that_accepts_packing_but_computes_it_wrong_is_not_run_packed(
 
     with pytest.raises(BatchTrialError, match="off by"):
         BatchTrial(Mistaken(), partial(make_prompt_cache, network)).try_packing()
+
+
+def test_a_network_whose_kernels_take_only_few_tokens_at_once_is_not_run_packed(tmp_path: Path) -> None:
+    network: Any = load_model(write_model(tmp_path))[0]
+
+    class FewTokens(WrappedNetwork):
+        longest = 0
+
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            if isinstance(cache[0], PackedLayer):
+                self.longest = max(self.longest, tokens.size)
+                if tokens.size > 100:
+                    raise RuntimeError("cudaGraphAddKernelNode failed: invalid argument")
+            return network(tokens, cache=cache)
+
+    few = FewTokens(network)
+    BatchTrial(few, partial(make_prompt_cache, network)).try_packing()
+    assert few.longest < 100
+    with pytest.raises(BatchTrialError, match=r"^several at once raise RuntimeError: cudaGraph.*argument$"):
+        BatchTrial(few, partial(make_prompt_cache, network)).try_packing(many_tokens=True)
+    BatchTrial(network, partial(make_prompt_cache, network)).try_packing(many_tokens=True)
 
 
 def test_a_network_that_fails_with_several_sequences_is_not_batched(tmp_path: Path) -> None:
