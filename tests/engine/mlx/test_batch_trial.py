@@ -318,7 +318,8 @@ def test_a_network_whose_kernels_take_only_few_tokens_at_once_is_not_run_packed(
                 self.longest = max(self.longest, tokens.size)
                 if tokens.size > 100:
                     raise RuntimeError("cudaGraphAddKernelNode failed: invalid argument")
-            return network(tokens, cache=cache)
+            logits: mx.array = network(tokens, cache=cache)
+            return logits
 
     few = FewTokens(network)
     BatchTrial(few, partial(make_prompt_cache, network)).try_packing()
