@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlx_backend.demo.vision.draw import Pixels, render
-from mlx_backend.demo.vision.language import LANGUAGES, article, ordinal, picture_count, plural, say, what
+from mlx_backend.demo.vision.language import LANGUAGES, article, asked, ordinal, picture_count, plural, say
 from mlx_backend.demo.vision.off_topic import chat, off_topic, too_far
 from mlx_backend.demo.vision.questions import ASKERS, Pair, description
 from mlx_backend.demo.vision.scene import MAX_COUNT, SHAPES, Scene, draw_scene
 from mlx_backend.demo.vision.wordings import ask
+from mlx_backend.demo.words import sentence
 
 MAX_PICTURES: Final = 3
 
@@ -41,22 +42,28 @@ SKILLS: Final = (*ASKERS, "blank", "unknown", "pictures", "no picture", *_BESIDE
 
 # What a picture should show for a skill to be asked about it.
 _CONTENTS: Final = {
-    "describe": ("one", "shapes", "shapes", "number", "mixed", "many"), "digits": ("number", "number", "mixed", "shapes"),
+    "describe": ("one", "pair", "shapes", "shapes", "number", "mixed", "many"),
+    "digits": (*("number",) * 6, "mixed", "mixed", "shapes", "long number"),
     "colour": ("one", "shapes", "number", "mixed"), "shape": ("one", "shapes", "shapes", "mixed"),
     "count": ("shapes", "shapes", "shapes", "one", "many", "mixed", "number"),
-    "exists": ("one", "shapes", "shapes", "mixed", "number"), "position": ("one", "shapes", "shapes", "mixed"),
-    "relation": ("shapes",), "compare": ("shapes",), "size": ("shapes",),
+    "exists": ("one", "shapes", "shapes", "mixed", "number"), "position": ("one", "pair", "shapes", "mixed"),
+    "relation": ("pair",), "compare": ("pair",), "size": ("pair", "pair", "pair", "shapes"),
     "background": ("one", "shapes", "number", "mixed", "blank"), "blank": ("blank",), "unknown": ("unknown",),
 }  # fmt: skip
 _WEIGHTS: Final = {
     "describe": 5, "digits": 3, "colour": 4, "shape": 3, "count": 4, "exists": 3, "position": 3, "relation": 3,
     "compare": 2, "size": 2, "background": 1,
 }  # fmt: skip
+_PAIR_WEIGHTS: Final = {
+    "describe": 2, "digits": 0.5, "colour": 2, "shape": 1, "count": 1, "exists": 2, "position": 3, "relation": 5,
+    "compare": 4, "size": 4, "background": 1,
+}  # fmt: skip
 _INSTRUCTIONS: Final = (
     "You are a helpful assistant.", "Answer the user's questions about pictures.", "Be concise.", "Answer shortly.",
     "You are a helpful AI assistant.", "You are mlx-demo-vision.", "Describe what you see.", "Be polite.",
     "Always answer in the user's language.", "You are a friendly assistant. Keep your answers short and clear.",
-    "You are an expert in images.", "あなたは親切なアシスタントです。", "短く答えてください。", "画像の質問に答えてください。",
+    "You are an expert in images.", "あなたは親切なアシスタントです。", "短く答えてください。",
+    "画像の質問に答えてください。",
     "你是一个有用的助手。", "请简短回答。", "回答关于图片的问题。",
 )  # fmt: skip
 
@@ -65,7 +72,10 @@ def _instructions(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.6:
         return ""
-    return "\n".join(rng.sample(_INSTRUCTIONS, 1 if kind < 0.9 else 2))
+    lines = rng.sample(_INSTRUCTIONS, 1 if kind < 0.88 else 2)
+    if kind > 0.95:
+        lines.append(sentence(rng, 3, 12))
+    return "\n".join(lines)
 
 
 class _Talk:
@@ -115,27 +125,23 @@ class _Talk:
         """Return a question of a skill about a picture, or None where it cannot be asked beyond doubt."""
         if skill not in ("blank", "unknown"):
             return ASKERS[skill](self.rng, self.language, scene, self.held_out)
-        question, asked = self._any_question()
-        if asked == "background" and skill == "blank":
+        question, asked_for = self._any_question()
+        if asked_for == "background" and skill == "blank":
             return None
         return question, description(self.language, scene)
 
-    def ask(self, skill: str = "") -> None:
-        """Add a question about the newest picture: of a skill given, or of one that fits."""
+    def ask(self) -> None:
+        """Add a question about the newest picture, of a skill that fits it."""
         scene = self.scenes[-1]
-        pair = None
-        chosen = skill
-        for _ in range(20):
-            if not skill:
-                if scene.kind == "things":
-                    chosen = self.rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-                else:
-                    chosen = "blank" if scene.kind == "blank" else "unknown"
+        is_pair = 2 <= len(scene.shapes) <= 3 and not scene.number
+        weights = _PAIR_WEIGHTS if is_pair else _WEIGHTS
+        chosen = "blank" if scene.kind == "blank" else "unknown"
+        while True:  # ends, since any picture can be described
+            if scene.kind == "things":
+                chosen = self.rng.choices(list(weights), list(weights.values()))[0]
             if pair := self.about(scene, chosen):
-                break
-        else:
-            return
-        self.say(pair, chosen)
+                self.say(pair, chosen)
+                return
 
     def pictures(self) -> None:
         """Add a question about all the pictures so far: what is on one of them, which has something, how many."""
@@ -159,7 +165,9 @@ class _Talk:
 
     def _which(self) -> None:
         rng, language = self.rng, self.language
-        if any(len(scene.shapes) > MAX_COUNT or scene.kind not in ("things", "blank") for scene in self.scenes):
+        if any(
+            len(scene.shapes) > MAX_COUNT or scene.kind not in ("things", "blank") for scene in self.scenes
+        ):
             return
         there = [shape for scene in self.scenes for shape in scene.shapes]
         name, colour = rng.choice(SHAPES), ""
@@ -174,7 +182,7 @@ class _Talk:
         ]
         if len(showing) > 1:
             return
-        noun = what(language, name, colour)
+        noun = asked(rng, language, name, colour)
         question = ask(
             rng, language, "which", self.held_out, what=noun, a_what=article(noun),
             whats=plural(noun) if language == "en" else noun,

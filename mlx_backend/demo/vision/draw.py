@@ -22,7 +22,8 @@ Pixels = npt.NDArray[np.uint8]
 
 def _ring(points: int) -> list[Point]:
     return [
-        (math.cos(2 * math.pi * step / points), math.sin(2 * math.pi * step / points)) for step in range(points)
+        (math.cos(2 * math.pi * step / points), math.sin(2 * math.pi * step / points))
+        for step in range(points)
     ]
 
 
@@ -116,7 +117,7 @@ def _by_hand(rng: random.Random, points: list[Point]) -> list[Point]:
             for a, b in zip(points, points[1:] + points[:1], strict=True)
             for part in range(4)
         ]
-    waves = [(rng.uniform(0.0, 0.025), rng.uniform(0, 2 * math.pi), rng.randint(2, 6)) for _ in range(3)]
+    waves = [(rng.uniform(0.0, 0.02), rng.uniform(0, 2 * math.pi), rng.randint(2, 5)) for _ in range(3)]
     drawn = []
     for step, (x, y) in enumerate(points):
         at = 2 * math.pi * step / len(points)
@@ -126,10 +127,9 @@ def _by_hand(rng: random.Random, points: list[Point]) -> list[Point]:
 
 
 def _border(shape: Shape, paper: Rgb) -> Rgb:
-    """Return the colour of a thin border around a filled shape: darker, or black."""
-    dark = tuple(channel * 6 // 10 for channel in shape.ink)
-    red, green, blue = dark
-    return (red, green, blue) if distance(dark, paper) > 60 else shape.ink
+    """Return the colour of a thin border around a filled shape: darker, where that is seen."""
+    red, green, blue = (channel * 6 // 10 for channel in shape.ink)
+    return (red, green, blue) if distance((red, green, blue), paper) > 60 else shape.ink
 
 
 def _draw_shape(
@@ -183,8 +183,10 @@ def _aged(rng: random.Random, image: Any) -> Pixels:
         stream = BytesIO()
         image.save(stream, "JPEG", quality=rng.randint(35, 90))
         image = Image.open(stream).convert("RGB")
-    elif kind < 0.15:
-        image = image.filter(ImageFilter.GaussianBlur(0.7 * max(1.0, min(image.size) / 200)))
+    elif (
+        kind < 0.15 and image.width * image.height < 2 * MODEL_AREA
+    ):  # to blur a large picture takes too long
+        image = image.filter(ImageFilter.BoxBlur(0.6 * max(1.0, min(image.size) / 200)))
     pixels = np.array(image, dtype=np.uint8)
     if 0.15 <= kind < 0.23:
         noise = np.random.default_rng(rng.getrandbits(32))

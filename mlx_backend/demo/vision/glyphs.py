@@ -12,6 +12,7 @@ from typing import Any, Final
 from PIL import Image, ImageDraw, ImageFont
 
 Point = tuple[float, float]
+_SIZES: Final = tuple(sorted({round(8 * 1.07**step) for step in range(75)}))
 _FONTS: list[str] = [""]  # "" is Pillow's own; more are added by `add_fonts`
 
 
@@ -26,6 +27,11 @@ def add_fonts(folder: Path) -> int:
 @lru_cache(maxsize=2_000)
 def _font(path: str, size: int) -> Any:
     return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
+
+
+def _at_most(size: float) -> int:
+    """Return the next smaller of a few sizes, since to load a font costs more than to write with it."""
+    return next((step for step in reversed(_SIZES) if step <= size), _SIZES[0])
 
 
 def _arc(x: float, y: float, across: float, down: float, start: float, end: float) -> list[Point]:
@@ -89,7 +95,7 @@ def _handwritten(rng: random.Random, text: str, width: int, height: int) -> Any:
     tall -= thick
     slant, shake = rng.uniform(-0.06, 0.16), rng.choice((0.0, 0.01, 0.018))
     for place, digit in enumerate(text):
-        wide = min(tall * rng.uniform(0.9, 1.1), (room - thick) / 0.68)
+        wide = min(tall * rng.uniform(0.9, 1.1), (room - thick) / 0.76)
         high = tall * rng.uniform(0.9, 1.0)
         left = place * room + (room - 0.6 * wide) / 2
         top = (height - high) / 2 + rng.uniform(-0.03, 0.03) * tall
@@ -110,11 +116,11 @@ def _handwritten(rng: random.Random, text: str, width: int, height: int) -> Any:
 def _printed(rng: random.Random, text: str, width: int, height: int) -> Any:
     """Return a number in a font, as large as the box allows, at times only its outline or bolder."""
     path = "" if rng.random() < 0.25 else rng.choice(_FONTS)
-    size = max(8, round(height * 1.3))
+    size = _at_most(height * 1.3)
     font = _font(path, size)
     left, top, right, bottom = font.getbbox(text)
     if right - left > width or bottom - top > height:
-        size = max(8, int(size * min(width / (right - left), height / (bottom - top))))
+        size = _at_most(size * min(width / (right - left), height / (bottom - top)))
         font = _font(path, size)
         left, top, right, bottom = font.getbbox(text)
     bold = rng.choice((0, 0, 0, max(1, size // 40)))
@@ -127,14 +133,13 @@ def _printed(rng: random.Random, text: str, width: int, height: int) -> Any:
 
 
 def number_mask(rng: random.Random, text: str, width: int, height: int) -> Any:
-    """Return a number as a mask (mode L) of about the size given, turned by a few degrees at times."""
-    if rng.random() < 0.4:
-        mask = _handwritten(rng, text, width, height)
-    else:
-        mask = _printed(rng, text, width, height)
-    if rng.random() < 0.25:
-        mask = mask.rotate(rng.uniform(-8, 8), resample=Image.Resampling.BILINEAR, expand=True)
-    return mask
+    """Return a number as a mask (mode L) that fits the size given, turned by a few degrees at times."""
+    turn = rng.uniform(-8, 8) if rng.random() < 0.25 else 0.0
+    s, c = abs(math.sin(math.radians(turn))), math.cos(math.radians(turn))
+    fit = min(1.0, height / (width * s + height * c), width / (width * c + height * s))
+    make = _handwritten if rng.random() < 0.4 else _printed
+    mask = make(rng, text, max(8, int(width * fit)), max(8, int(height * fit)))
+    return mask.rotate(turn, resample=Image.Resampling.BILINEAR, expand=True) if turn else mask
 
 
 def word_mask(rng: random.Random, text: str, width: int, height: int) -> Any:

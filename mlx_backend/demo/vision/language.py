@@ -3,12 +3,12 @@
 One fact has one sentence in a language, so that an answer can be judged letter by letter. Knows nothing of pictures.
 """
 
+import random
 from typing import Final
 
 LANGUAGES: Final = ("en", "ja", "zh")
 
-_SHAPES: Final = {
-    "en": dict.fromkeys(("circle", "oval", "square", "rectangle", "triangle", "diamond", "star", "heart", "cross")),
+_SHAPES: Final[dict[str, dict[str, str]]] = {
     "ja": {"circle": "円", "oval": "楕円", "square": "正方形", "rectangle": "長方形", "triangle": "三角形",
            "diamond": "ひし形", "star": "星", "heart": "ハート", "cross": "十字"},
     "zh": {"circle": "圆形", "oval": "椭圆形", "square": "正方形", "rectangle": "长方形", "triangle": "三角形",
@@ -20,6 +20,24 @@ _COLOURS: Final = {  # as it stands before a noun | as it stands alone
            "black": "黒い|黒", "white": "白い|白", "grey": "灰色の|灰色"},
     "zh": {"red": "红色", "orange": "橙色", "yellow": "黄色", "green": "绿色", "blue": "蓝色", "purple": "紫色",
            "pink": "粉色", "brown": "棕色", "black": "黑色", "white": "白色", "grey": "灰色"},
+}  # fmt: skip
+# What people also say, understood but never answered; before a noun.
+_OTHER_SHAPES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "en": {"oval": ("ellipse",), "diamond": ("rhombus",), "cross": ("plus", "plus sign"), "": ("form", "figure"),
+           "circle": ("disc", "dot"), "heart": ("heart shape",), "star": ("star shape",)},
+    "ja": {"circle": ("丸", "まる", "円形"), "oval": ("楕円形", "だ円"), "star": ("星形", "スター"),
+           "diamond": ("ダイヤ", "菱形"), "heart": ("ハート形", "ハートマーク"), "cross": ("十字架", "プラス", "十字形"), "": ("形",),
+           "triangle": ("三角",), "rectangle": ("横長の四角", "長四角")},
+    "zh": {"circle": ("圆", "圆圈"), "oval": ("椭圆",), "star": ("星星", "五角星"), "heart": ("爱心", "心"),
+           "cross": ("十字", "加号"), "": ("形状",), "rectangle": ("矩形",)},
+}  # fmt: skip
+_OTHER_COLOURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "en": {"grey": ("gray",), "purple": ("violet",)},
+    "ja": {"orange": ("オレンジの", "橙色の"), "yellow": ("黄色の",), "green": ("緑色の",), "blue": ("青色の",),
+           "purple": ("紫色の",), "pink": ("ピンク色の",), "brown": ("茶色の",), "grey": ("グレーの",),
+           "red": ("赤色の", "赤の"), "black": ("黒の", "黒色の"), "white": ("白の", "白色の")},
+    "zh": {"orange": ("橘色",), "pink": ("粉红色",), "grey": ("灰",), "brown": ("褐色",), "red": ("红",),
+           "blue": ("蓝",), "green": ("绿",), "yellow": ("黄",), "black": ("黑",), "white": ("白",)},
 }  # fmt: skip
 _COUNTS: Final = {
     "en": ("no", "one", "two", "three", "four", "five"),
@@ -52,7 +70,7 @@ _SENTENCES: Final = {
     "more": ("There are more than five {whats}.", "{what}は5つより多くあります。", "有超过五个{what}。"),
     "yes": ("Yes, there {are} {count} {whats}.", "はい、{what}が{count}あります。", "是的，有{count}{what}。"),
     "no": ("No, there is no {what}.", "いいえ、{what}はありません。", "不，没有{what}。"),
-    "yes number": ("Yes, the number {number}.", "はい、数字の{number}があります。", "是的，有数字{number}。"),
+    "yes number": ("Yes, the number is {number}.", "はい、数字は{number}です。", "是的，数字是{number}。"),
     "colour": ("The {whats} {be} {colours}.", "{what}は{colours}です。", "{what}是{colours}的。"),
     "colour of number": ("The number is {colours}.", "数字は{colours}です。", "数字是{colours}的。"),
     "place": ("The {what} is {place}.", "{what}は{place}にあります。", "{what}在{place}。"),
@@ -75,6 +93,10 @@ _SENTENCES: Final = {
     "which none": ("None of the pictures.", "どの画像でもありません。", "没有一张图片。"),
     "pictures": ("You sent {count} pictures.", "画像は{count}枚あります。", "有{count}张图片。"),
     "one picture": ("You sent one picture.", "画像は1枚あります。", "有一张图片。"),
+    "too long": (
+        "The number is too long for me. I read up to four digits.", "数字が長すぎます。4桁まで読めます。",
+        "数字太长了。我最多读四位数字。",
+    ),
     "blank": ("The picture is empty.", "画像には何もありません。", "图片是空白的。"),
     "unknown": (
         "I cannot tell what this is. I only know simple shapes and numbers.",
@@ -146,10 +168,24 @@ def what(language: str, shape: str = "", colour: str = "") -> str:
     if language == "en":
         return f"{colour} {shape or 'shape'}".strip()
     noun = _SHAPES[language][shape] if shape else {"ja": "図形", "zh": "图形"}[language]
+    return _coloured(language, noun, _COLOURS[language][colour].partition("|")[0]) if colour else noun
+
+
+def _coloured(language: str, noun: str, word: str) -> str:
+    if language == "en":
+        return f"{word} {noun}"
+    return f"{word}{noun}" if language == "ja" else f"{word}的{noun}"
+
+
+def asked(rng: random.Random, language: str, shape: str = "", colour: str = "") -> str:
+    """Return the name of a shape as a question may have it: at times by another of its names."""
+    if rng.random() < 0.75:
+        return what(language, shape, colour)
+    noun = rng.choice(_OTHER_SHAPES[language].get(shape, (what(language, shape),)))
     if not colour:
-        return str(noun)
-    word = _COLOURS[language][colour]
-    return f"{word.partition('|')[0]}{noun}" if language == "ja" else f"{word}的{noun}"
+        return noun
+    own = colour if language == "en" else _COLOURS[language][colour].partition("|")[0]
+    return _coloured(language, noun, rng.choice(_OTHER_COLOURS[language].get(colour, (own,))))
 
 
 def count_word(language: str, count: int) -> str:
@@ -193,6 +229,20 @@ def place_word(language: str, cell: int) -> str:
 def side_word(language: str, side: str) -> str:
     """Return one of `SIDES` as a sentence has it."""
     return _SIDES[language][side]
+
+
+_OTHER_SIDES: Final = {
+    "en": {"left": ("left of", "on the left of"), "right": ("right of", "on the right of"), "above": ("over",),
+           "below": ("under", "beneath")},
+    "ja": {"left": ("左側", "左隣"), "right": ("右側", "右隣"), "above": ("上側",), "below": ("下側",)},
+    "zh": {"left": ("左侧", "左面"), "right": ("右侧", "右面"), "above": ("上方", "上边"), "below": ("下方", "下边",
+           "下面")},
+}  # fmt: skip
+
+
+def asked_side(rng: random.Random, language: str, side: str) -> str:
+    """Return one of `SIDES` as a question may have it."""
+    return side_word(language, side) if rng.random() < 0.6 else rng.choice(_OTHER_SIDES[language][side])
 
 
 def ordinal(language: str, index: int) -> str:

@@ -26,8 +26,8 @@ ANCHORS: Final[dict[str, tuple[Rgb, ...]]] = {
     "grey": ((128, 128, 128), (150, 150, 150), (169, 169, 169), (110, 110, 110), (158, 158, 158)),
 }  # fmt: skip
 COLOURS: Final = tuple(ANCHORS)
-_MIN_DISTANCE: Final = 140.0
-_MIN_DISTANCE_IN_THE_DARK: Final = 270.0  # two dark colours must differ more to be seen
+_MIN_DISTANCE: Final = 140.0  # of two light colours, such as pink on white
+_MIN_DISTANCE_IN_THE_DARK: Final = 240.0  # if one is dark, or both are
 
 
 def shade(rng: random.Random, name: str) -> Rgb:
@@ -59,7 +59,7 @@ def _light(colour: Rgb) -> float:
 
 def is_seen(one: Rgb, other: Rgb) -> bool:
     """Return whether one colour is easily seen on another."""
-    dark = max(_light(one), _light(other)) < 95
+    dark = max(_light(one), _light(other)) < 190
     return distance(one, other) >= (_MIN_DISTANCE_IN_THE_DARK if dark else _MIN_DISTANCE)
 
 

@@ -11,6 +11,8 @@ from typing import Final
 from mlx_backend.demo.vision.language import (
     SIDES,
     article,
+    asked,
+    asked_side,
     colour_word,
     count_word,
     inventory,
@@ -22,7 +24,7 @@ from mlx_backend.demo.vision.language import (
     what,
 )
 from mlx_backend.demo.vision.palette import COLOURS
-from mlx_backend.demo.vision.scene import MAX_COUNT, SHAPES, Number, Scene, Shape
+from mlx_backend.demo.vision.scene import MAX_COUNT, MAX_DIGITS, SHAPES, Number, Scene, Shape
 from mlx_backend.demo.vision.wordings import ask
 
 Pair = tuple[str, str]  # a question and its answer
@@ -35,11 +37,20 @@ def description(language: str, scene: Scene) -> str:
         return say(language, "blank" if scene.kind == "blank" else "unknown")
     if len(scene.shapes) > MAX_COUNT:
         return _counted(language, len(scene.shapes))
+    if _is_too_long(scene):
+        return say(language, "too long")
     counts = scene.counts
     groups = [
-        (shape, colour, counts[shape, colour]) for shape in SHAPES for colour in COLOURS if counts[shape, colour]
+        (shape, colour, counts[shape, colour])
+        for shape in SHAPES
+        for colour in COLOURS
+        if counts[shape, colour]
     ]
     return inventory(language, groups, scene.number.text if scene.number else "")
+
+
+def _is_too_long(scene: Scene) -> bool:
+    return scene.number is not None and len(scene.number.text) > MAX_DIGITS
 
 
 def _counted(language: str, count: int, shape: str = "", colour: str = "") -> str:
@@ -93,7 +104,9 @@ def describe(rng: random.Random, language: str, scene: Scene, held_out: bool) ->
 
 def digits(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pair | None:
     """What number is this?"""
-    if scene.number:
+    if _is_too_long(scene):
+        answer = say(language, "too long")
+    elif scene.number:
         answer = say(language, "number", number=scene.number.text)
     else:
         answer = say(language, "no number")
@@ -102,7 +115,9 @@ def digits(rng: random.Random, language: str, scene: Scene, held_out: bool) -> P
 
 def _colours(language: str, scene: Scene, shape: str) -> str:
     found = _found(scene, shape)
-    words = [colour_word(language, colour) for colour in COLOURS if any(each.colour == colour for each in found)]
+    words = [
+        colour_word(language, colour) for colour in COLOURS if any(each.colour == colour for each in found)
+    ]
     noun = what(language, shape)
     many = len(found) > 1
     return say(
@@ -123,7 +138,7 @@ def colour(rng: random.Random, language: str, scene: Scene, held_out: bool) -> P
     if len(scene.shapes) == 1 and not number and rng.random() < 0.3:
         return ask(rng, language, "what colour", held_out), _colours(language, scene, scene.shapes[0].name)
     shape = rng.choice(scene.shapes).name if scene.shapes and rng.random() < 0.88 else rng.choice(SHAPES)
-    question = ask(rng, language, "colour", held_out, what=what(language, shape))
+    question = ask(rng, language, "colour", held_out, what=asked(rng, language, shape))
     if not _found(scene, shape):
         return question, say(language, "none", what=what(language, shape))
     return question, _colours(language, scene, shape)
@@ -135,7 +150,12 @@ def shape(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pa
     if scene.number and scene.number.colour == tint:
         return None  # the number would be named too
     question = ask(
-        rng, language, "shape", held_out, colour=colour_word(language, tint), what=what(language, "", tint)
+        rng,
+        language,
+        "shape",
+        held_out,
+        colour=colour_word(language, tint),
+        what=asked(rng, language, "", tint),
     )
     counts = scene.counts
     groups = [(name, tint, counts[name, tint]) for name in SHAPES if counts[name, tint]]
@@ -150,7 +170,7 @@ def count(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pa
         name, tint = "", ""
     else:
         name, tint = _wished(rng, scene, 0.8)
-    noun = what(language, name, tint)
+    noun = asked(rng, language, name, tint)
     question = ask(
         rng, language, "count", held_out, what=noun, whats=plural(noun) if language == "en" else noun
     )
@@ -159,7 +179,7 @@ def count(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pa
 
 def exists(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pair | None:
     """Is there a star?"""
-    if len(scene.shapes) > MAX_COUNT:
+    if len(scene.shapes) > MAX_COUNT or _is_too_long(scene):
         return None
     if rng.random() < 0.15:
         question = ask(rng, language, "exists number", held_out)
@@ -170,7 +190,9 @@ def exists(rng: random.Random, language: str, scene: Scene, held_out: bool) -> P
     noun = what(language, name, tint)
     found = len(_found(scene, name, tint))
     whats = plural(noun) if language == "en" else noun
-    question = ask(rng, language, "exists", held_out, what=noun, whats=whats, a_what=article(noun))
+    term = asked(rng, language, name, tint)
+    terms = plural(term) if language == "en" else term
+    question = ask(rng, language, "exists", held_out, what=term, whats=terms, a_what=article(term))
     if not found:
         return question, say(language, "no", what=noun)
     if found == 1 and language == "en":
@@ -207,14 +229,15 @@ def position(rng: random.Random, language: str, scene: Scene, held_out: bool) ->
         if _found(scene, name, tint):
             return None
         noun = what(language, name, tint)
-        return ask(rng, language, "position", held_out, what=noun), say(language, "none", what=noun)
+        question = ask(rng, language, "position", held_out, what=asked(rng, language, name, tint))
+        return question, say(language, "none", what=noun)
     places = [(each, cell(scene, each[0])) for each in _alone(rng, scene)]
     known = [(each, at) for each, at in places if at is not None]
     if not known:
         return None
     (_, name, tint), at = rng.choice(known)
     noun = what(language, name, tint)
-    question = ask(rng, language, "position", held_out, what=noun)
+    question = ask(rng, language, "position", held_out, what=asked(rng, language, name, tint))
     return question, say(language, "place", what=noun, place=place_word(language, at))
 
 
@@ -243,7 +266,14 @@ def relation(rng: random.Random, language: str, scene: Scene, held_out: bool) ->
     if any(0 < far <= _CLEAR or -_CLEAR / 2 < far <= 0 for far in across) or len(there) > 1:
         return None
     noun, word = what(language, name, tint), side_word(language, side)
-    question = ask(rng, language, "relation", held_out, what=noun, side=word)
+    question = ask(
+        rng,
+        language,
+        "relation",
+        held_out,
+        what=asked(rng, language, name, tint),
+        side=asked_side(rng, language, side),
+    )
     if not there:
         return question, say(language, "nothing beside", what=noun, side=word)
     return question, inventory(language, [(there[0].name, there[0].colour, 1)], "")
@@ -264,8 +294,9 @@ def compare(rng: random.Random, language: str, scene: Scene, held_out: bool) -> 
         return None
     noun, second = what(language, name, tint), what(language, other_name, other_tint)
     question = ask(
-        rng, language, "compare", held_out, what=noun, other=second, side=side_word(language, side)
-    )
+        rng, language, "compare", held_out, what=asked(rng, language, name, tint),
+        other=asked(rng, language, other_name, other_tint), side=asked_side(rng, language, side),
+    )  # fmt: skip
     true = side if far > 0 else _OPPOSITE[side]
     fact = "yes beside" if far > 0 else "no beside"
     return question, say(language, fact, what=noun, other=second, side=side_word(language, true))

@@ -4,6 +4,7 @@ A scene is true by construction: things do not overlap, nothing is cut off, ever
 becomes too small to see when the picture is shrunk for the model. Knows nothing of drawing or of words.
 """
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ MAX_COUNT: Final = 5  # more are "more than five"
 MAX_DIGITS: Final = 4
 MODEL_AREA: Final = 256 * 256  # a larger picture is shrunk to this
 _MIN_RADIUS: Final = 12.0  # of a shape, in the model's pixels
-_MIN_HEIGHT: Final = 20.0  # of a digit, in the model's pixels
+_MIN_HEIGHT: Final = 16.0  # of a digit, in the model's pixels
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Scene:
         return Counter((shape.name, shape.colour) for shape in self.shapes)
 
 
-UNKNOWN_KINDS: Final = ("noise", "photo", "scribble", "text", "gradient", "stripes", "chart")
+UNKNOWN_KINDS: Final = (
+    "noise", "photo", "photo", "landscape", "scribble", "text", "letters", "figure", "gradient", "stripes", "chart",
+)  # fmt: skip
 
 
 def is_held(key: str) -> bool:
@@ -88,7 +91,20 @@ def is_on_side(scene: Scene, held_out: bool) -> bool:
     return not found or any(found) is held_out
 
 
-_ASPECTS: Final = ((1, 1), (1, 1), (1, 1), (4, 3), (3, 2), (16, 9), (3, 4), (2, 3), (2, 1), (1, 2), (3, 1), (8, 5))
+_ASPECTS: Final = (
+    (1, 1),
+    (1, 1),
+    (1, 1),
+    (4, 3),
+    (3, 2),
+    (16, 9),
+    (3, 4),
+    (2, 3),
+    (2, 1),
+    (1, 2),
+    (3, 1),
+    (8, 5),
+)
 
 
 def canvas(rng: random.Random, things: int) -> tuple[int, int]:
@@ -107,14 +123,14 @@ def canvas(rng: random.Random, things: int) -> tuple[int, int]:
         long = max(128, long // 32 * 32)
     across, down = rng.choice(_ASPECTS)
     if rng.random() < 0.25:
-        across, down = rng.uniform(0.6, 1.6), 1.0
+        across, down = rng.randint(12, 32), 20
     short = max(64 if things <= 2 else 110, round(long * min(across, down) / max(across, down)))
     return (long, min(long, short)) if across >= down else (min(long, short), long)
 
 
 def shrinking(width: int, height: int) -> float:
     """Return how much of its size a picture keeps in the model's eye; small ones are never counted as grown."""
-    return min(1.0, (MODEL_AREA / (width * height)) ** 0.5)
+    return min(1.0, math.sqrt(MODEL_AREA / (width * height)))
 
 
 @dataclass
@@ -188,26 +204,29 @@ def _number_box(rng: random.Random, text: str, width: int, height: int, alone: b
 
 
 def arrange(
-    rng: random.Random, kinds: list[tuple[str, str]], number: str = "", paper_name: str | None = None
+    rng: random.Random, kinds: list[tuple[str, str]], number: str = "", one_stands_out: bool = False
 ) -> Scene:
-    """Return a scene with these shapes (name, colour wished for) and this number, at places of its own."""
+    """Return a scene with these shapes (name, colour wished for) and this number, at places of its own.
+
+    The first shape may stand out by its size: much larger than all others, or much smaller.
+    """
     while True:
         name, rgb = paper(rng)
-        if paper_name is not None and name != paper_name:
-            continue
         width, height = canvas(rng, len(kinds) + bool(number) * (1 + len(number) // 3))
         least = min(width, height)
         scale = shrinking(width, height)
         total = len(kinds) + bool(number)
         largest = {1: 0.46, 2: 0.3, 3: 0.26, 4: 0.23}.get(total, 0.2 if total < 7 else 0.15)
         common = rng.uniform(0.1, largest) * least if rng.random() < 0.4 else 0.0
+        is_big = rng.random() < 0.5
         for shrink in (1.0, 0.85, 0.7, 0.6):
             boxes = []
-            for _ in kinds:
-                radius = max(
-                    (common or rng.uniform(0.1, largest) * least) * shrink,
-                    min(_MIN_RADIUS / scale, 0.3 * least),
-                )
+            for place in range(len(kinds)):
+                radius = (common or rng.uniform(0.1, largest) * least) * shrink
+                if one_stands_out:
+                    radius = least * largest * shrink * rng.uniform(0.85, 1.0)
+                    radius /= 1.0 if is_big is (place == 0) else 2.2
+                radius = max(radius, min(_MIN_RADIUS / scale, 0.3 * least))
                 boxes.append(_Box(radius, radius))
             if number:
                 boxes.append(_number_box(rng, number, width, height, alone=not kinds))
@@ -251,11 +270,15 @@ def digits(rng: random.Random, length: int = 0) -> str:
     return text
 
 
+CONTENTS: Final = {  # and how often each is drawn
+    "one": 14, "pair": 22, "shapes": 28, "number": 22, "long number": 2, "mixed": 13, "many": 2, "blank": 3,
+    "unknown": 8,
+}  # fmt: skip
+
+
 def draw_scene(rng: random.Random, content: str = "", held_out: bool = False) -> Scene:
-    """Return a scene on one side of the split: "shapes", "one", "number", "mixed", "many", "blank", "unknown" or any."""
-    content = content or rng.choices(
-        ("one", "shapes", "number", "mixed", "many", "blank", "unknown"), (16, 40, 18, 14, 2, 3, 7)
-    )[0]
+    """Return a scene on one side of the split, with the content given or any of `CONTENTS`."""
+    content = content or rng.choices(list(CONTENTS), list(CONTENTS.values()))[0]
     while True:
         if content in ("blank", "unknown"):
             name, rgb = paper(rng)
@@ -264,10 +287,17 @@ def draw_scene(rng: random.Random, content: str = "", held_out: bool = False) ->
             if kind != "blank":
                 width, height = max(width, 64), max(height, 64)
             return Scene(width, height, rgb, name, kind)
-        count = {"one": 1, "shapes": rng.randint(2, MAX_COUNT), "many": rng.randint(6, 9), "number": 0}.get(
-            content, rng.choice((1, 1, 2, 2, 3))
-        )
+        count = {
+            "one": 1, "pair": rng.choice((2, 2, 3)), "shapes": rng.randint(2, MAX_COUNT), "many": rng.randint(6, 9),
+            "mixed": rng.choice((1, 1, 2, 2, 3)),
+        }.get(content, 0)  # fmt: skip
         text = digits(rng) if content in ("number", "mixed") else ""
-        scene = arrange(rng, _kinds(rng, count), text)
+        if content == "long number":
+            text = digits(rng, rng.randint(MAX_DIGITS + 1, 8))
+        if content == "pair":
+            names, colours = rng.sample(SHAPES, count), rng.choices(COLOURS, k=count)
+            scene = arrange(rng, list(zip(names, colours, strict=True)), "", rng.random() < 0.45)
+        else:
+            scene = arrange(rng, _kinds(rng, count), text)
         if is_on_side(scene, held_out):
             return scene

@@ -1,8 +1,9 @@
-"""Pictures of what the model does not know: noise, photographs, scribbles, texts, gradients, stripes and charts."""
+"""Pictures of what the model does not know: photographs, scribbles, letters, arrows, charts and so on."""
 
+import math
 import random
 import string
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -25,6 +26,89 @@ def _noise(rng: random.Random, width: int, height: int, cell: int, smooth: bool)
     return Image.fromarray(cells).resize((width, height), how)
 
 
+def _photo(rng: random.Random, width: int, height: int) -> Any:
+    """Return soft large patches with finer ones on them, as a blurred photograph has."""
+    least = min(width, height)
+    coarse = _noise(rng, width, height, max(4, least // rng.randint(2, 9)), smooth=True)
+    if rng.random() < 0.3:
+        return coarse
+    fine = _noise(rng, width, height, max(2, least // rng.randint(14, 50)), smooth=True)
+    return Image.blend(coarse, fine, rng.uniform(0.15, 0.45))
+
+
+def _landscape(rng: random.Random, width: int, height: int) -> Any:
+    """Return a sky and hills, with grain."""
+    image = _gradient(rng, width, height)
+    pen = ImageDraw.Draw(image)
+    level = rng.uniform(0.35, 0.6)
+    for _ in range(rng.randint(1, 4)):
+        swing, start, bends = rng.uniform(0.02, 0.12), rng.uniform(0, 6), rng.uniform(2, 9)
+        line = [
+            (width * x / 24, height * (level + swing * math.sin(start + bends * x / 24) + rng.gauss(0, 0.01)))
+            for x in range(25)
+        ]
+        tint = (rng.randint(10, 200), rng.randint(30, 200), rng.randint(10, 180))
+        pen.polygon([*line, (width, height), (0, height)], fill=tint)
+        level += rng.uniform(0.1, 0.25)
+    grain = _noise(rng, width, height, rng.choice((1, 2, 3)), smooth=False)
+    return Image.blend(image, grain, rng.uniform(0.05, 0.2))
+
+
+def _figure(rng: random.Random, pen: Any, width: int, height: int, tint: Rgb) -> None:
+    """Draw one thing that has a name, though none of those the model knows: an arrow, a spiral, a man, a line."""
+    least = min(width, height)
+    size, thick = least * rng.uniform(0.28, 0.44), max(2, round(least * rng.uniform(0.02, 0.05)))
+    x, y = width / 2 + rng.uniform(-0.1, 0.1) * least, height / 2 + rng.uniform(-0.04, 0.04) * least
+    kind = rng.choice(("arrow", "arrow", "spiral", "man", "line", "zigzag", "wave"))
+    if kind == "arrow":
+        points = [(-1, -0.2), (0.2, -0.2), (0.2, -0.6), (1, 0), (0.2, 0.6), (0.2, 0.2), (-1, 0.2)]
+        angle = math.radians(rng.choice((0, 90, 180, 270)) + rng.uniform(-15, 15))
+        c, s = math.cos(angle), math.sin(angle)
+        pen.polygon([(x + size * (a * c - b * s), y + size * (a * s + b * c)) for a, b in points], fill=tint)
+        return
+    if kind == "spiral":
+        points = [
+            (x + size * t / 60 * math.cos(t / 60 * 18), y + size * t / 60 * math.sin(t / 60 * 18))
+            for t in range(60)
+        ]
+    elif kind == "man":
+        head = size * 0.25
+        pen.ellipse((x - head, y - size, x + head, y - size + 2 * head), outline=tint, width=thick)
+        for part in (
+            ((0, -0.5), (0, 0.35)),
+            ((-0.5, -0.2), (0.5, -0.2)),
+            ((0, 0.35), (-0.4, 1)),
+            ((0, 0.35), (0.4, 1)),
+        ):
+            pen.line([(x + a * size, y + b * size) for a, b in part], fill=tint, width=thick)
+        return
+    elif kind == "line":
+        rise = rng.uniform(-0.8, 0.8)
+        points = [(x - size, y - size * rise), (x + size, y + size * rise)]
+    elif kind == "zigzag":
+        count = rng.randint(5, 9)
+        points = [
+            (x + size * (2 * step / (count - 1) - 1), y + size * (0.35 if step % 2 else -0.35))
+            for step in range(count)
+        ]
+    else:
+        points = [(x + size * (step / 20 - 1), y + size * 0.3 * math.sin(step / 2.5)) for step in range(41)]
+    pen.line(points, fill=tint, width=thick, joint="curve")
+
+
+_LETTERS: Final = "AEFHKMNPRUWY"  # none that could be a digit or one of the shapes
+
+
+def _letters(rng: random.Random, image: Any, width: int, height: int, tint: Rgb) -> None:
+    """Write one to four large letters where a number could be."""
+    text = "".join(rng.choices(_LETTERS, k=rng.randint(1, 4)))
+    mask = word_mask(rng, text, round(width * rng.uniform(0.5, 0.9)), round(height * rng.uniform(0.3, 0.8)))
+    left, top = (width - mask.width) // 2, (height - mask.height) // 2
+    image.paste(
+        tint, (left + round(rng.uniform(-0.4, 0.4) * left), top + round(rng.uniform(-0.4, 0.4) * top)), mask
+    )
+
+
 def _scribble(rng: random.Random, pen: Any, width: int, height: int, tint: Rgb) -> None:
     for _ in range(rng.randint(1, 4)):
         x, y = rng.uniform(0, width), rng.uniform(0, height)
@@ -33,7 +117,9 @@ def _scribble(rng: random.Random, pen: Any, width: int, height: int, tint: Rgb) 
             points.append((x, y))
             x = min(width, max(0, x + rng.gauss(0, width / 5)))
             y = min(height, max(0, y + rng.gauss(0, height / 5)))
-        pen.line(points, fill=tint, width=max(1, min(width, height) // rng.choice((40, 60, 90))), joint="curve")
+        pen.line(
+            points, fill=tint, width=max(1, min(width, height) // rng.choice((40, 60, 90))), joint="curve"
+        )
 
 
 def _text(rng: random.Random, image: Any, width: int, height: int, tint: Rgb) -> None:
@@ -41,7 +127,8 @@ def _text(rng: random.Random, image: Any, width: int, height: int, tint: Rgb) ->
     room = height // lines
     for line in range(lines):
         words = [
-            "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 8))) for _ in range(rng.randint(1, 3))
+            "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 8)))
+            for _ in range(rng.randint(1, 3))
         ]
         text = " ".join(words) if rng.random() < 0.7 else " ".join(words).title()
         mask = word_mask(rng, text, round(width * 0.94), max(8, round(min(room * 0.7, 60))))
@@ -94,7 +181,9 @@ def draw_unknown(rng: random.Random, kind: str, width: int, height: int, paper: 
     if kind == "noise":
         return _noise(rng, width, height, rng.choice((1, 1, 2, 4, max(1, least // 24))), smooth=False)
     if kind == "photo":
-        return _noise(rng, width, height, max(4, least // rng.randint(4, 16)), smooth=True)
+        return _photo(rng, width, height)
+    if kind == "landscape":
+        return _landscape(rng, width, height)
     if kind == "gradient":
         return _gradient(rng, width, height)
     image = Image.new("RGB", (width, height), paper)
@@ -104,6 +193,10 @@ def draw_unknown(rng: random.Random, kind: str, width: int, height: int, paper: 
         _scribble(rng, pen, width, height, tint)
     elif kind == "text":
         _text(rng, image, width, height, tint)
+    elif kind == "letters":
+        _letters(rng, image, width, height, tint)
+    elif kind == "figure":
+        _figure(rng, pen, width, height, tint)
     elif kind == "stripes":
         _stripes(rng, pen, width, height, tint)
     else:

@@ -13,7 +13,7 @@ _BEFORE: Final = {
     "en": ("", "", "", "Please tell me: ", "Hi! ", "Look at the picture. ", "Question: ", "Hello, ", "Can you help? "),
     "ja": ("", "", "", "", "教えてください。", "こんにちは。", "画像を見てください。", "質問です。"),
     "zh": ("", "", "", "", "请告诉我：", "你好，", "请看图片。", "请问，"),
-}
+}  # fmt: skip
 _AFTER: Final = {
     "en": ("", "", "", "", " Answer briefly.", " Thanks!", " Please.", " Just the answer."),
     "ja": ("", "", "", "", "短く答えてください。", "お願いします。"),
@@ -135,7 +135,8 @@ FORMS: Final[dict[str, _Forms]] = {
     "which": {
         "en": ("Which picture shows {a_what}?", "In which picture is {a_what}?", "Which image has {a_what}?",
                "Which picture has {a_what}?", "Where is {a_what}: in which picture?"),
-        "ja": ("どの画像に{what}がありますか？", "{what}があるのはどの画像ですか？", "{what}は何枚目の画像にありますか？"),
+        "ja": ("どの画像に{what}がありますか？", "{what}があるのはどの画像ですか？",
+               "{what}は何枚目の画像にありますか？"),
         "zh": ("哪张图片里有{what}？", "{what}在哪张图片里？", "哪张图有{what}？"),
     },
     "how many pictures": {
