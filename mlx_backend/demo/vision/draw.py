@@ -196,6 +196,24 @@ def _aged(rng: random.Random, image: Any) -> Pixels:
     return pixels
 
 
+def _furnish(rng: random.Random, pen: Any, scene: Scene, zoom: int) -> None:
+    """Draw what is on a picture beside its content: the faint lines of writing paper, or a window's thin frame."""
+    sign = -1 if sum(scene.paper) > 380 else 1
+    depth = rng.randint(12, 30)
+    red, green, blue = (min(255, max(0, channel + sign * depth)) for channel in scene.paper)
+    wide, high = scene.width * zoom, scene.height * zoom
+    kind = rng.choice(("frame", "lines", "grid")) if scene.kind == "things" else "lines"
+    if kind == "frame":
+        pen.rectangle((0, 0, wide - 1, high - 1), outline=(red, green, blue), width=zoom)
+        return
+    step = max(10 * zoom, min(wide, high) // rng.randint(6, 14))
+    for y in range(step, high, step):
+        pen.line((0, y, wide, y), fill=(red, green, blue), width=zoom)
+    if kind == "grid":
+        for x in range(step, wide, step):
+            pen.line((x, 0, x, high), fill=(red, green, blue), width=zoom)
+
+
 def render(scene: Scene, rng: random.Random) -> Pixels:
     """Return a scene's picture, [height, width, 3]."""
     if scene.kind not in ("things", "blank"):
@@ -204,6 +222,8 @@ def render(scene: Scene, rng: random.Random) -> Pixels:
     zoom = style.zoom if scene.kind == "things" else 1
     image = Image.new("RGB", (scene.width * zoom, scene.height * zoom), scene.paper)
     pen = ImageDraw.Draw(image)
+    if rng.random() < 0.08:
+        _furnish(rng, pen, scene, zoom)
     outlines: dict[str, list[Point]] = {}
     alike = rng.random() < 0.7  # all of a name in the same form
     for shape in scene.shapes:

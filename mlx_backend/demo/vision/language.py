@@ -26,8 +26,8 @@ _OTHER_SHAPES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "en": {"oval": ("ellipse",), "diamond": ("rhombus",), "cross": ("plus", "plus sign"), "": ("form", "figure"),
            "circle": ("disc", "dot"), "heart": ("heart shape",), "star": ("star shape",)},
     "ja": {"circle": ("丸", "まる", "円形"), "oval": ("楕円形", "だ円"), "star": ("星形", "スター"),
-           "diamond": ("ダイヤ", "菱形"), "heart": ("ハート形", "ハートマーク"), "cross": ("十字架", "プラス", "十字形"), "": ("形",),
-           "triangle": ("三角",), "rectangle": ("横長の四角", "長四角")},
+           "diamond": ("ダイヤ", "菱形"), "heart": ("ハート形", "ハートマーク"), "triangle": ("三角",),
+           "cross": ("十字架", "プラス", "十字形"), "": ("形",), "rectangle": ("長四角",)},
     "zh": {"circle": ("圆", "圆圈"), "oval": ("椭圆",), "star": ("星星", "五角星"), "heart": ("爱心", "心"),
            "cross": ("十字", "加号"), "": ("形状",), "rectangle": ("矩形",)},
 }  # fmt: skip

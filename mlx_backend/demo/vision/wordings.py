@@ -12,12 +12,12 @@ from mlx_backend.demo.vision.scene import is_held
 _BEFORE: Final = {
     "en": ("", "", "", "Please tell me: ", "Hi! ", "Look at the picture. ", "Question: ", "Hello, ", "Can you help? "),
     "ja": ("", "", "", "", "教えてください。", "こんにちは。", "画像を見てください。", "質問です。"),
-    "zh": ("", "", "", "", "请告诉我：", "你好，", "请看图片。", "请问，"),
+    "zh": ("", "", "", "", "请告诉我：", "你好，", "请看图片。", "请问，", "看图回答："),
 }  # fmt: skip
 _AFTER: Final = {
     "en": ("", "", "", "", " Answer briefly.", " Thanks!", " Please.", " Just the answer."),
-    "ja": ("", "", "", "", "短く答えてください。", "お願いします。"),
-    "zh": ("", "", "", "", "请简短回答。", "谢谢！"),
+    "ja": ("", "", "", "", "短く答えてください。", "お願いします。", "答えだけで。"),
+    "zh": ("", "", "", "", "请简短回答。", "谢谢！", "只说答案。"),
 }
 
 _Forms = dict[str, tuple[str, ...]]
