@@ -154,6 +154,13 @@ def test_whether_there_is_something_is_answered_by_what_is_there() -> None:
             assert answer.startswith("No, there is no ")
 
 
+def test_whether_something_has_a_colour_is_answered_with_the_one_it_has() -> None:
+    asked = answers("check", scene(CIRCLE, *STARS))
+    assert asked["is the circle red?"] == "Yes, the circle is red."
+    assert asked["is the circle green?"] == "No, the circle is red."
+    assert not any("star" in question for question in asked)
+
+
 def test_no_shape_is_asked_for_by_the_colour_that_the_number_has_too() -> None:
     asked = answers("shape", scene(CIRCLE, SQUARE, number="4"))
     assert "A blue square." in asked.values()

@@ -9,7 +9,8 @@ import pytest
 from mlx_backend.demo.vision.draw import outline, render
 from mlx_backend.demo.vision.glyphs import number_mask
 from mlx_backend.demo.vision.palette import ANCHORS, COLOURS, distance, ink, is_seen, paper, shade
-from mlx_backend.demo.vision.scene import SHAPES, UNKNOWN_KINDS, Scene, draw_scene, shrinking
+from mlx_backend.demo.vision.scene import MODEL_AREA, SHAPES, UNKNOWN_KINDS, Scene, draw_scene, shrinking
+from mlx_backend.demo.vision.shape import MAX_PIXELS
 
 
 def scenes(content: str, count: int = 60) -> list[Scene]:
@@ -34,17 +35,21 @@ def test_nothing_on_a_picture_is_cut_off_or_covered(content: str) -> None:
             assert abs(x - u) >= across + over or abs(y - v) >= down + under
 
 
+def test_scenes_are_made_for_the_size_in_which_the_model_sees_them() -> None:
+    assert MODEL_AREA == MAX_PIXELS
+
+
 @pytest.mark.parametrize("content", CONTENTS)
 def test_everything_is_seen_on_its_paper_and_large_enough_for_the_model(content: str) -> None:
     for scene in scenes(content):
         scale = shrinking(scene.width, scene.height)
         for shape in scene.shapes:
-            assert is_seen(shape.ink, scene.paper)
+            assert is_seen(shape.ink, scene.paper, thin=not shape.filled)
             assert shape.colour != scene.paper_name
             assert shape.radius * scale >= 7
         if scene.number:
-            assert is_seen(scene.number.ink, scene.paper)
-            assert scene.number.height * scale >= 15
+            assert is_seen(scene.number.ink, scene.paper, thin=True)
+            assert scene.number.height * scale >= 17
 
 
 @pytest.mark.parametrize("content", ["one", "pair", "shapes", "number", "mixed"])

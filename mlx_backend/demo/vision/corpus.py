@@ -44,19 +44,20 @@ SKILLS: Final = (*ASKERS, "blank", "unknown", "pictures", "no picture", *_BESIDE
 _CONTENTS: Final = {
     "describe": ("one", "pair", "shapes", "shapes", "number", "mixed", "many"),
     "digits": (*("number",) * 6, "mixed", "mixed", "shapes", "long number"),
-    "colour": ("one", "shapes", "number", "mixed"), "shape": ("one", "shapes", "shapes", "mixed"),
+    "colour": ("one", "shapes", "number", "mixed"), "check": ("one", "pair", "shapes", "mixed"),
+    "shape": ("one", "shapes", "shapes", "mixed"),
     "count": ("shapes", "shapes", "shapes", "one", "many", "mixed", "number"),
     "exists": ("one", "shapes", "shapes", "mixed", "number"), "position": ("one", "pair", "shapes", "mixed"),
     "relation": ("pair",), "compare": ("pair",), "size": ("pair", "pair", "pair", "shapes"),
     "background": ("one", "shapes", "number", "mixed", "blank"), "blank": ("blank",), "unknown": ("unknown",),
 }  # fmt: skip
 _WEIGHTS: Final = {
-    "describe": 5, "digits": 3, "colour": 4, "shape": 3, "count": 4, "exists": 3, "position": 3, "relation": 3,
-    "compare": 2, "size": 2, "background": 1,
+    "describe": 5, "digits": 3, "colour": 4, "check": 2, "shape": 3, "count": 4, "exists": 3, "position": 3,
+    "relation": 3, "compare": 2, "size": 2, "background": 1,
 }  # fmt: skip
 _PAIR_WEIGHTS: Final = {
-    "describe": 2, "digits": 0.5, "colour": 2, "shape": 1, "count": 1, "exists": 2, "position": 3, "relation": 5,
-    "compare": 4, "size": 4, "background": 1,
+    "describe": 2, "digits": 0.5, "colour": 2, "check": 1.5, "shape": 1, "count": 1, "exists": 2,
+    "position": 3, "relation": 5, "compare": 4, "size": 4, "background": 1,
 }  # fmt: skip
 _INSTRUCTIONS: Final = (
     "You are a helpful assistant.", "Answer the user's questions about pictures.", "Be concise.", "Answer shortly.",

@@ -159,7 +159,7 @@ class _Style:
     """How one picture is drawn: everything on it in the same way."""
 
     def __init__(self, rng: random.Random, area: int) -> None:
-        self.zoom = 2 if area <= MODEL_AREA * 0.9 and rng.random() < 0.7 else 1  # antialiasing
+        self.zoom = 2 if area <= 2 * MODEL_AREA and rng.random() < 0.7 else 1  # antialiasing
         self.by_hand = rng.random() < 0.25
         self.stroke = rng.choice((0.1, 0.14, 0.18, 0.22))
         self.border = rng.random() < 0.15
@@ -184,7 +184,7 @@ def _aged(rng: random.Random, image: Any) -> Pixels:
         image.save(stream, "JPEG", quality=rng.randint(35, 90))
         image = Image.open(stream).convert("RGB")
     elif (
-        kind < 0.15 and image.width * image.height < 2 * MODEL_AREA
+        kind < 0.15 and image.width * image.height < 4 * MODEL_AREA
     ):  # to blur a large picture takes too long
         image = image.filter(ImageFilter.BoxBlur(0.6 * max(1.0, min(image.size) / 200)))
     pixels = np.array(image, dtype=np.uint8)
@@ -199,7 +199,7 @@ def _aged(rng: random.Random, image: Any) -> Pixels:
 def _furnish(rng: random.Random, pen: Any, scene: Scene, zoom: int) -> None:
     """Draw what is on a picture beside its content: the faint lines of writing paper, or a window's thin frame."""
     sign = -1 if sum(scene.paper) > 380 else 1
-    depth = rng.randint(12, 30)
+    depth = rng.randint(10, 22)
     red, green, blue = (min(255, max(0, channel + sign * depth)) for channel in scene.paper)
     wide, high = scene.width * zoom, scene.height * zoom
     kind = rng.choice(("frame", "lines", "grid")) if scene.kind == "things" else "lines"

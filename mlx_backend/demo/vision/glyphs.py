@@ -91,7 +91,7 @@ def _handwritten(rng: random.Random, text: str, width: int, height: int) -> Any:
     pen = ImageDraw.Draw(mask)
     room = width / len(text)
     tall = min(height * 0.9, room / 0.66 * 1.08)
-    thick = max(2, round(tall * rng.choice((0.05, 0.07, 0.09, 0.12, 0.15))))
+    thick = max(2, round(tall * rng.choice((0.07, 0.07, 0.09, 0.12, 0.15))))
     tall -= thick
     slant, shake = rng.uniform(-0.06, 0.16), rng.choice((0.0, 0.01, 0.018))
     for place, digit in enumerate(text):

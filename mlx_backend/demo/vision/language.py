@@ -73,6 +73,12 @@ _SENTENCES: Final = {
     "yes number": ("Yes, the number is {number}.", "はい、数字は{number}です。", "是的，数字是{number}。"),
     "colour": ("The {whats} {be} {colours}.", "{what}は{colours}です。", "{what}是{colours}的。"),
     "colour of number": ("The number is {colours}.", "数字は{colours}です。", "数字是{colours}的。"),
+    "yes colour": (
+        "Yes, the {what} is {colours}.", "はい、{what}は{colours}です。", "是的，{what}是{colours}的。",
+    ),
+    "no colour": (
+        "No, the {what} is {colours}.", "いいえ、{what}は{colours}です。", "不，{what}是{colours}的。",
+    ),
     "place": ("The {what} is {place}.", "{what}は{place}にあります。", "{what}在{place}。"),
     "place of number": ("The number is {place}.", "数字は{place}にあります。", "数字在{place}。"),
     "nothing beside": (

@@ -27,7 +27,8 @@ ANCHORS: Final[dict[str, tuple[Rgb, ...]]] = {
 }  # fmt: skip
 COLOURS: Final = tuple(ANCHORS)
 _MIN_DISTANCE: Final = 140.0  # of two light colours, such as pink on white
-_MIN_DISTANCE_IN_THE_DARK: Final = 240.0  # if one is dark, or both are
+_MIN_DISTANCE_IN_THE_DARK: Final = 255.0  # if neither is very light
+_THIN: Final = 1.25  # times as far, for lines and digits
 
 
 def shade(rng: random.Random, name: str) -> Rgb:
@@ -57,20 +58,23 @@ def _light(colour: Rgb) -> float:
     return 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2]
 
 
-def is_seen(one: Rgb, other: Rgb) -> bool:
-    """Return whether one colour is easily seen on another."""
-    dark = max(_light(one), _light(other)) < 190
-    return distance(one, other) >= (_MIN_DISTANCE_IN_THE_DARK if dark else _MIN_DISTANCE)
+def is_seen(one: Rgb, other: Rgb, thin: bool = False) -> bool:
+    """Return whether one colour is easily seen on another, as an area or as thin lines."""
+    dark = max(_light(one), _light(other)) < 225
+    least = _MIN_DISTANCE_IN_THE_DARK if dark else _MIN_DISTANCE
+    return distance(one, other) >= (least * _THIN if thin else least)
 
 
-def ink(rng: random.Random, paper: Rgb, paper_name: str, name: str = "") -> tuple[str, Rgb]:
+def ink(
+    rng: random.Random, paper: Rgb, paper_name: str, name: str = "", thin: bool = False
+) -> tuple[str, Rgb]:
     """Return a colour that is seen on a paper: of the name given, if one is to be had, or of any other."""
     for attempt in range(100):
         chosen = name if name and attempt < 4 else rng.choice(COLOURS)
         if chosen == paper_name:
             continue
         rgb = shade(rng, chosen)
-        if is_seen(rgb, paper):
+        if is_seen(rgb, paper, thin):
             return chosen, rgb
     raise ValueError(f"no ink is seen on {paper}")
 

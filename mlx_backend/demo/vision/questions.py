@@ -144,6 +144,30 @@ def colour(rng: random.Random, language: str, scene: Scene, held_out: bool) -> P
     return question, _colours(language, scene, shape)
 
 
+def check(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pair | None:
+    """Is the circle red? Asked of what there is once."""
+    names = Counter(each.name for each in scene.shapes)
+    once = [each for each in scene.shapes if names[each.name] == 1]
+    if not once:
+        return None
+    chosen = rng.choice(once)
+    tint = chosen.colour if rng.random() < 0.5 else rng.choice(COLOURS)
+    if tint != chosen.colour and len(scene.shapes) > 1 and rng.random() < 0.5:
+        tint = rng.choice(scene.shapes).colour  # what another shape has
+    question = ask(
+        rng,
+        language,
+        "check",
+        held_out,
+        what=asked(rng, language, chosen.name),
+        colour=colour_word(language, tint),
+    )
+    fact = "yes colour" if tint == chosen.colour else "no colour"
+    return question, say(
+        language, fact, what=what(language, chosen.name), colours=colour_word(language, chosen.colour)
+    )
+
+
 def shape(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pair | None:
     """Which shape is red?"""
     tint = rng.choice(scene.shapes).colour if scene.shapes and rng.random() < 0.85 else rng.choice(COLOURS)
@@ -328,6 +352,7 @@ def background(rng: random.Random, language: str, scene: Scene, held_out: bool) 
 
 
 ASKERS: Final[dict[str, Asker]] = {
-    "describe": describe, "digits": digits, "colour": colour, "shape": shape, "count": count, "exists": exists,
-    "position": position, "relation": relation, "compare": compare, "size": size, "background": background,
+    "describe": describe, "digits": digits, "colour": colour, "check": check, "shape": shape, "count": count,
+    "exists": exists, "position": position, "relation": relation, "compare": compare, "size": size,
+    "background": background,
 }  # fmt: skip

@@ -16,9 +16,9 @@ from mlx_backend.demo.vision.palette import COLOURS, Rgb, ink, paper
 SHAPES: Final = ("circle", "oval", "square", "rectangle", "triangle", "diamond", "star", "heart", "cross")
 MAX_COUNT: Final = 5  # more are "more than five"
 MAX_DIGITS: Final = 4
-MODEL_AREA: Final = 256 * 256  # a larger picture is shrunk to this
-_MIN_RADIUS: Final = 12.0  # of a shape, in the model's pixels
-_MIN_HEIGHT: Final = 16.0  # of a digit, in the model's pixels
+MODEL_AREA: Final = 160 * 160  # a larger picture is shrunk to this
+_MIN_RADIUS: Final = 10.0  # of a shape, in the model's pixels
+_MIN_HEIGHT: Final = 18.0  # of a digit, in the model's pixels
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,15 @@ def arrange(
             inks: dict[str, Rgb] = {}
             shapes = []
             filled = rng.choice((1.0, 1.0, 0.6, 0.0))
+            thin = filled < 1 or bool(number)
             for (shape, colour), box in zip(kinds, boxes, strict=False):
-                drawn, tint = ink(rng, rgb, name, colour)
+                drawn, tint = ink(rng, rgb, name, colour, thin)
                 tint = inks.setdefault(drawn, tint)  # one shade of a colour on one picture
                 shapes.append(Shape(shape, drawn, tint, box.x, box.y, box.across, rng.random() < filled))
             written = None
             if number:
                 colour = rng.choice(("black", "black", "white", *COLOURS))
-                drawn, tint = ink(rng, rgb, name, colour)
+                drawn, tint = ink(rng, rgb, name, colour, thin)
                 box = boxes[-1]
                 written = Number(
                     number, drawn, inks.get(drawn, tint), box.x, box.y, 2 * box.across, 2 * box.down

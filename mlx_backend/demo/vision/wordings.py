@@ -62,6 +62,13 @@ FORMS: Final[dict[str, _Forms]] = {
         "ja": ("何色ですか？", "これは何色ですか？", "色は？"),
         "zh": ("这是什么颜色？", "是什么颜色的？", "什么颜色？"),
     },
+    "check": {
+        "en": ("Is the {what} {colour}?", "Is the {what} in the picture {colour}?",
+               "Is the colour of the {what} {colour}?",
+               "Do you see that the {what} is {colour}?", "Does the {what} look {colour}?"),
+        "ja": ("{what}は{colour}ですか？", "{what}の色は{colour}ですか？", "画像の{what}は{colour}ですか？"),
+        "zh": ("{what}是{colour}的吗？", "{what}的颜色是{colour}吗？", "图片里的{what}是{colour}吗？"),
+    },
     "shape": {
         "en": ("Which shape is {colour}?", "What is {colour}?", "What shape is {colour}?", "Which shapes are {colour}?",
                "What {colour} shape is there?", "Which thing is {colour}?", "Which one is {colour}?"),
