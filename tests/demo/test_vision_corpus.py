@@ -60,7 +60,7 @@ def test_a_skill_asked_for_is_the_only_turn(skill: str, held_out: bool) -> None:
 
 def test_free_dialogues_have_every_skill_and_few_pictures() -> None:
     rng = random.Random(4)
-    drawn = [dialogue(rng) for _ in range(150)]
+    drawn = [dialogue(rng) for _ in range(400)]
     assert {turn.skill for each in drawn for turn in each.turns} == set(SKILLS)
     assert max(sum(len(turn.images) for turn in each.turns) for each in drawn) == MAX_PICTURES
 

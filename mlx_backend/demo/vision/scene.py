@@ -66,7 +66,8 @@ class Scene:
 
 
 UNKNOWN_KINDS: Final = (
-    "noise", "photo", "photo", "landscape", "scribble", "text", "letters", "figure", "gradient", "stripes", "chart",
+    "noise", "photo", "landscape", "clutter", "clutter", "scribble", "text", "page", "letters", "figure", "gradient",
+    "stripes", "chart",
 )  # fmt: skip
 
 

@@ -54,6 +54,23 @@ def _landscape(rng: random.Random, width: int, height: int) -> Any:
     return Image.blend(image, grain, rng.uniform(0.05, 0.2))
 
 
+def _clutter(rng: random.Random, width: int, height: int) -> Any:
+    """Return many things before and behind each other, in shaded colours, as in a photograph of a room or a street."""
+    image = _landscape(rng, width, height) if rng.random() < 0.5 else _photo(rng, width, height)
+    pen = ImageDraw.Draw(image)
+    for _ in range(rng.randint(8, 22)):
+        x, y = rng.uniform(0, width), rng.uniform(0, height)
+        across, down = (rng.uniform(0.08, 0.35) * size for size in (width, height))
+        angles = sorted(rng.uniform(0, 2 * math.pi) for _ in range(rng.randint(4, 9)))
+        dull = rng.randint(20, 230)
+        tint = tuple(min(255, max(0, dull + rng.randint(-60, 60))) for _ in range(3))
+        pen.polygon(
+            [(x + across * math.cos(angle), y + down * math.sin(angle)) for angle in angles], fill=tint
+        )
+    grain = _noise(rng, width, height, rng.choice((1, 2, 8)), smooth=rng.random() < 0.5)
+    return Image.blend(image, grain, rng.uniform(0.05, 0.25))
+
+
 def _figure(rng: random.Random, pen: Any, width: int, height: int, tint: Rgb) -> None:
     """Draw one thing that has a name, though none of those the model knows: an arrow, a spiral, a man, a line."""
     least = min(width, height)
@@ -122,8 +139,7 @@ def _scribble(rng: random.Random, pen: Any, width: int, height: int, tint: Rgb) 
         )
 
 
-def _text(rng: random.Random, image: Any, width: int, height: int, tint: Rgb) -> None:
-    lines = rng.choice((1, 1, 2, 3, 5))
+def _text(rng: random.Random, image: Any, width: int, height: int, tint: Rgb, lines: int) -> None:
     room = height // lines
     for line in range(lines):
         words = [
@@ -184,6 +200,8 @@ def draw_unknown(rng: random.Random, kind: str, width: int, height: int, paper: 
         return _photo(rng, width, height)
     if kind == "landscape":
         return _landscape(rng, width, height)
+    if kind == "clutter":
+        return _clutter(rng, width, height)
     if kind == "gradient":
         return _gradient(rng, width, height)
     image = Image.new("RGB", (width, height), paper)
@@ -192,7 +210,9 @@ def draw_unknown(rng: random.Random, kind: str, width: int, height: int, paper: 
     if kind == "scribble":
         _scribble(rng, pen, width, height, tint)
     elif kind == "text":
-        _text(rng, image, width, height, tint)
+        _text(rng, image, width, height, tint, rng.choice((1, 1, 2, 3, 5)))
+    elif kind == "page":
+        _text(rng, image, width, height, tint, rng.randint(6, 10))
     elif kind == "letters":
         _letters(rng, image, width, height, tint)
     elif kind == "figure":
