@@ -10,7 +10,16 @@ import pytest
 from mlx_backend.demo.vision.corpus import MAX_PICTURES, SKILLS, Dialogue, dialogue
 from mlx_backend.demo.vision.language import LANGUAGES, say
 from mlx_backend.demo.vision.questions import ASKERS, cell, description
-from mlx_backend.demo.vision.scene import Number, Scene, Shape, draw_scene, is_held, is_on_side, sides
+from mlx_backend.demo.vision.scene import (
+    CONTENTS,
+    Number,
+    Scene,
+    Shape,
+    draw_scene,
+    is_held,
+    is_on_side,
+    sides,
+)
 from mlx_backend.demo.vision.user_pictures import user_pictures
 from mlx_backend.demo.vision.wordings import FORMS, framed
 
@@ -100,6 +109,16 @@ def test_more_than_five_shapes_are_not_counted() -> None:
     shown = scene(*(Shape("star", "green", GREEN, 40 * place + 30, 40, 15) for place in range(6)))
     assert description("en", shown) == "There are more than five shapes."
     assert set(answers("count", shown).values()) == {"There are more than five shapes."}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("skill", ASKERS)
+def test_any_picture_can_be_asked_anything(skill: str, language: str) -> None:
+    rng = random.Random(f"{skill} {language}")
+    for content in CONTENTS:
+        for _ in range(30 if content not in ("blank", "unknown") else 0):
+            pair = ASKERS[skill](rng, language, draw_scene(rng, content), False)
+            assert pair is None or all(pair)
 
 
 def test_a_number_of_more_than_four_digits_is_not_read() -> None:

@@ -58,9 +58,18 @@ def _light(colour: Rgb) -> float:
     return 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2]
 
 
+def _luminance(colour: Rgb) -> float:
+    red, green, blue = ((channel / 255) ** 2.2 for channel in colour)
+    return float(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+
+
 def is_seen(one: Rgb, other: Rgb, thin: bool = False) -> bool:
     """Return whether one colour is easily seen on another, as an area or as thin lines."""
     dark = max(_light(one), _light(other)) < 225
+    if thin and max(_light(one), _light(other)) < 95:  # blue on dark grey: far apart, and yet hard to read
+        low, high = sorted((_luminance(one), _luminance(other)))
+        if high + 0.05 < 1.7 * (low + 0.05):
+            return False
     least = _MIN_DISTANCE_IN_THE_DARK if dark else _MIN_DISTANCE
     return distance(one, other) >= (least * _THIN if thin else least)
 

@@ -171,8 +171,8 @@ def check(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pa
 def shape(rng: random.Random, language: str, scene: Scene, held_out: bool) -> Pair | None:
     """Which shape is red?"""
     tint = rng.choice(scene.shapes).colour if scene.shapes and rng.random() < 0.85 else rng.choice(COLOURS)
-    if scene.number and scene.number.colour == tint:
-        return None  # the number would be named too
+    if len(scene.shapes) > MAX_COUNT or (scene.number and scene.number.colour == tint):
+        return None  # too many to be named, or the number would be too
     question = ask(
         rng,
         language,
