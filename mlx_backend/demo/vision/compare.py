@@ -87,7 +87,9 @@ def read(path: Path, folder: Path) -> None:
             text = text.replace("<|image_pad|>", "<|picture|>" * (rows * columns // 4), 1)
         text = text.replace("<|picture|>", "<|image_pad|>")
         ids = processor.tokenizer.encode(text, add_special_tokens=False)
-        assert ids == saved[f"ids {index}"][: len(ids)].tolist(), "the template or the tokenizer reads otherwise"
+        assert ids == saved[f"ids {index}"][: len(ids)].tolist(), (
+            "the template or the tokenizer reads otherwise"
+        )
         model.language_model._position_ids = model.language_model._rope_deltas = None
         pixels = inputs.pop("pixel_values", None)
         logits = np.array(model(mx.array([ids]), pixels, **inputs).logits[0])

@@ -41,7 +41,7 @@ class RowClass:
     @property
     def width(self) -> int:
         """The numbers (int16) of a row, beside its patches."""
-        return self.parts["grid"].stop
+        return int(self.parts["grid"].stop)
 
 
 CLASSES: Final = (RowClass(1, 256, 128), RowClass(2, 416, 128), RowClass(3, 448, 128))
@@ -65,7 +65,7 @@ class Row:
 
 
 def patches_of(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-    """Return a picture's patches ([patches, 3 * 8 * 8], in the processor's order), and its rows and columns of places."""
+    """Return a picture's patches ([patches, bytes], in the processor's order), its rows and columns of places."""
     height, width = shape.size_of(*pixels.shape[:2])
     if pixels.shape[:2] != (height, width):
         resized = Image.fromarray(pixels).resize((width, height), resample=Image.Resampling.BICUBIC)
@@ -147,7 +147,9 @@ def encode(reader: Reader, dialogue: Dialogue, *, pictures_last: bool = False) -
         ):
             skills = [SKILLS.index(turn.skill) for turn in dialogue.turns]
             grids = [_GRID[grid] for _, grid in pictures]
-            return Row(index, _numbers(row_class, writer, skills, grids), [patches for patches, _ in pictures])
+            return Row(
+                index, _numbers(row_class, writer, skills, grids), [patches for patches, _ in pictures]
+            )
     return None
 
 
@@ -162,6 +164,7 @@ def _numbers(row_class: RowClass, writer: _Writer, skills: list[int], grids: lis
     parts = row_class.parts
     numbers[parts["ids"]] = ID["<|endoftext|>"]
     numbers[parts["grid"]] = EMPTY_GRID
+    numbers[parts["at"]] = np.arange(row_class.learned)  # of those that are not there, each its own
     for name in ("places", "target", "skill"):
         numbers[parts[name]] = IGNORED
     for name, content in contents.items():

@@ -14,31 +14,30 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mlx_backend.demo.vision import network as networks
 from mlx_backend.demo.vision.corpus import SKILLS
 from mlx_backend.demo.vision.encode import ANSWERS, CLASSES
-from mlx_backend.demo.vision.rows import Filled, Rows
+from mlx_backend.demo.vision.rows import Rows
+from mlx_backend.demo.vision.store import Store
 from mlx_backend.demo.vision.tokens import Reader
 from mlx_backend.demo.vision.weights import save
 
-SLICES: Final = 8  # stored chunks that a batch is taken from
 LOGGED_EVERY: Final = 5.0  # seconds
 KEPT_EVERY: Final = 60.0
 HUNG_AFTER: Final = 150.0  # seconds without a step
 COMPILE_SECONDS: Final = 90
 EXIT_HUNG: Final = 75
-Chunk = tuple[Tensor, Tensor]  # patches and numbers
+WRONG_TEXTS: Final = 600  # at most, of the evaluation at the end
 
 
 @dataclass(frozen=True)
@@ -56,79 +55,6 @@ class Settings:
     started: float  # the run, by time.monotonic
 
 
-class Store:
-    """Rows on the device, in chunks as they came, and the held-out ones apart."""
-
-    def __init__(self, rows: Rows, device: torch.device, gigabytes: float) -> None:
-        self.rows, self.device = rows, device
-        self.chunks: list[list[Chunk]] = [[] for _ in CLASSES]
-        self.held: list[tuple[int, Chunk]] = []
-        self.drawn: Counter[int] = Counter()  # chunks of a class
-        self.lost = 0
-        self._replaced: Counter[int] = Counter()
-        self._room = gigabytes * 1e9 / rows.slot_bytes  # chunks
-        self._used: deque[tuple[Any, int]] = deque()
-        self._pin()
-
-    def _pin(self) -> None:
-        """Register the shared memory with the device, which then reads it without the processor's help."""
-        if self.device.type != "cuda":
-            return
-        try:
-            address = np.frombuffer(self.rows.memory, np.uint8).ctypes.data
-            code = torch.cuda.cudart().cudaHostRegister(address, len(self.rows.memory), 0)
-            print(f"shared memory registered: {code}", flush=True)
-        except Exception as error:
-            print(f"shared memory is not registered ({error}); copies are slower", flush=True)
-
-    def take_in(self, seconds: float = 0.0) -> None:
-        """Store what was drawn by now."""
-        while self._used and (self._used[0][0] is None or self._used[0][0].query()):
-            self.rows.free(self._used.popleft()[1])
-        for number, filled in enumerate(self.rows.filled(seconds)):
-            self._add(filled)
-            if number >= 7:
-                return
-
-    def _add(self, filled: Filled) -> None:
-        patches, numbers = (torch.from_numpy(each) for each in self.rows.arrays(filled.slot, filled.row_class))
-        self.lost += filled.lost
-        chunks = self.chunks[filled.row_class]
-        if filled.held:
-            made = tuple(each[: filled.count].to(self.device, copy=True) for each in (patches, numbers))
-            self.held.append((filled.row_class, (made[0], made[1])))
-        else:
-            self.drawn[filled.row_class] += 1
-            share = self.drawn[filled.row_class] / self.drawn.total()
-            if len(chunks) < max(2.0, share * self._room):
-                new = tuple(torch.empty_like(each, device=self.device) for each in (patches, numbers))
-                chunks.append((new[0], new[1]))
-                place = chunks[-1]
-            else:
-                place = chunks[self._replaced[filled.row_class] % len(chunks)]
-                self._replaced[filled.row_class] += 1
-            for old, new_values in zip(place, (patches, numbers), strict=True):
-                old.copy_(new_values, non_blocking=True)
-        event = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        self._used.append((event, filled.slot))
-
-    def batch(self, rng: random.Random, images: int) -> tuple[int, Tensor, Tensor]:
-        """Return a class, and patches and numbers of a batch of its rows."""
-        known = [index for index, chunks in enumerate(self.chunks) if chunks]
-        row_class = rng.choices(known, [self.drawn[index] for index in known])[0]
-        count = images // CLASSES[row_class].images // SLICES
-        parts = []
-        for _ in range(SLICES):
-            chunk = rng.choice(self.chunks[row_class])
-            start = rng.randrange(len(chunk[1]) - count + 1)
-            parts.append([each[start : start + count] for each in chunk])
-        patches, numbers = zip(*parts, strict=True)
-        return row_class, torch.cat(patches), torch.cat(numbers)
-
-
 class Learner:
     """The network, its optimizer and the clock."""
 
@@ -136,7 +62,7 @@ class Learner:
         self.settings, self.rows, self.reader = settings, rows, reader
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self.device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.set_float32_matmul_precision("high")
             print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
         else:
             torch.set_num_threads(os.cpu_count() or 1)
@@ -162,7 +88,8 @@ class Learner:
         self.is_compiled = False
 
     def _optimizer(self) -> Any:
-        decayed, others = [], []
+        decayed: list[Tensor] = []
+        others: list[Tensor] = []
         for name, parameter in self.network.named_parameters():
             is_decayed = parameter.ndim > 1 and "embed_tokens" not in name and "pos_embed" not in name
             (decayed if is_decayed else others).append(parameter)
@@ -188,7 +115,7 @@ class Learner:
         row_class, patches, numbers = self.store.batch(self.rng, self.settings.images)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             logits, target = self.network.logits(patches, numbers, CLASSES[row_class])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), target.flatten(), ignore_index=-1)
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), target.flatten(), ignore_index=-1)
         with torch.no_grad():
             right = ((logits.argmax(-1) == target) | (target < 0)).all(dim=1).float().mean()
         return loss, right
@@ -214,7 +141,7 @@ class Learner:
         first_step, snapshot = 0, self._snapshot()
         figures: list[tuple[Tensor, Tensor]] = []
         speed = eager_speed = 0.0
-        may_compile = self.settings.compiled and self.device.type == "cuda" and self.settings.minutes >= 3
+        may_compile = self.settings.compiled and self.device.type == "cuda" and self.settings.minutes >= 2.5
         while time.monotonic() < self.until:
             self.store.take_in()
             figures.append(self._step())
@@ -228,6 +155,8 @@ class Learner:
             now = time.monotonic()
             speed = (self.step - first_step) * self.settings.images / (now - logged)
             self._log(loss, right, speed)
+            if first_step == 0 and self.device.type == "cuda":
+                print(f"memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB", flush=True)
             logged, first_step, figures = now, self.step, []
             if math.isfinite(loss):
                 snapshot = self._snapshot()
@@ -270,19 +199,22 @@ class Learner:
         drawn = self.store.drawn.total() * per_chunk
         classes = "/".join(str(self.store.drawn[index]) for index in range(len(CLASSES)))
         seconds = time.monotonic() - self.settings.started
-        print(
-            f"{seconds:5.0f} s  {100 * self.progress:5.1f} %  step {self.step:6}  loss {loss:.4f}  rows right {right:.4f}"
-            f"  {speed:6.0f} pictures/s learned, {drawn / max(seconds, 1):5.0f}/s drawn ({classes}), lost {self.store.lost}"
-            f"  processes {self.rows.alive}  rate {self._rate():.1e}",
-            flush=True,
+        parts = (
+            f"{seconds:5.0f} s  {100 * self.progress:5.1f} %  step {self.step:6}",
+            f"loss {loss:.4f}  rows right {right:.4f}  {speed:6.0f} pictures/s learned,",
+            f"{drawn / max(seconds, 1):5.0f}/s drawn ({classes}), lost {self.store.lost}",
+            f"processes {self.rows.alive}  rate {self._rate():.1e}",
         )
+        print("  ".join(parts), flush=True)
 
     def _snapshot(self) -> list[Tensor]:
         return [each.detach().clone() for each in self.network.parameters()]
 
     def _go_back(self, snapshot: list[Tensor]) -> None:
         self.factor *= 0.5
-        print(f"the loss is no number: back to the last good weights, {self.factor:g} of the rate", flush=True)
+        print(
+            f"the loss is no number: back to the last good weights, {self.factor:g} of the rate", flush=True
+        )
         with torch.no_grad():
             for parameter, good in zip(self.network.parameters(), snapshot, strict=True):
                 parameter.copy_(good)
@@ -333,8 +265,10 @@ class Learner:
         save(dict(networks.exported(self.network)), self.settings.out / "model.safetensors")
 
     @torch.no_grad()
-    def evaluate(self, until: float = math.inf) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Return right and all answers of each skill among the held-out rows, in float32, and the wrong ones as texts.
+    def evaluate(
+        self, until: float = math.inf, texts: int = 0
+    ) -> tuple[dict[str, tuple[int, int]], list[str]]:
+        """Return right and all answers of each skill among the held-out rows, in float32, and some wrong ones.
 
         An answer is right if every token of it is the first choice after those before it: what greedy decoding writes.
         """
@@ -344,8 +278,7 @@ class Learner:
         total: Counter[int] = Counter()
         right: Counter[int] = Counter()
         wrong: list[str] = []
-        allowed = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
         for index, (patches, numbers) in self.store.held:
             self.beat = time.monotonic()
             if self.beat > until:
@@ -366,10 +299,12 @@ class Learner:
                             continue
                         total[skill] += 1
                         right[skill] += counts[number] == 0
-                        if counts[number] and len(wrong) < 600:
+                        if counts[number] and len(wrong) < texts:
                             is_here = (answers[row] == number + 1) & (target[row] >= 0)
-                            wrong.append(self._mistake(skill, part[row], made, is_here, found[row], target[row]))
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+                            wrong.append(
+                                self._mistake(skill, part[row], made, is_here, found[row], target[row])
+                            )
+        torch.set_float32_matmul_precision("high")
         if was_compiled:
             self._set_compiled(True)
         return {SKILLS[skill]: (right[skill], total[skill]) for skill in sorted(total)}, wrong
@@ -395,9 +330,14 @@ class Learner:
 
     def finish(self) -> None:
         """Evaluate what was saved, within the time that is left."""
-        found, wrong = self.evaluate(until=self.settings.started + 60 * self.settings.minutes)
-        lines = [f"{skill:24} {100 * good / count:6.2f} %  ({good} of {count})" for skill, (good, count) in found.items()]
-        (self.settings.out / "held_out.txt").write_text("\n".join([*lines, "", *wrong]) + "\n", encoding="utf-8")
+        found, wrong = self.evaluate(self.settings.started + 60 * self.settings.minutes, WRONG_TEXTS)
+        lines = [
+            f"{skill:24} {100 * good / count:6.2f} %  ({good} of {count})"
+            for skill, (good, count) in found.items()
+        ]
+        (self.settings.out / "held_out.txt").write_text(
+            "\n".join([*lines, "", *wrong]) + "\n", encoding="utf-8"
+        )
         print("\n".join(lines), flush=True)
         self._report(found)
 

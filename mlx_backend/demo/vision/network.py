@@ -1,4 +1,4 @@
-"""The network for training, in PyTorch: it computes what mlx-vlm's qwen3_vl computes, on many rows of one shape at once.
+"""The network for training, in PyTorch: it computes what mlx-vlm's qwen3_vl does, on many rows of one shape at once.
 
 Pictures are padded to `MAX_PATCHES` and attend to their own patches only. What depends on a picture's size alone (the
 weights of the position table, the rotation angles) is computed once for every size.
@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mlx_backend.demo.vision import shape
 from mlx_backend.demo.vision.encode import GRIDS, RowClass
@@ -77,6 +77,8 @@ def turned(values: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class VisionBlock(nn.Module):
+    """A layer of the tower."""
+
     def __init__(self) -> None:
         super().__init__()
         width = VISION["hidden_size"]
@@ -87,17 +89,20 @@ class VisionBlock(nn.Module):
         self.linear_fc2 = nn.Linear(VISION["intermediate_size"], width)
 
     def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor) -> Tensor:
+        """Return the next hidden states of pictures ([pictures, patches, width])."""
         count, patches, width = hidden.shape
         made = self.qkv(self.norm1(hidden)).view(count, patches, 3, self.heads, width // self.heads)
         queries, keys, values = made.permute(2, 0, 3, 1, 4).unbind(0)
         queries, keys = turned(queries, cosine, sine), turned(keys, cosine, sine)
-        seen = F.scaled_dot_product_attention(queries, keys, values.contiguous(), attn_mask=mask)
+        seen = functional.scaled_dot_product_attention(queries, keys, values.contiguous(), attn_mask=mask)
         hidden = hidden + self.proj(seen.transpose(1, 2).reshape(count, patches, width))
-        inner = F.gelu(self.linear_fc1(self.norm2(hidden)), approximate="tanh")
+        inner = functional.gelu(self.linear_fc1(self.norm2(hidden)), approximate="tanh")
         return hidden + self.linear_fc2(inner)
 
 
 class Merger(nn.Module):
+    """Makes one place of four patches; `norm_after`: they are normed together, as DeepStack has it."""
+
     def __init__(self, *, norm_after: bool) -> None:
         super().__init__()
         self.norm_after = norm_after
@@ -106,12 +111,11 @@ class Merger(nn.Module):
         self.linear_fc2 = nn.Linear(_MERGED, VISION["out_hidden_size"])
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Return what places get ([pictures, places, width of the text])."""
         count, patches, _ = hidden.shape
         merged = count, patches // shape.MERGE**2, _MERGED
-        hidden = (
-            self.norm(hidden.reshape(merged)) if self.norm_after else self.norm(hidden).reshape(merged)
-        )
-        return self.linear_fc2(F.gelu(self.linear_fc1(hidden)))
+        hidden = self.norm(hidden.reshape(merged)) if self.norm_after else self.norm(hidden).reshape(merged)
+        return self.linear_fc2(functional.gelu(self.linear_fc1(hidden)))
 
 
 class Tower(nn.Module):
@@ -134,12 +138,13 @@ class Tower(nn.Module):
             self.register_buffer(name, torch.from_numpy(table), persistent=False)
 
     def forward(self, patches: Tensor, grids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return both for all pictures, with their index in `GRIDS`."""
         pixels = patches.float() * (2 / 255) - 1
         hidden = (self.patch_embed(pixels) + self.weights[grids] @ self.pos_embed).float()
         angles = self.angles[grids][:, None]
         cosine, sine = angles.cos(), angles.sin()
         mask = self.present[grids][:, None, None, :]
-        added = []
+        added: list[Tensor] = []
         for index, block in enumerate(self.blocks):
             hidden = block(hidden, cosine, sine, mask)
             if index in self.deep_at:
@@ -148,6 +153,8 @@ class Tower(nn.Module):
 
 
 class TextBlock(nn.Module):
+    """A layer of the language model."""
+
     def __init__(self) -> None:
         super().__init__()
         width, inner, eps = TEXT["hidden_size"], TEXT["intermediate_size"], TEXT["rms_norm_eps"]
@@ -165,18 +172,20 @@ class TextBlock(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return the next hidden states of rows ([rows, length, width])."""
         rows, length, _ = hidden.shape
         normed = self.input_layernorm(hidden)
-        queries = self.q_norm(self.q_proj(normed).view(rows, length, self.heads, HEAD)).transpose(1, 2)
-        keys = self.k_norm(self.k_proj(normed).view(rows, length, self.kv_heads, HEAD)).transpose(1, 2)
+        queries = self.q_proj(normed).view(rows, length, self.heads, HEAD).float()
+        keys = self.k_proj(normed).view(rows, length, self.kv_heads, HEAD).float()
+        queries, keys = self.q_norm(queries).transpose(1, 2), self.k_norm(keys).transpose(1, 2)
         values = self.v_proj(normed).view(rows, length, self.kv_heads, HEAD).transpose(1, 2)
         queries, keys = (turned(each, cosine, sine).to(values.dtype) for each in (queries, keys))
         shared = self.heads // self.kv_heads
         keys, values = (each.repeat_interleave(shared, dim=1) for each in (keys, values))
-        read = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        read = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         hidden = hidden + self.o_proj(read.transpose(1, 2).reshape(rows, length, self.heads * HEAD))
         normed = self.post_attention_layernorm(hidden)
-        return hidden + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        return hidden + self.down_proj(functional.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
 
 class Network(nn.Module):
@@ -196,13 +205,17 @@ class Network(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def hidden(self, patches: Tensor, numbers: Tensor, row_class: RowClass) -> Tensor:
-        """Return the last hidden states of rows ([rows, length, width]); `patches` is [rows, images, patches, bytes]."""
+        """Return the last hidden states ([rows, length, width]); `patches` is [rows, images, patches, bytes]."""
         parts = {name: numbers[:, part].long() for name, part in row_class.parts.items()}
         seen, added = self.tower(patches.flatten(0, 1), parts["grid"].flatten())
         rows, length = parts["ids"].shape
         places = shape.MAX_PLACES * row_class.images
         is_place = parts["places"] >= 0
-        index = parts["places"].clamp(min=0) + torch.arange(rows, device=numbers.device)[:, None] * places
+        spread = (
+            torch.arange(length, device=numbers.device) % places
+        )  # one place for all would be slow to add up
+        index = torch.where(is_place, parts["places"], spread)
+        index = index + torch.arange(rows, device=numbers.device)[:, None] * places
 
         def placed(features: Tensor) -> Tensor:
             found = features.flatten(0, 1).float().index_select(0, index.flatten())
@@ -224,7 +237,9 @@ class Network(nn.Module):
         hidden = self.hidden(patches, numbers, row_class)
         at = numbers[:, row_class.parts["at"]].long()
         hidden = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
-        return F.linear(hidden, self.embed_tokens.weight), numbers[:, row_class.parts["target"]].long()
+        return functional.linear(hidden, self.embed_tokens.weight), numbers[
+            :, row_class.parts["target"]
+        ].long()
 
 
 def initialise(network: Network, seed: int) -> None:
@@ -258,8 +273,15 @@ def _waves() -> Tensor:
 
 def exported(network: Network) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the weights by their names in mlx-vlm, in float32."""
-    inner = {"qkv": "attn.qkv", "proj": "attn.proj", "linear_fc1": "mlp.linear_fc1", "linear_fc2": "mlp.linear_fc2"}
-    of_text = {name: f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+    inner = {
+        "qkv": "attn.qkv",
+        "proj": "attn.proj",
+        "linear_fc1": "mlp.linear_fc1",
+        "linear_fc2": "mlp.linear_fc2",
+    }
+    of_text = {
+        name: f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    }
     of_text |= {name: f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
     for name, parameter in network.named_parameters():
         value = parameter.detach().float().cpu().numpy()

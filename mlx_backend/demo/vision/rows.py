@@ -42,7 +42,8 @@ class Filled:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is drawn: `images` is the pictures of a slot, `held` the held-out dialogues of each skill.
+    """What is drawn: `images` is the pictures of a slot, `held` the held-out dialogues of each skill; twice as many
+    have several turns.
 
     Until `easy_until` of the run, `easy` of the dialogues are of the skills in `easy_skills`.
     """
@@ -133,7 +134,7 @@ class _Worker:
         self.rng = random.Random(f"{self.plan.seed}/{number}/{time.time_ns()}")
         self.reader = Reader(self.plan.folder)
         self.open: dict[int, tuple[int, int]] = {}  # the class's slot, and the rows in it
-        self.lost = 0
+        self.lost = self.errors = 0
         self.parent = os.getppid()
 
     def run(self) -> None:
@@ -147,11 +148,11 @@ class _Worker:
                 skill = self.rng.choice(self.plan.easy_skills)
             self._add(self._row(skill, held=False), held=False)
 
-    def _held(self) -> Iterator[str]:
+    def _held(self) -> Iterator[str | None]:
         from mlx_backend.demo.vision.corpus import SKILLS
 
         self.rng.seed(f"held out {self.plan.seed}/{self.number}")
-        wanted = [skill for skill in SKILLS for _ in range(self.plan.held)]
+        wanted = [skill for skill in (*SKILLS, None, None) for _ in range(self.plan.held)]
         yield from wanted[self.number :: self.plan.workers]
         self.rng.seed(f"{self.plan.seed}/{self.number}/{time.time_ns()}")
 
@@ -163,7 +164,8 @@ class _Worker:
             row = encode(self.reader, drawn, pictures_last=self.rng.random() < LAST)
         except Exception:
             row = None
-            if self.lost < _SHOWN_ERRORS:
+            self.errors += 1
+            if self.errors <= _SHOWN_ERRORS:
                 print(f"worker {self.number}: a dialogue is lost", file=sys.stderr)
                 traceback.print_exc()
         self.lost += row is None

@@ -33,7 +33,7 @@ VISION: Final[dict[str, Any]] = {
     "spatial_merge_size": MERGE,
     "temporal_patch_size": FRAMES,
     "in_channels": 3,
-    "num_position_embeddings": 144,
+    "num_position_embeddings": 64,
     "deepstack_visual_indexes": [2],
     "hidden_act": "gelu_pytorch_tanh",
 }

@@ -17,7 +17,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # in the drawing processes; torch is told another number later
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from mlx_backend.demo.vision import corpus, shape, tokens, weights
+from mlx_backend.demo.vision import corpus, glyphs, shape, tokens, weights
 from mlx_backend.demo.vision.rows import Plan, Rows
 
 MODEL_PATH: Final = Path(__file__).parent / "model"
@@ -44,7 +44,9 @@ def make_tokenizer(folder: Path) -> None:
 def main() -> None:
     """Draw, train, save and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=7.0, help="for all of it, from the start of the process")
+    parser.add_argument(
+        "--minutes", type=float, default=7.0, help="for all of it, from the start of the process"
+    )
     parser.add_argument("--out", type=Path, default=MODEL_PATH, help="where model.safetensors is written")
     parser.add_argument("--folder", type=Path, default=MODEL_PATH, help="where the tokenizer is")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
@@ -54,17 +56,24 @@ def main() -> None:
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--gigabytes", type=float, default=60.0, help="of the device, for rows")
     parser.add_argument("--held", type=int, default=200, help="held-out dialogues of each skill")
-    parser.add_argument("--easy", type=float, default=0.6, help="part of the dialogues that is easy at first")
-    parser.add_argument("--easy-until", type=float, default=0.12, help="part of the run")
-    parser.add_argument("--easy-skills", nargs="*", default=[])
+    parser.add_argument(
+        "--easy", type=float, default=0.3, help="part of the dialogues of the easy skills, at first"
+    )
+    parser.add_argument("--easy-until", type=float, default=0.5, help="part of the run that is first")
+    parser.add_argument(
+        "--easy-skills", nargs="*", default=["digits", "digits", "colour", "shape", "position"]
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--start", type=Path, help="weights to go on from")
+    parser.add_argument("--fonts", type=Path, help="a folder with fonts to write numbers in")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--tokenizer", action="store_true")
     chosen = parser.parse_args()
     if chosen.tokenizer:
         make_tokenizer(MODEL_PATH)
         return
+    if chosen.fonts:
+        print(f"{glyphs.add_fonts(chosen.fonts)} fonts", flush=True)
     chosen.out.mkdir(parents=True, exist_ok=True)
     easy = tuple(skill for skill in chosen.easy_skills if skill in corpus.SKILLS)
     plan = Plan(

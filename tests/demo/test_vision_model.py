@@ -1,0 +1,115 @@
+"""The shipped model that sees: mlx-vlm and our engine load it, and it does what its README says."""
+
+import json
+import random
+import socket
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_vlm")
+
+from PIL import Image, ImageDraw, ImageFont
+from seeing import Seeing
+from vision_models import SeeingModel
+
+from mlx_backend.demo.vision.corpus import SKILLS
+from mlx_backend.demo.vision.evaluate import MODEL_PATH, Model, draw, play
+from mlx_backend.demo.vision.shape import TEXT, VISION, config
+from mlx_backend.demo.vision.tokens import ID
+from mlx_backend.images.source import Picture
+
+pytestmark = pytest.mark.skipif(
+    not (MODEL_PATH / "model.safetensors").exists(), reason="the weights are not there yet"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mlx-vlm's, about what it does not find
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("loading uses the network"))
+        yield Model()
+
+
+def ask(model: Model, question: str, *pictures: np.ndarray) -> str:
+    content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": question}]
+    return model.answer([{"role": "user", "content": content}], pictures)
+
+
+def number(text: str, size: int = 90) -> np.ndarray:
+    image = Image.new("RGB", (320, 240), "white")
+    ImageDraw.Draw(image).text((60, 70), text, fill="black", font=ImageFont.load_default(size))
+    return np.asarray(image)
+
+
+def circle(colour: str, *, side: int = 256) -> np.ndarray:
+    image = Image.new("RGB", (side, side), "white")
+    ImageDraw.Draw(image).ellipse((side // 4, side // 4, 3 * side // 4, 3 * side // 4), fill=colour)
+    return np.asarray(image)
+
+
+def test_it_is_small_and_of_the_sizes_it_says() -> None:
+    assert (MODEL_PATH / "model.safetensors").stat().st_size < 9_600_000
+    saved = json.loads((MODEL_PATH / "config.json").read_text(encoding="utf-8"))
+    assert saved == json.loads(json.dumps(config()))
+    assert (saved["vision_config"], saved["text_config"]) == (VISION, TEXT)
+
+
+@pytest.mark.parametrize("skill", SKILLS)
+def test_held_out_questions_of_every_skill_are_answered(model: Model, skill: str) -> None:
+    figures = play(model, draw(seed=11, count=12, skill=skill))
+    assert figures.share() >= 0.9, figures.mistakes
+
+
+def test_held_out_dialogues_of_several_turns_and_pictures_are_answered(model: Model) -> None:
+    figures = play(model, draw(seed=11, count=12))
+    assert figures.share() >= 0.9, figures.mistakes
+
+
+@pytest.mark.parametrize("text", ["7", "42", "305", "9168"])
+def test_it_reads_a_number(model: Model, text: str) -> None:
+    assert ask(model, "What number is this?", number(text)) == f"The number is {text}."
+
+
+def test_it_names_a_shape_and_its_colour_in_the_language_of_the_question(model: Model) -> None:
+    assert "red circle" in ask(model, "What is in this picture?", circle("red"))
+    assert "青" in ask(model, "円は何色ですか？", circle("blue"))
+    assert "绿" in ask(model, "这是什么颜色？", circle("green"))
+
+
+@pytest.mark.parametrize("side", [48, 160, 1500])
+def test_the_size_of_a_picture_does_not_matter(model: Model, side: int) -> None:
+    assert "blue" in ask(model, "What colour is the circle?", circle("blue", side=side))
+
+
+def test_what_it_cannot_tell_it_says(model: Model) -> None:
+    rng = np.random.default_rng(random.Random(1).randrange(100))
+    noise = rng.integers(0, 256, (240, 320, 3), np.uint8)
+    assert "cannot tell" in ask(model, "What is in this picture?", noise)
+    assert "empty" in ask(model, "What is in this picture?", np.full((200, 300, 3), 255, np.uint8))
+
+
+def test_our_engine_answers_as_mlx_vlm_does(model: Model) -> None:
+    from mlx_backend.engine.mlx import load_engine
+
+    engine = load_engine(MODEL_PATH, cache_bytes=0)
+    try:
+        start, end, pad = (ID[f"<|{name}|>"] for name in ("vision_start", "vision_end", "image_pad"))
+        seeing = Seeing(SeeingModel(MODEL_PATH, (start,), (end,), pad), engine)
+        before, behind = (
+            model.tokenizer.encode(text, add_special_tokens=False)
+            for text in (
+                "<|im_start|>user\n",
+                "Which picture shows the number 58?<|im_end|>\n<|im_start|>assistant\n",
+            )
+        )
+        pictures = [number("58"), circle("red")]
+        shown = [Picture(each.shape[1], each.shape[0], each.tobytes()) for each in pictures]
+        said = seeing.reply(seeing.request(before, *shown, behind, tokens=160))
+    finally:
+        engine.stop()
+    answer = ask(model, "Which picture shows the number 58?", *pictures)
+    assert model.tokenizer.decode(said, skip_special_tokens=True) == answer
