@@ -2,8 +2,8 @@
 
 The device keeps as many rows as it has room for and takes every batch from them, so it never waits for the drawing
 processes; newer rows replace the oldest. The run ends by the clock, and so does its schedule. Whatever may go wrong
-with nobody watching has an answer: a loss that is no number (back to the last good weights), a compiler that fails or
-takes too long (as before, without it), a device that hangs (the process ends itself; run.sh starts it again).
+with nobody watching has an answer: a loss that is no number or jumps (back to the last good weights), a compiler that
+fails or takes too long (as before, without it), a device that hangs (the process ends itself, to be started again).
 """
 
 import faulthandler
@@ -79,11 +79,11 @@ class Learner:
             gigabytes = min(gigabytes, torch.cuda.mem_get_info()[0] / 1e9 * 0.5)
         self.store = Store(rows, self.device, gigabytes)
         self.optimizer = self._optimizer()
-        self.factor = 1.0  # of the learning rate, halved whenever the loss is no number
+        self.factor = 1.0  # of the learning rate, halved whenever the loss is out of bounds
         self.beat = time.monotonic()
         self.step = 0
         total = 60 * settings.minutes
-        self.until = settings.started + total - max(8.0, min(40.0, 0.1 * total))
+        self.until = settings.started + total - max(8.0, min(20.0, 0.1 * total))
         self.since = time.monotonic()
         self.is_compiled = False
 
@@ -141,6 +141,7 @@ class Learner:
         first_step, snapshot = 0, self._snapshot()
         figures: list[tuple[Tensor, Tensor]] = []
         speed = eager_speed = 0.0
+        best = math.inf  # loss
         may_compile = self.settings.compiled and self.device.type == "cuda" and self.settings.minutes >= 2.5
         while time.monotonic() < self.until:
             self.store.take_in()
@@ -158,7 +159,8 @@ class Learner:
             if first_step == 0 and self.device.type == "cuda":
                 print(f"memory {torch.cuda.max_memory_allocated() / 1e9:.1f} GB", flush=True)
             logged, first_step, figures = now, self.step, []
-            if math.isfinite(loss):
+            if loss < 2 * best + 0.3:  # false for what is no number, too
+                best = min(best, loss)
                 snapshot = self._snapshot()
             else:
                 self._go_back(snapshot)
@@ -213,7 +215,8 @@ class Learner:
     def _go_back(self, snapshot: list[Tensor]) -> None:
         self.factor *= 0.5
         print(
-            f"the loss is no number: back to the last good weights, {self.factor:g} of the rate", flush=True
+            f"the loss is out of bounds: back to the last good weights, {self.factor:g} of the rate",
+            flush=True,
         )
         with torch.no_grad():
             for parameter, good in zip(self.network.parameters(), snapshot, strict=True):
@@ -272,9 +275,9 @@ class Learner:
 
         An answer is right if every token of it is the first choice after those before it: what greedy decoding writes.
         """
-        was_compiled = self.is_compiled
-        if was_compiled:
-            self._pause_compiled()
+        paused = [block._compiled_call_impl for block in self._blocks()]
+        for block in self._blocks():
+            block._compiled_call_impl = None  # for shapes of its own it would compile again
         total: Counter[int] = Counter()
         right: Counter[int] = Counter()
         wrong: list[str] = []
@@ -305,20 +308,16 @@ class Learner:
                                 self._mistake(skill, part[row], made, is_here, found[row], target[row])
                             )
         torch.set_float32_matmul_precision("high")
-        if was_compiled:
-            self._set_compiled(True)
+        for block, compiled in zip(self._blocks(), paused, strict=True):
+            block._compiled_call_impl = compiled
         return {SKILLS[skill]: (right[skill], total[skill]) for skill in sorted(total)}, wrong
-
-    def _pause_compiled(self) -> None:
-        for block in self._blocks():
-            block._compiled_call_impl = None
 
     def _mistake(
         self, skill: int, numbers: Tensor, made: Any, is_here: Tensor, found: Tensor, target: Tensor
     ) -> str:
         ids = numbers[made.parts["ids"]].tolist()
         first = int(numbers[made.parts["at"]][is_here][0])
-        text = self.reader.text(ids[max(0, first - 40) : first])
+        text = self.reader.text(ids[:first])[-200:]
         said, wanted = (self.reader.text(each[is_here].tolist()) for each in (found, target))
         return f"{SKILLS[skill]}: ...{text!r} -> {said!r}, expected {wanted!r}"
 
