@@ -177,7 +177,10 @@ class Learner:
             if now - kept > KEPT_EVERY:
                 kept = now
                 self._save()
-                self._report(self.evaluate()[0])
+                try:
+                    self._report(self.evaluate()[0])
+                except Exception as error:
+                    print(f"not evaluated ({type(error).__name__}: {error})", flush=True)
                 logged, first_step = time.monotonic(), self.step
         self._save()
         print(f"saved after {self.step} steps, {time.monotonic() - self.settings.started:.0f} s", flush=True)

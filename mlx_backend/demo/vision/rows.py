@@ -71,14 +71,14 @@ class Rows:
         self._free: Any = context.Queue()
         self._filled: Any = context.Queue()
         self.progress: Any = context.Value("d", 0.0, lock=False)
-        for slot in range(self.slots):
-            self._free.put(slot)
         self._processes = [
             context.Process(target=self._work, args=(number,), daemon=True) for number in range(plan.workers)
         ]
         gc.freeze()
         for process in self._processes:
             process.start()
+        for slot in range(self.slots):  # only now, since a queue has a thread from its first item on
+            self._free.put(slot)
 
     def filled(self, seconds: float = 0.0) -> Iterator[Filled]:
         """Yield the slots that are filled by now; wait for the first one that long."""
@@ -102,6 +102,7 @@ class Rows:
         """End the processes."""
         for process in self._processes:
             process.kill()
+        self._free.cancel_join_thread()
 
     def arrays(self, slot: int, row_class: int) -> tuple[np.ndarray, np.ndarray]:
         """Return a slot's patches ([rows, images, patches, bytes]) and numbers ([rows, width])."""
