@@ -26,7 +26,7 @@ from mlx_backend.declaration import (
     text,
     variable_of,
 )
-from mlx_backend.demo import MODEL_NAME, MODEL_PATH
+from mlx_backend.demo import MODEL_NAME, demo_path
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec, is_repository
 from mlx_backend.registry.errors import ConfigurationError
@@ -63,7 +63,7 @@ class ServeOptions:
         str | None,
         Setting(
             kind=text("PATH_OR_REPO", "a folder or a repository"),
-            help="model folder or Hugging Face repository",
+            help="model folder or Hugging Face repository; `mlx-demo` and `mlx-demo-vision` are included",
             group="model",
             default="the demo model",
         ),
@@ -288,9 +288,8 @@ def engine_options_of(arguments: argparse.Namespace) -> EngineOptions:
 def named_model_of(arguments: argparse.Namespace) -> ModelSpec | None:
     """Return the model that is named with --model: the demo, unless other options name models."""
     options = serve_options_of(arguments)
-    demo = options.model is None
     others = (options.config, options.models_dir, options.hf_cache)
-    if demo and any((*others, options.embedding_model, options.rerank_model)):
+    if options.model is None and any((*others, options.embedding_model, options.rerank_model)):
         return None
     names = [name for name, _ in options.adapter_path]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
@@ -298,15 +297,17 @@ def named_model_of(arguments: argparse.Namespace) -> ModelSpec | None:
             f"--adapter-path: there are two adapters called {duplicates[0]!r}; "
             "give each a name of its own (NAME=PATH)."
         )
-    source = str(MODEL_PATH) if options.model is None else options.model
+    source = MODEL_NAME if options.model is None else options.model
+    is_folder = options.model is not None and Path(source).is_dir()
+    demo = None if is_folder else demo_path(source)
     values = values_of(EngineOptions, arguments)
     engine = {name: value for name, value in values.items() if name in _OF_ONE_MODEL}
     engine["adapters"] = dict(options.adapter_path)
     engine["adapter"] = _DEFAULT_ADAPTER if _DEFAULT_ADAPTER in names else None
     temperature = settings_of(arguments).temperature
     return ModelSpec(
-        name=options.model_id or (MODEL_NAME if demo else _name_of(source)),
-        source=source,
+        name=options.model_id or (_name_of(source) if demo is None else source),
+        source=source if demo is None else str(demo),
         pinned=True,
         named_on_command_line=True,
         defaults=ModelDefaults(

@@ -29,6 +29,7 @@ from mlx_backend.commands.reachable_address import reachable_url
 from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
+from mlx_backend.demo import demo_path
 from mlx_backend.device import this_device
 from mlx_backend.device.host_memory import keep_little_free_memory
 from mlx_backend.device.machine import this_machine
@@ -319,8 +320,8 @@ def _load_worker(
 
 
 def _is_demo(arguments: argparse.Namespace) -> bool:
-    named = named_model_of(arguments)
-    return named is not None and serve_options_of(arguments).model is None
+    named, name = named_model_of(arguments), serve_options_of(arguments).model
+    return named is not None and (name is None or named.source == str(demo_path(name)))
 
 
 def _bind_failure(settings: Settings, error: OSError) -> str:

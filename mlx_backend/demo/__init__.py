@@ -1,7 +1,19 @@
-"""The small gpt_oss model that ships with the project. Importing this is free: it only says where the model is."""
+"""The small models that ship with the project. Importing this is free: it only says where they are.
+
+`mlx-demo` is a gpt_oss that chats; `mlx-demo-vision` a qwen3_vl that sees simple shapes and numbers.
+"""
 
 from pathlib import Path
 from typing import Final
 
 MODEL_PATH: Final = Path(__file__).parent / "model"
 MODEL_NAME: Final = "mlx-demo"
+VISION_MODEL_PATH: Final = Path(__file__).parent / "vision" / "model"
+VISION_MODEL_NAME: Final = "mlx-demo-vision"
+
+_PATHS: Final = {MODEL_NAME: MODEL_PATH, VISION_MODEL_NAME: VISION_MODEL_PATH}
+
+
+def demo_path(name: str) -> Path | None:
+    """Return the folder of the demonstration model of this name; None if the name is none's."""
+    return _PATHS.get(name)

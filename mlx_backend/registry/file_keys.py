@@ -21,6 +21,7 @@ from mlx_backend.declaration import (
     switch,
     text,
 )
+from mlx_backend.demo import demo_path
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.model_type import TYPES
@@ -76,6 +77,8 @@ def _source(value: object, info: ValidationInfo) -> str:
         raise SettingError("is a file: name the folder that holds config.json and the weights")
     if is_repository(source := _text(value)):
         return source
+    if (demo := demo_path(source)) is not None:
+        return str(demo)
     raise SettingError(f"there is no folder {path}; a repository is written owner/name")
 
 
@@ -143,7 +146,7 @@ SHARED_KEYS: Mapping[str, Setting] = {
 MODEL_KEYS: Mapping[str, Setting] = {
     "model": Setting(
         kind=text("PATH_OR_REPO", "a folder, or a repository on Hugging Face"),
-        help="the model itself; required",
+        help="the model itself, or `mlx-demo`, `mlx-demo-vision`, which are included; required",
     ),
     "aliases": Setting(
         kind=_kind('a list of names: ["one", "two"]', tuple), help="further names that clients may use"

@@ -25,6 +25,7 @@ from mlx_backend.commands.options import (
 )
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.declaration import declared, variable_of
+from mlx_backend.demo import MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.registry.config_file import parse
 from mlx_backend.registry.errors import ConfigurationError
@@ -136,6 +137,22 @@ def test_the_demo_model_is_greedy_unless_a_temperature_is_set() -> None:
         model = named_model_of(arguments(*words))
         assert model is not None
         assert model.defaults.temperature == temperature
+
+
+def test_both_demo_models_can_be_named_and_a_folder_of_that_name_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, folder in (("mlx-demo", MODEL_PATH), ("mlx-demo-vision", VISION_MODEL_PATH)):
+        model = named_model_of(arguments("--model", name))
+        assert model is not None
+        assert (model.name, model.source, model.defaults.temperature) == (name, str(folder), 0.0)
+    (tmp_path / "mlx-demo").mkdir()
+    own, default = named_model_of(arguments("--model", "mlx-demo")), named_model_of(arguments())
+    assert own is not None
+    assert (own.name, own.source, own.defaults.temperature) == ("mlx-demo", "mlx-demo", None)
+    assert default is not None
+    assert default.source == str(MODEL_PATH)
 
 
 def test_other_models_take_the_place_of_the_demo() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_backend.conversation.effort import Effort
+from mlx_backend.demo import MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.engine.base import Sampling
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
@@ -118,6 +119,15 @@ def test_a_path_is_relative_to_the_file_and_not_to_where_the_server_was_started(
     (folder / "models.toml").write_text('[models.x]\nmodel = "./local"')
     monkeypatch.chdir(folder.parent)
     assert read(Path(folder.name, "models.toml")).models[0].source == str(folder / "local")
+
+
+def test_the_models_that_ship_are_named_without_a_path(folder: Path) -> None:
+    text = '[models.sees]\nmodel = "mlx-demo-vision"\n[models.talks]\nmodel = "mlx-demo"'
+    specs = parse(text, folder=folder).models
+    assert {spec.name: spec.source for spec in specs} == {
+        "sees": str(VISION_MODEL_PATH),
+        "talks": str(MODEL_PATH),
+    }
 
 
 def test_a_ttl_of_the_command_line_is_for_models_that_set_none(folder: Path) -> None:
