@@ -51,7 +51,7 @@ $(VENV)/.ready-dev: $(VENV)/.ready $(VENV)/.vision
 		echo "The developers' tools could not be installed; pip says why above. Can the package index be reached?"; exit 1; }
 	@touch $@
 
-demo: $(VENV)/.ready ## server, model and plugin together, driven as Dify drives them (ARGS=--once: stop afterwards)
+demo: $(VENV)/.vision ## server, models and plugin together, driven as Dify drives them (ARGS=--once: stop afterwards)
 	@$(RUN) tests/e2e/tour.py $(ARGS)
 
 test: $(VENV)/.ready-dev check ## the checks, and all tests except those on Dify's workflow engine

@@ -1,25 +1,28 @@
-"""Server, demo model and plugin together, the plugin driven exactly as Dify's daemon drives it.
+"""Server, demo models and plugin together, the plugin driven exactly as Dify's daemon drives it.
 
-`make demo` runs this. It starts the server on the demo model, builds the plugin package, runs the plugin from the
+`make demo` runs this. It starts the server on the demo models, builds the plugin package, runs the plugin from the
 unpacked package in a process of its own, and speaks the daemon's JSON lines to it: one question with low, medium and
-high effort, a second turn with the history as Dify sends it back, and a tool call with its result. Then the server
-keeps running for you to try; with `--once` it stops.
+high effort, a second turn with the history as Dify sends it back, a tool call with its result, and two questions about
+a picture. Then the server keeps running for you to try; with `--once` it stops.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image, ImageDraw
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,12 +30,17 @@ sys.path.insert(0, str(ROOT / "tests" / "provider"))
 
 from daemon import PluginProcess as PluginProcess
 
-from mlx_backend.demo import MODEL_PATH
+from mlx_backend.demo import MODEL_NAME, MODEL_PATH, VISION_MODEL_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 QUESTION = "What is the capital of France?"
+ABOUT_A_PICTURE = ("What is in this picture?", "Which shape is blue?")
+MODELS = "".join(
+    f'[models.{name}]\nmodel = "{name}"\npinned = true\ntemperature = 0\n'
+    for name in (MODEL_NAME, VISION_MODEL_NAME)
+)
 CLOCK = {
     "name": "current_time",
     "description": "A tool for getting the current time.",
@@ -111,12 +119,18 @@ class Dify:
         self.credentials = {"endpoint_url": f"{address}/v1", "api_key": ""}
 
     def invoke(
-        self, messages: list[dict[str, Any]], effort: str, tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        effort: str = "",
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        model: str = "default",
     ) -> Answer:
         """Send one streamed `invoke_llm` and join its chunks."""
         answer = Answer()
+        parameters = {"reasoning_effort": effort} if effort else {}
         for chunk in self.plugin.invoke(
-            messages, credentials=self.credentials, parameters={"reasoning_effort": effort}, tools=tools
+            messages, credentials=self.credentials, parameters=parameters, tools=tools, model=model
         ):
             delta = chunk["delta"]
             answer.text += delta["message"]["content"]
@@ -125,9 +139,22 @@ class Dify:
         return answer
 
 
-def user(text: str) -> dict[str, Any]:
+def user(text: str, *parts: dict[str, Any]) -> dict[str, Any]:
     """A user message as Dify writes it."""
-    return {"role": "user", "content": text, "name": ""}
+    content = [{"type": "text", "data": text}, *parts] if parts else text
+    return {"role": "user", "content": content, "name": ""}
+
+
+def picture() -> dict[str, Any]:
+    """A red circle beside a blue square, as Dify sends an image."""
+    image = Image.new("RGB", (320, 160), "white")
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((30, 30, 130, 130), fill=(220, 30, 30))
+    draw.rectangle((190, 30, 290, 130), fill=(30, 60, 220))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return {"type": "image", "format": "png", "mime_type": "image/png", "base64_data": data}
 
 
 def show(title: str, answer: Answer, tokenizer: Tokenizer) -> None:
@@ -180,18 +207,35 @@ def converse(dify: Dify, tokenizer: Tokenizer) -> None:
     show("medium", dify.invoke(round_two, "medium", [CLOCK]), tokenizer)
 
 
+def look(dify: Dify) -> None:
+    """The rest of the tour: two turns about a picture."""
+    first, second = ABOUT_A_PICTURE
+    shown = user(first, picture())
+    print(f"\n● {first}  (a red circle beside a blue square, shown to {VISION_MODEL_NAME})\n")
+    answer = dify.invoke([shown], model=VISION_MODEL_NAME)
+    print(f"  {answer.visible}")
+    print(f"\n● {second}  (second turn; Dify sends the picture again, and the server has it in its cache)\n")
+    said = {"role": "assistant", "content": answer.text, "name": "", "tool_calls": []}
+    print(f"  {dify.invoke([shown, said, user(second)], model=VISION_MODEL_NAME).visible}")
+
+
 def main() -> int:
     """Run the tour; keep the server running unless --once."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     arguments.add_argument("--once", action="store_true", help="stop after the tour")
     once = arguments.parse_args().once
     tokenizer = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
-    with server() as (process, address), tempfile.TemporaryDirectory() as folder:
-        root = unpacked_package(Path(folder))
-        print(f"Server  {address}/v1  with the demonstration model, which is not an assistant")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "models.toml").write_text(MODELS, encoding="utf-8")
+        process, address = stack.enter_context(server("--config", str(folder / "models.toml")))
+        root = unpacked_package(folder)
+        print(f"Server  {address}/v1  with the demonstration models, which are not assistants")
         with PluginProcess(root, python=sys.executable) as plugin:
             print("Plugin  from the built package, driven with the JSON lines of Dify's daemon")
-            converse(Dify(plugin, address), tokenizer)
+            dify = Dify(plugin, address)
+            converse(dify, tokenizer)
+            look(dify)
         if not once:
             body = json.dumps(
                 {"messages": [{"role": "user", "content": QUESTION}], "reasoning_effort": "high"}
