@@ -49,7 +49,7 @@ _CONTENTS: Final = {
     "count": ("shapes", "shapes", "shapes", "one", "many", "mixed", "number"),
     "exists": ("one", "shapes", "shapes", "mixed", "number"), "position": ("one", "pair", "shapes", "mixed"),
     "relation": ("pair",), "compare": ("pair",), "size": ("pair", "pair", "pair", "shapes"),
-    "background": ("one", "shapes", "number", "mixed", "blank"), "blank": ("blank",), "unknown": ("unknown",),
+    "background": ("one", "shapes", "number", "mixed"), "blank": ("blank",), "unknown": ("unknown",),
 }  # fmt: skip
 _WEIGHTS: Final = {
     "describe": 5, "digits": 3, "colour": 4, "check": 2, "shape": 3, "count": 4, "exists": 3, "position": 3,
@@ -110,26 +110,22 @@ class _Talk:
 
     def no_picture(self) -> None:
         """Add a question about a picture that was never sent."""
-        question, _ = self._any_question()
-        self.say((question, say(self.language, "no picture")), "no picture")
+        self.say((self._any_question(), say(self.language, "no picture")), "no picture")
 
-    def _any_question(self) -> tuple[str, str]:
-        """Return a question that a picture could be asked, and its skill."""
+    def _any_question(self) -> str:
+        """Return a question that a picture could be asked."""
         while True:
             skill = self.rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
             scene = draw_scene(self.rng, self.rng.choice(_CONTENTS[skill]), self.held_out)
             pair = ASKERS[skill](self.rng, self.language, scene, self.held_out)
             if pair and scene.kind == "things":
-                return pair[0], skill
+                return pair[0]
 
     def about(self, scene: Scene, skill: str) -> Pair | None:
         """Return a question of a skill about a picture, or None where it cannot be asked beyond doubt."""
         if skill not in ("blank", "unknown"):
             return ASKERS[skill](self.rng, self.language, scene, self.held_out)
-        question, asked_for = self._any_question()
-        if asked_for == "background" and skill == "blank":
-            return None
-        return question, description(self.language, scene)
+        return self._any_question(), description(self.language, scene)
 
     def ask(self) -> None:
         """Add a question about the newest picture, of a skill that fits it."""
