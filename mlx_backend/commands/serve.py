@@ -29,7 +29,7 @@ from mlx_backend.commands.reachable_address import reachable_url
 from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.commands.stop_signals import StopSignals, ended_by_interrupts
 from mlx_backend.declaration import variable_of
-from mlx_backend.demo import demo_path
+from mlx_backend.demo import MODEL_NAME, demo_path
 from mlx_backend.device import this_device
 from mlx_backend.device.host_memory import keep_little_free_memory
 from mlx_backend.device.machine import this_machine
@@ -145,7 +145,7 @@ def _serve(settings: Settings, arguments: argparse.Namespace, progress: LoadProg
                 if loading.failure is not None:
                     return _failed(str(loading.failure))
                 is_mac = this_machine().is_mac
-                demo = _is_demo(arguments)
+                demo = _demo_of(arguments)
                 say(*start_lines(url, models, settings, demo=demo, is_mac=is_mac))
                 signals.wait()
             app.preparations.drain()
@@ -319,9 +319,9 @@ def _load_worker(
     return load_worker(spec.source, kind, options, device=device, model_id=spec.name, on_progress=on_progress)
 
 
-def _is_demo(arguments: argparse.Namespace) -> bool:
-    named, name = named_model_of(arguments), serve_options_of(arguments).model
-    return named is not None and (name is None or named.source == str(demo_path(name)))
+def _demo_of(arguments: argparse.Namespace) -> str | None:
+    named, name = named_model_of(arguments), serve_options_of(arguments).model or MODEL_NAME
+    return name if named is not None and named.source == str(demo_path(name)) else None
 
 
 def _bind_failure(settings: Settings, error: OSError) -> str:

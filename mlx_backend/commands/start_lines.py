@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlx_backend.declaration import variable_of
+from mlx_backend.demo import MODEL_NAME, VISION_MODEL_NAME
+from mlx_backend.engine.mlx.vision.families import is_installed
 
 if TYPE_CHECKING:
     from mlx_backend.models.model_type import ModelType
@@ -23,12 +25,25 @@ _EXAMPLES: dict[ModelType, tuple[str, str]] = {
     "embedding": ("/v1/embeddings", f'{{"input": "{_QUESTION}"}}'),
     "rerank": ("/v1/rerank", f'{{"query": "{_QUESTION}", "documents": ["Paris.", "Rome."]}}'),
 }
+# 40 x 20 pixels: a red circle beside a blue square.
+_PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAACgAAAAUAgMAAACCKJcoAAAACVBMVEX/////AAAAAP+3l+0cAAAANklEQVR42mNgIAgY"
+    "Qx0YmFatWtXAwMAaGgBjioaGwJihoaFQJiOQ6UARE8kwZCuQLEZyDgEAAI5XMHvFHwjTAAAAAElFTkSuQmCC"
+)
+_ABOUT_A_PICTURE = (
+    f'{{"messages": [{{"role": "user", "content": [{{"type": "image_url", "image_url": {{"url": "{_PICTURE}"}}}}, '
+    '{"type": "text", "text": "What is in this picture?"}]}]}'
+)
+_SKILLS = {
+    MODEL_NAME: "it knows a few toy skills and nothing else",
+    VISION_MODEL_NAME: "it sees simple shapes and numbers and nothing else",
+}
 
 
 def start_lines(
-    url: str, models: MultiModelRegistry, settings: Settings, *, demo: bool, is_mac: bool
+    url: str, models: MultiModelRegistry, settings: Settings, *, demo: str | None, is_mac: bool
 ) -> list[str]:
-    """Return the lines for a server at `url`. `demo`: its model is the demonstration model, for want of another."""
+    """Return the lines for a server at `url`. `demo`: its first model is the demonstration model of this name."""
     first, *others = models.statuses()
     scheme, port = url.partition(":")[0], url.rpartition(":")[2]
     lines = [f"Model {first.name}"]
@@ -38,10 +53,18 @@ def start_lines(
     if others:
         lines.append(f"  Also served: {', '.join(status.name for status in others[:20])}")
     if demo:
-        lines += [
-            "  This is a demonstration model, not an assistant: it knows a few toy skills and nothing else.",
-            f"  Start a real one with: mlx-backend --model {RECOMMENDED_MODEL}",
-        ]
+        lines.append(f"  This is a demonstration model, not an assistant: {_SKILLS[demo]}.")
+    if demo == VISION_MODEL_NAME:
+        if is_installed():
+            body = _ABOUT_A_PICTURE
+        else:
+            body = body.replace(_QUESTION, "What can you do?")
+            lines.append(
+                "  It cannot see here yet. Install what that needs and start again: make vision (in a clone), or "
+                "pip install 'dify-mlx-provider[vision]'."
+            )
+    if demo:
+        lines.append(f"  Start a real one with: mlx-backend --model {RECOMMENDED_MODEL}")
     hint = ""
     has_key = settings.api_key or settings.api_keys or settings.api_key_file
     if settings.host in _LOOPBACK:

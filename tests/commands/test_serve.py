@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from server_process import endless_completion
+from vision_models import needs_mlx_vlm
 
 from mlx_backend import __version__
 from mlx_backend.cli import main
@@ -82,6 +83,15 @@ def test_the_demo_model_is_served_until_a_signal_and_says_what_it_is(number: sig
         assert process.returncode == 0
         assert "effort=medium" in err
         assert "Traceback" not in err
+
+
+@needs_mlx_vlm
+def test_the_demo_model_that_sees_answers_the_line_to_try() -> None:
+    with started("--model", "mlx-demo-vision") as (_, _, printed):
+        assert "it sees simple shapes and numbers and nothing else" in printed
+        line = printed.rpartition("  Try: ")[2]
+        shown = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True).stdout
+    assert json.loads(shown)["choices"][0]["message"]["content"] == "A red circle and a blue square."
 
 
 def test_a_running_stream_ends_properly_when_the_server_stops_at_once() -> None:

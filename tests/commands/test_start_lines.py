@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_backend.commands.start_lines import start_lines
-from mlx_backend.demo import MODEL_PATH
+from mlx_backend.demo import MODEL_NAME, VISION_MODEL_NAME, demo_path
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
@@ -13,18 +13,23 @@ from mlx_backend.settings import Settings
 
 
 def dify_line(
-    *, is_mac: bool, host: str = "127.0.0.1", api_key: str | None = None, scheme: str = "http"
+    *,
+    is_mac: bool,
+    host: str = "127.0.0.1",
+    api_key: str | None = None,
+    scheme: str = "http",
+    demo: str = MODEL_NAME,
 ) -> tuple[str, str]:
     """The line for Dify, and all of them."""
     models = MultiModelRegistry(
-        Catalogue([ModelSpec(name="demo", source=str(MODEL_PATH))]),
+        Catalogue([ModelSpec(name="demo", source=str(demo_path(demo)))]),
         lambda *_: ScriptedEngine(lambda _prompt: "yes"),
         EngineOptions(),
         Settings(),
         default_name="demo",
     )
     settings = Settings(host=host, api_key=api_key)
-    lines = start_lines(f"{scheme}://{host}:8080", models, settings, demo=True, is_mac=is_mac)
+    lines = start_lines(f"{scheme}://{host}:8080", models, settings, demo=demo, is_mac=is_mac)
     models.stop()
     (line,) = [each for each in lines if "Dify in Docker" in each]
     return line, "\n".join(lines)
@@ -59,3 +64,23 @@ def test_an_open_server_says_so_and_asks_for_a_key(is_mac: bool) -> None:
     assert line.endswith("/v1")
     assert "Everyone who can reach this address can use it: set --api-key" in lines
     assert "Everyone" not in dify_line(is_mac=is_mac, host="0.0.0.0", api_key="secret")[1]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_demo_model_that_sees_shows_a_picture_or_says_what_to_install(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_backend.commands.start_lines.is_installed", lambda: installed)
+    _, lines = dify_line(is_mac=True, demo=VISION_MODEL_NAME)
+    assert "it sees simple shapes and numbers and nothing else" in lines
+    assert ("data:image/png;base64," in lines) == installed
+    assert ("pip install 'dify-mlx-provider[vision]'" in lines) == (not installed)
+    assert "France" not in lines
+
+
+def test_the_demo_model_that_chats_shows_no_picture() -> None:
+    _, lines = dify_line(is_mac=True)
+    assert "a few toy skills" in lines
+    assert "What is the capital of France?" in lines
+    assert "vision" not in lines
+    assert "image" not in lines

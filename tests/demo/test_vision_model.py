@@ -1,4 +1,7 @@
-"""The shipped model that sees: mlx-vlm and our engine load it, and it does what its README says."""
+"""The shipped model that sees: mlx-vlm and our engine load it, and it does what its README says.
+
+Few dialogues of each skill, to notice a model that is broken; how good it is, `evaluate.py` says.
+"""
 
 import json
 import random
@@ -19,11 +22,8 @@ from mlx_backend.demo.vision.corpus import SKILLS
 from mlx_backend.demo.vision.evaluate import MODEL_PATH, Model, draw, play
 from mlx_backend.demo.vision.shape import TEXT, VISION, config
 from mlx_backend.demo.vision.tokens import ID
+from mlx_backend.demo.vision.user_pictures import UserPicture, user_pictures
 from mlx_backend.images.source import Picture
-
-pytestmark = pytest.mark.skipif(
-    not (MODEL_PATH / "model.safetensors").exists(), reason="the weights are not there yet"
-)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,32 @@ def number(text: str, size: int = 90) -> np.ndarray:
     return np.asarray(image)
 
 
-def circle(colour: str, *, side: int = 256) -> np.ndarray:
+def circle(colour: str, *, side: int = 256, parts: int = 2) -> np.ndarray:
+    """A circle in the middle, as wide as one of so many parts of the picture."""
     image = Image.new("RGB", (side, side), "white")
-    ImageDraw.Draw(image).ellipse((side // 4, side // 4, 3 * side // 4, 3 * side // 4), fill=colour)
+    start, end = side // 2 - side // parts // 2, side // 2 + side // parts // 2
+    ImageDraw.Draw(image).ellipse((start, start, end, end), fill=colour)
+    return np.asarray(image)
+
+
+def circles(count: int) -> np.ndarray:
+    image = Image.new("RGB", (320, 240), "white")
+    for at in range(count):
+        x, y = 10 + at % 4 * 75, 10 + at // 4 * 75
+        ImageDraw.Draw(image).ellipse((x, y, x + 50, y + 50), fill="green")
+    return np.asarray(image)
+
+
+def hexagon() -> np.ndarray:
+    image = Image.new("RGB", (256, 256), "white")
+    ImageDraw.Draw(image).regular_polygon((128, 128, 70), 6, fill="blue")
+    return np.asarray(image)
+
+
+def overlap() -> np.ndarray:
+    image = Image.new("RGB", (300, 300), "white")
+    ImageDraw.Draw(image).ellipse((40, 40, 200, 200), fill="red")
+    ImageDraw.Draw(image).rectangle((130, 130, 270, 270), fill="blue")
     return np.asarray(image)
 
 
@@ -60,13 +83,18 @@ def test_it_is_small_and_of_the_sizes_it_says() -> None:
 
 @pytest.mark.parametrize("skill", SKILLS)
 def test_held_out_questions_of_every_skill_are_answered(model: Model, skill: str) -> None:
-    figures = play(model, draw(seed=11, count=12, skill=skill))
-    assert figures.share() >= 0.9, figures.mistakes
+    figures = play(model, draw(seed=11, count=4, skill=skill))
+    assert figures.share() >= 0.75, figures.mistakes
 
 
 def test_held_out_dialogues_of_several_turns_and_pictures_are_answered(model: Model) -> None:
-    figures = play(model, draw(seed=11, count=12))
+    figures = play(model, draw(seed=11, count=10))
     assert figures.share() >= 0.9, figures.mistakes
+
+
+@pytest.mark.parametrize("shown", user_pictures(), ids=lambda shown: shown.name)
+def test_pictures_that_others_draw_are_answered(model: Model, shown: UserPicture) -> None:
+    assert ask(model, shown.question, *shown.images) == shown.answer
 
 
 @pytest.mark.parametrize("text", ["7", "42", "305", "9168"])
@@ -90,6 +118,35 @@ def test_what_it_cannot_tell_it_says(model: Model) -> None:
     noise = rng.integers(0, 256, (240, 320, 3), np.uint8)
     assert "cannot tell" in ask(model, "What is in this picture?", noise)
     assert "empty" in ask(model, "What is in this picture?", np.full((200, 300, 3), 255, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("pictures", "question", "right"),
+    [
+        ([number("3.14")], "What number is this?", "The number is 3.14."),
+        ([circles(6)], "How many circles are there?", "There are six circles."),
+        ([hexagon()], "What is in this picture?", "A blue hexagon."),
+        ([overlap()], "What is in this picture?", "A red circle and a blue square."),
+        ([circle("red", side=1500, parts=50)], "What is in this picture?", "A red circle."),
+        ([circle("red"), number("47")], "Which picture shows a number?", "The second picture."),
+        ([circle("red"), number("47")], "Describe the pictures.", "A red circle and the number 47."),
+        ([circle("red")], "Was ist auf dem Bild?", "Ein roter Kreis."),
+    ],
+    ids=[
+        "a point",
+        "six",
+        "a hexagon",
+        "overlapping",
+        "tiny",
+        "which has a number",
+        "describe both",
+        "German",
+    ],
+)
+def test_what_the_readme_says_it_gets_wrong_is_still_wrong(
+    model: Model, pictures: list[np.ndarray], question: str, right: str
+) -> None:
+    assert ask(model, question, *pictures) != right, "better than its README says: change it there, too"
 
 
 def test_our_engine_answers_as_mlx_vlm_does(model: Model) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from readme_blocks import blocks, differences
+from tour import ABOUT_A_PICTURE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +41,12 @@ def test_the_second_turn_and_the_tool_call_are_shown(printed: str) -> None:
     result = re.search(r"the tool answers (.+)", answered)
     assert result is not None
     assert answered.count(result[1]) == 2
+
+
+def test_a_picture_is_answered_and_asked_about_again(printed: str) -> None:
+    first, second = (printed.index(f"● {question}") for question in ABOUT_A_PICTURE)
+    assert printed[first:second].splitlines()[2].strip() == "A red circle and a blue square."
+    assert printed[second:].splitlines()[2].strip() == "A blue square."
 
 
 def test_nothing_of_the_models_own_markers_is_shown(printed: str) -> None:

@@ -79,11 +79,12 @@ def run(line: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with the demo model, and tiny ones in place of those that the pages name."""
+    """A server with the demo models, and tiny ones in place of those that the pages name."""
     folder = tmp_path_factory.mktemp("models")
     models = folder / "models.toml"
     models.write_text(
         f'[models.mlx-demo]\nmodel = "{MODEL_PATH}"\npinned = true\ntemperature = 0\n'
+        '[models.mlx-demo-vision]\nmodel = "mlx-demo-vision"\ntemperature = 0\n'
         f'[models."Qwen/Qwen3-Embedding-0.6B"]\nmodel = "{write_qwen_embedding(folder / "embedding")}"\n'
         f'[models."BAAI/bge-reranker-v2-m3"]\nmodel = "{write_ranking_roberta(folder / "rerank")}"\n'
     )

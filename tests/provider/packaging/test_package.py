@@ -64,6 +64,7 @@ def test_it_holds_the_plugin_the_shared_core_and_these_files(files: dict[str, by
         wanted |= {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
     assert python == {path for path in wanted if not path.startswith(package.EXCLUDED)}
     assert files.keys() - python == TEXTS
+    assert not [path for path in files if path.startswith("mlx_backend/demo")]
 
 
 def test_no_packed_module_imports_what_is_not_there(files: dict[str, bytes]) -> None:
