@@ -92,7 +92,7 @@ def test_held_out_dialogues_of_several_turns_and_pictures_are_answered(model: Mo
     assert figures.share() >= 0.9, figures.mistakes
 
 
-@pytest.mark.parametrize("shown", user_pictures(), ids=lambda shown: shown.name)
+@pytest.mark.parametrize("shown", list(user_pictures()), ids=lambda shown: shown.name)
 def test_pictures_that_others_draw_are_answered(model: Model, shown: UserPicture) -> None:
     assert ask(model, shown.question, *shown.images) == shown.answer
 
