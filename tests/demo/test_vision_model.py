@@ -119,6 +119,9 @@ def test_what_it_cannot_tell_it_says(model: SeeingProcess) -> None:
     assert "empty" in ask(model, "What is in this picture?", np.full((200, 300, 3), 255, np.uint8))
 
 
+(_APART,) = [each for each in user_pictures() if each.name == "circle and square"]
+
+
 @pytest.mark.parametrize(
     ("pictures", "question", "right"),
     [
@@ -129,6 +132,7 @@ def test_what_it_cannot_tell_it_says(model: SeeingProcess) -> None:
         ([circle("red", side=1500, parts=50)], "What is in this picture?", "A red circle."),
         ([circle("red"), number("47")], "Which picture shows a number?", "The second picture."),
         ([circle("red"), number("47")], "Describe the pictures.", "A red circle and the number 47."),
+        ([*_APART.images], "方块是什么颜色？", "正方形是蓝色的。"),
         ([circle("red")], "Was ist auf dem Bild?", "Ein roter Kreis."),
     ],
     ids=[
@@ -139,6 +143,7 @@ def test_what_it_cannot_tell_it_says(model: SeeingProcess) -> None:
         "tiny",
         "which has a number",
         "describe both",
+        "another name",
         "German",
     ],
 )
