@@ -35,15 +35,22 @@ def test_a_log_that_nobody_reads_holds_nobody_up_and_says_how_much_was_dropped()
 
     reader = threading.Thread(target=read_all)
     reader.start()
-    while not any("dropped" in line for line in read):  # said once the queue has been written
+
+    def dropped() -> int:
+        return sum(int(line.split()[1]) for line in list(read) if "dropped" in line)
+
+    def written() -> int:
+        return sum("xxx" in line for line in list(read))
+
+    while written() + dropped() < 1000:  # said whenever all that was queued has been written
         logger.info("go on")
+        handler.flush()
     handler.close()
     os.close(sink)
     reader.join()
     assert read[0].startswith("0 xxx")
-    dropped = sum(int(line.split()[1]) for line in read if "dropped" in line)
-    assert dropped > 500
-    assert sum("xxx" in line for line in read) + dropped >= 1000
+    assert dropped() > 500
+    assert written() + dropped() >= 1000
 
 
 def test_a_log_whose_reader_has_gone_holds_nobody_up() -> None:

@@ -261,7 +261,7 @@ class NoMixture(WrappedNetwork):
         return logits
 
 
-def _succeed(trial: BatchTrial) -> None:
+def _succeed(trial: BatchTrial, **_: object) -> None:
     patch_for_packing(trial._network)
 
 
