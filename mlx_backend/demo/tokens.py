@@ -10,12 +10,13 @@ A piece that is frequent in the corpus is one token; byte-level BPE handles the 
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+
+from mlx_backend.demo.piece_tokenizer import count_pieces, in_bytes, make_tokenizer
 
 
 def _split(words: str) -> tuple[str, ...]:
@@ -110,45 +111,15 @@ PIECES: Final = re.compile(
 
 def train(texts: Iterable[str]) -> Tokenizer:
     """Return a tokenizer of exactly `VOCABULARY` ids, the special tokens last."""
-    split = pre_tokenizers.Split(Regex(_piece_pattern()), behavior="isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
-    pieces = Counter(piece for text in texts for piece, _ in pre_tokenizer.pre_tokenize_str(text))
-    always = [f"{number:02}" for number in range(100)]
-    always += [to_bytes.pre_tokenize_str(each)[0][0] for each in (*_STRUCTURES, *_ROLES)]
+    pattern = _piece_pattern()
+    pieces = count_pieces(texts, pattern)
+    always = [f"{number:02}" for number in range(100)] + list(map(in_bytes, (*_STRUCTURES, *_ROLES)))
     by_frequency = sorted(
         (piece for piece in pieces if len(piece) > 1), key=lambda piece: (-pieces[piece], piece)
     )
-    whole = dict.fromkeys(
-        [*always, *[piece for piece in by_frequency if piece not in always][:_MAX_WHOLE_PIECES]]
-    )
-
-    bpe_size = VOCABULARY - len(SPECIAL) - RESERVED - len(whole)
-    trainer = trainers.BpeTrainer(
-        vocab_size=bpe_size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
-    bpe = Tokenizer(models.BPE())
-    # The pieces are in the byte alphabet, which has no spaces.
-    bpe.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    for piece in sorted(pieces):
-        if piece in whole:
-            del pieces[piece]
-    bpe.train_from_iterator((" ".join([piece] * pieces[piece]) for piece in sorted(pieces)), trainer)
-    learned = json.loads(bpe.to_str())["model"]
-    vocabulary: dict[str, int] = dict(learned["vocab"])
-    for piece in whole:
-        vocabulary.setdefault(piece, len(vocabulary))
-    if len(vocabulary) > VOCABULARY - len(SPECIAL) - RESERVED:
-        raise ValueError("the vocabulary is too large")
-
-    merges = [tuple(merge) for merge in learned["merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizer
-    tokenizer.decoder = decoders.ByteLevel()
-    reserved = VOCABULARY - len(SPECIAL) - len(vocabulary)
-    names = [*(f"<|reserved_{number}|>" for number in range(reserved)), *SPECIAL]
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    return tokenizer
+    others = [piece for piece in by_frequency if piece not in always]
+    whole = [*always, *others[:_MAX_WHOLE_PIECES]]
+    return make_tokenizer(pattern, pieces, whole, size=VOCABULARY, special=SPECIAL, reserved=RESERVED)
 
 
 def save(tokenizer: Tokenizer, folder: Path, positions: int) -> None:

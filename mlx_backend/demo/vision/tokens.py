@@ -8,12 +8,13 @@ frequent in the corpus is one token; byte-level BPE handles the rest, so any tex
 import functools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
+
+from mlx_backend.demo.piece_tokenizer import count_pieces, in_bytes, make_tokenizer
 
 SPECIAL: Final = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
@@ -32,39 +33,12 @@ _PIECES: Final = re.compile("|".join(map(re.escape, SPECIAL)) + "|" + _PATTERN)
 
 def train(texts: Iterable[str]) -> Tokenizer:
     """Return a tokenizer of exactly `VOCABULARY` ids, the special tokens last."""
-    split = pre_tokenizers.Split(Regex(_PATTERN), behavior="isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
-    pieces = Counter(piece for text in texts for piece, _ in pre_tokenizer.pre_tokenize_str(text))
-    always = [to_bytes.pre_tokenize_str(line)[0][0] for line in _LINES]
+    pieces = count_pieces(texts, _PATTERN)
     by_frequency = sorted(
         (piece for piece in pieces if 1 < len(piece) <= 36), key=lambda piece: (-pieces[piece], piece)
     )
-    whole = dict.fromkeys([*always, *by_frequency[:_MAX_WHOLE_PIECES]])
-
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(SPECIAL) - _RESERVED - len(whole),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # the byte alphabet has no spaces
-    left = {piece: count for piece, count in sorted(pieces.items()) if piece not in whole}
-    bpe.train_from_iterator((" ".join([piece] * count) for piece, count in left.items()), trainer)
-    learned = json.loads(bpe.to_str())["model"]
-    vocabulary: dict[str, int] = dict(learned["vocab"])
-    for piece in whole:
-        vocabulary.setdefault(piece, len(vocabulary))
-    if len(vocabulary) > VOCABULARY - len(SPECIAL):
-        raise ValueError("the vocabulary is too large")
-
-    merges = [tuple(merge) for merge in learned["merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizer
-    tokenizer.decoder = decoders.ByteLevel()
-    reserved = VOCABULARY - len(SPECIAL) - len(vocabulary)
-    names = [*(f"<|reserved_{number}|>" for number in range(reserved)), *SPECIAL]
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    whole = [*map(in_bytes, _LINES), *by_frequency[:_MAX_WHOLE_PIECES]]
+    tokenizer = make_tokenizer(_PATTERN, pieces, whole, size=VOCABULARY, special=SPECIAL, reserved=_RESERVED)
     assert all(tokenizer.token_to_id(name) == number for name, number in ID.items())
     return tokenizer
 
