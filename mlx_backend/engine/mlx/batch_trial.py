@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
@@ -50,19 +51,22 @@ against the same weights in float32, made 0.007 in float16 (0.013 with weights o
 4 or 8 bits; Mamba 2 0.054 to 0.145). Mistakes are larger, in every format: AFM 0.18 to 0.26, Gemma 2 0.77 to 0.95,
 padding that is attended 0.26 to 1.1, rows rotated by the longest row's length 0.19 to 0.6. What is off without a
 mistake is chance: rounding chose another expert (0.04 to 0.57, in half of the mixtures in bfloat16). A mistake is one
-with every text, so only what is off with all of them counts.
+with every text, so only a row that is off with all of them counts.
+"""
+MAX_NOISE = 0.25
+"""Up to which rounding excuses more than that.
+
+In a deep mixture of many experts it chooses others somewhere in every text: gpt-oss-20b's shapes with random weights
+were off by 0.14 on an H200. Then the same texts alone, token by token, are as far off from those run at once. What
+three of four of such rows keep to, each row of a batch has to keep to with one text.
 """
 MAX_ERROR_LENGTH = 120  # characters
-MAX_ATTEMPTS = 4
+MAX_ATTEMPTS = 6
 ATTEMPT_STRIDE = 10  # token ids between the texts of two attempts
 
 
 class BatchTrialError(Exception):
     """Sequences run together do not get the logits that each gets alone. The text says what went wrong."""
-
-
-class _LogitsDifferError(BatchTrialError):
-    """Logits differ by more than they should, which rounding may still explain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,14 @@ class BatchTrial:
     """Tries one network. `make_caches` makes empty caches."""
 
     def __init__(self, network: Any, make_caches: Callable[[], LayerCaches]) -> None:
-        self.difference = 0.0  # the largest in the last attempt
+        # The largest of all rows that were compared, each with the text that suits it best.
+        self.difference = 0.0
         self._network = network
         self._make_caches = make_caches
         self._max_difference = MAX_DIFFERENCE[_coarsest_dtype(network)]
         self._references: list[list[_Reference]] = []  # of each attempt
+        # Of each row of the last attempt: sequences at once, and by how much it is off.
+        self._compared: list[tuple[int, float]] = []
 
     def try_packing(self, *, many_tokens: bool = False) -> None:
         """Patch the network and try packed runs, with `many_tokens` also of long prompts. Raises BatchTrialError."""
@@ -102,21 +109,46 @@ class BatchTrial:
 
     def _try(self, compare: Callable[[Sequence[_Reference]], None]) -> None:
         """Compare, with other texts again if logits differ: in half precision rounding may choose other experts."""
+        least: list[float] = []  # of each row, by how much it is off with the text that suits it best
+        noise: list[float] = []
+        allowed = self._max_difference
         for attempt in range(MAX_ATTEMPTS):
-            self.difference = 0.0
+            self._compared = []
             alone = self._run_alone(attempt)
             try:
                 compare(alone)
-            except _LogitsDifferError:
-                if attempt == MAX_ATTEMPTS - 1:
-                    raise
             except Exception as error:
+                off = [each for each in self._compared if not each[1] <= self._max_difference]
                 cause = error.__cause__ if isinstance(error, ForwardError) else error
-                raise BatchTrialError(
-                    f"several at once raise {type(cause).__name__}: {_first_line(cause)}"
-                ) from error
-            else:
+                text = f"several at once raise {type(cause).__name__}: {_first_line(cause)}"
+                raise BatchTrialError(_off_by(*off[0]) if off else text) from error
+            found = [difference for _, difference in self._compared]
+            least = [min(pair) for pair in zip(least, found, strict=True)] if least else found
+            self.difference = max(least, default=0.0)
+            if self.difference <= self._max_difference:
                 return
+            noise += self._noise(alone)
+            allowed = max(self._max_difference, min(MAX_NOISE, sorted(noise)[len(noise) * 3 // 4]))
+            if self.difference <= allowed:
+                log.debug("Logits are off by %.0f %%, as they are alone.", 100 * self.difference)
+                return
+            if not self.difference < float("inf"):
+                break
+        rows = zip(self._compared, least, strict=True)
+        raise BatchTrialError(next(_off_by(count, each) for (count, _), each in rows if not each <= allowed))
+
+    def _noise(self, alone: Sequence[_Reference]) -> list[float]:
+        """Return by how much rounding alone changes logits: of texts run token by token, against those run at once."""
+        differences: list[float] = []
+        for each in alone:
+            if each.text.size == 1:  # which is the same run
+                continue
+            layers = self._make_caches()
+            tokens = [*as_ints(each.text[0]), each.first, each.second]
+            singly = mx.stack([self._network(mx.array([[token]]), cache=layers)[0, -1] for token in tokens])
+            at_once = mx.concatenate([each.logits, each.after_first[None], each.after_second[None]])
+            differences += _differences(singly, at_once)
+        return differences
 
     def _run_alone(self, attempt: int) -> list[_Reference]:
         if attempt == len(self._references):
@@ -182,13 +214,12 @@ class BatchTrial:
         return run_packed(self._network, [Segment(tokens, layers)])
 
     def _compare(self, found: mx.array, expected: Sequence[mx.array], sequences: int) -> None:
-        """Raise if a row of logits ([rows, vocabulary]) is not what is expected."""
-        difference = _largest_difference(found, mx.stack(list(expected)))
-        self.difference = max(self.difference, difference)
-        if not difference <= self._max_difference:
-            raise _LogitsDifferError(
-                f"with {sequences} sequences at once the logits of one are off by {difference:.0%}"
-            )
+        """Note by how much each row of logits ([rows, vocabulary]) is not what is expected."""
+        self._compared += [(sequences, each) for each in _differences(found, mx.stack(list(expected)))]
+
+
+def _off_by(sequences: int, difference: float) -> str:
+    return f"with {sequences} sequences at once the logits of one are off by {difference:.0%}"
 
 
 def _first_line(error: BaseException | None) -> str:
@@ -210,17 +241,16 @@ def _head_counts(layers: LayerCaches) -> set[int]:
     return {count for count in counts if 1 < count <= MAX_ROWS}
 
 
-def _largest_difference(found: mx.array, expected: mx.array) -> float:
-    """Return by how much the worst row is off, relative to its norm; what all logits have in common does not count.
+def _differences(found: mx.array, expected: mx.array) -> list[float]:
+    """Return by how much each row is off, relative to its norm; what all logits have in common does not count.
 
-    Tokens that a network rules out, by logits of minus infinity, must be the same ones.
+    Tokens that a network rules out, by logits of minus infinity, must be the same ones: else it is infinite.
     """
     if found.shape != expected.shape:
-        return float("inf")
+        return [float("inf")] * expected.shape[0]
     found, expected = found.astype(mx.float32), expected.astype(mx.float32)
     is_possible = expected > -mx.inf
-    if mx.any(~is_possible & (found != expected)).item():
-        return float("inf")
+    is_wrong = mx.any(~is_possible & (found != expected), axis=-1)
     count = is_possible.sum(axis=-1, keepdims=True)
     found, expected = (mx.where(is_possible, each, 0.0) for each in (found, expected))
     found, expected = (
@@ -228,8 +258,9 @@ def _largest_difference(found: mx.array, expected: mx.array) -> float:
         for each in (found, expected)
     )
     relative = mx.linalg.norm(found - expected, axis=-1) / mx.linalg.norm(expected, axis=-1)
-    largest: float = relative.max().item()  # type: ignore[assignment]  # a scalar of float32 is a float
-    return largest
+    is_wrong |= mx.isnan(relative)
+    differences: list[float] = mx.where(is_wrong, mx.inf, relative).tolist()  # type: ignore[assignment]  # an array of one axis is a list of numbers
+    return differences
 
 
 def _coarsest_dtype(network: Any) -> mx.Dtype:

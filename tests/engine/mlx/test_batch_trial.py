@@ -218,6 +218,30 @@ def test_what_is_off_with_one_text_only_is_rounding_and_with_every_text_a_mistak
         BatchTrial(network, partial(make_prompt_cache, network.inner)).try_batching()
 
 
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product is off by chance, by so much that no text has the logits that it has run in another way."""
+    mx.random.seed(1)
+    multiply = nn.Linear.__call__
+
+    def multiply_roughly(self: Any, values: mx.array) -> mx.array:
+        product: mx.array = multiply(self, values)
+        return product * (1 + 0.02 * mx.random.normal(product.shape))
+
+    monkeypatch.setattr(nn.Linear, "__call__", multiply_roughly)
+
+
+@pytest.mark.usefixtures("rounding")
+def test_what_rounding_does_to_a_text_alone_is_no_mistake_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = trial_of(network_of(LLAMA))
+    trial.try_batching()
+    trial.try_packing()
+    assert trial.difference > 0.02
+    monkeypatch.setattr(BatchKVCache, "make_mask", _attend_padding)
+    with pytest.raises(BatchTrialError, match="off by"):
+        trial_of(network_of(LLAMA)).try_batching()
+
+
 def test_a_trial_is_a_few_runs_of_a_few_tokens(tmp_path: Path) -> None:
     network, _ = load_model(write_model(tmp_path))
     sizes: list[int] = []
