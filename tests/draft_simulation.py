@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from mlx_backend.engine.base import Sampling
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
 from mlx_backend.engine.mlx.draft_record import DraftRecord
 from mlx_backend.engine.mlx.drafting import Drafting
@@ -67,7 +68,7 @@ class Generated:
     tokens: list[int]
     drafts: DraftRecord = field(default_factory=DraftRecord)
     is_pending: bool = True
-    request: Any = field(default_factory=lambda: SimpleNamespace(max_tokens=UNLIMITED))
+    request: Any = field(default_factory=lambda: SimpleNamespace(max_tokens=UNLIMITED, sampling=Sampling()))
 
     @property
     def num_sampled(self) -> int:

@@ -71,7 +71,7 @@ def write_models(folder: Path, options: argparse.Namespace) -> None:
             layer_types=["sliding_attention", "full_attention"] * (layers // 2),
             hidden_size=options.width,
             intermediate_size=options.width,
-            num_attention_heads=max(2, options.width // 64),
+            num_attention_heads=4 * max(1, options.width // 256),
             num_key_value_heads=max(1, options.width // 256),
             head_dim=64,
             sliding_window=128,

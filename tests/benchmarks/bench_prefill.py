@@ -100,7 +100,7 @@ def _write_model(folder: Path, options: argparse.Namespace) -> Path:
         layer_types=["sliding_attention", "full_attention"] * (layers // 2),
         hidden_size=width,
         intermediate_size=width,
-        num_attention_heads=width // 64,
+        num_attention_heads=4 * max(1, width // 256),
         num_key_value_heads=max(1, width // 256),
         head_dim=64,
         sliding_window=128,

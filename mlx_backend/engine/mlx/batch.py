@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.batch import ModelInfo
 from mlx_backend.engine.mlx.loaded_batch import LoadedBatch
-from mlx_backend.engine.mlx.rehearsal import REHEARSED_PROMPTS, rehearse
+from mlx_backend.engine.mlx.rehearsal import rehearse
 from mlx_backend.engine.mlx.runtime import Runtime
 from mlx_backend.engine.mlx.vision.tower import support_of
 from mlx_backend.errors import EngineError
@@ -71,9 +71,8 @@ class MLXBatch:
         self._wired = self._device.wired.add(runtime.weight_bytes())
         model = runtime.model
         context_length = self._options.context_length or model.context_length
-        is_short = context_length < sum(REHEARSED_PROMPTS)
-        if is_gpu() and self._options.warm_up_seconds and self._ranks is None and not is_short:
-            rehearse(self._loaded)
+        if is_gpu() and self._options.warm_up_seconds and self._ranks is None:
+            rehearse(self._loaded, context_length, self._options.warm_up_seconds / 2)
         return ModelInfo(
             model_id=self._model_id or model.name,
             context_length=context_length,

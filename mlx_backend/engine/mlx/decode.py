@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError, is_device_failure
@@ -371,7 +372,8 @@ class Decoder:
         except CacheError as error:
             raise ForwardError from error.__cause__
         rows = DraftedRows(self.sequences, tokens, drafts, ended)
-        logits = run_packed(self._network, rows.segments(self._caches))
+        singly = self._can_pack and prepares_for_lengths()
+        logits = run_packed(self._network, rows.segments(self._caches), single_queries=singly)
         self._caches.on_step()
         sampled = self._sample(logits, rows.owners, rows.next_positions())
         start_computing(self.sequences, sampled)

@@ -64,7 +64,8 @@ class DraftPacer:
     def __init__(self, max_drafts: int, clock: Callable[[], float] | None) -> None:
         self.max_drafts = max_drafts
         self.clock = clock
-        self.of_all = shared_counts()
+        # By whether replies are sampled: drafts are what is most likely, and greedy replies always take that.
+        self.of_all = {False: shared_counts(), True: shared_counts()}
         self.num_interruptions = 0  # steps in which the device had something else to do as well
         self._costs: defaultdict[int, DraftCosts] = defaultdict(DraftCosts)  # by number of replies
         self._time = 0.0  # seconds: of all steps,

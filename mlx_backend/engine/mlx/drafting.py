@@ -59,7 +59,8 @@ class Drafting:
             # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
             limits.append(max(0, min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2)))
             record = sequence.drafts
-            record.of_all, record.is_rehearsed = self._pacer.of_all, drafter.can_rehearse
+            record.of_all = self._pacer.of_all[sequence.request.sampling.temperature > 0]
+            record.is_rehearsed = drafter.can_rehearse
             record.length, record.to_prefill = sequence.num_sampled, drafter.num_to_prefill(sequence.tokens)
             if (outcome := drafter.rehearse(sequence.tokens, self._pacer.max_drafts)) is not None:
                 record.learn(*outcome)

@@ -85,6 +85,7 @@ def _source_digest(name: str) -> str:
 # -- 1. packed attention ----------------------------------------------------------------------------------------
 
 _ATTENTION = "scaled_dot_product_attention"
+MAX_SINGLE_QUERIES = 16  # tokens of a segment, for each of which attention may be computed by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,9 @@ class PackedLayer:
     Stands for one cache where a network expects it. `shapes` are the segments' rows, and tokens in each row. `blocks`
     are for each segment None, or the number of the block that each token belongs to, -1 for none ([tokens]): in a block
     tokens attend in both directions, as in an image of Gemma 3. `added` is what is added to the layer's output
-    ([tokens, width]), as for an image of Qwen3-VL; `patch_for_added` has to be called before.
+    ([tokens, width]), as for an image of Qwen3-VL; `patch_for_added` has to be called before. With `single_queries`
+    the attention of a few tokens, as of drafts, is computed token by token: MLX's CUDA backend plans that of several
+    anew for every number of keys, which takes longer than many steps, but that of one only once for 256 of them.
     """
 
     def __init__(
@@ -115,6 +118,8 @@ class PackedLayer:
         positions: TokenPositions,
         blocks: Sequence[mx.array | None] | None = None,
         added: mx.array | None = None,
+        *,
+        single_queries: bool = False,
     ) -> None:
         self.offset = positions
         self.shapes = shapes
@@ -122,6 +127,7 @@ class PackedLayer:
         self._starts = list(accumulate(rows * length for rows, length in shapes[:-1]))  # of all but the first
         self._caches = caches
         self._blocks = blocks or [None] * len(caches)
+        self._single_queries = single_queries
 
     def make_mask(self, _: int, **named: Any) -> list[Any]:
         """Return each segment's own mask. The network only passes the list on."""
@@ -152,7 +158,12 @@ class PackedLayer:
     ) -> mx.array:
         """Compute attention for every segment by itself, just as it would be computed alone."""
         segments = zip(self._split(queries), keys, values, self._caches, mask, strict=True)
-        outputs = [attention(q, k, v, cache, scale, own, sinks) for q, k, v, cache, own in segments]
+
+        def compute(q: mx.array, k: Any, v: Any, cache: Any, own: Any) -> mx.array:
+            return attention(q, k, v, cache, scale, own, sinks)
+
+        attend = functools.partial(_attend_singly, compute) if self._single_queries else compute
+        outputs = [attend(*segment) for segment in segments]
         return joined([_flatten(each) for each in outputs], axis=2)
 
     def _split(self, heads: mx.array) -> list[mx.array]:
@@ -202,6 +213,20 @@ def _with_blocks(mask: mx.array | None, blocks: mx.array) -> mx.array | None:
     together = (blocks[:, None] == blocks[None]) & (blocks[:, None] >= 0)
     earlier = mask.shape[-1] - blocks.size
     return mask | mx.pad(together, [(0, 0), (earlier, 0)])
+
+
+def _attend_singly(
+    compute: Callable[..., mx.array], queries: mx.array, keys: Any, values: Any, cache: Any, mask: Any
+) -> mx.array:
+    """Compute the attention of each of a few tokens by itself, where each sees all keys up to its own."""
+    length = queries.shape[2]
+    if not 1 < length <= MAX_SINGLE_QUERIES or not isinstance(mask, str) or not isinstance(keys, mx.array):
+        return compute(queries, keys, values, cache, mask)
+    ends = range(keys.shape[2] - length + 1, keys.shape[2] + 1)
+    singles = zip(mx.split(queries, length, axis=2), ends, strict=True)
+    return mx.concatenate(
+        [compute(q, keys[:, :, :end], values[:, :, :end], cache, None) for q, end in singles], axis=2
+    )
 
 
 def _flatten(heads: mx.array) -> mx.array:

@@ -78,21 +78,26 @@ class ForwardError(Exception):
     """The network raised its cause. Caches that are to be restored are as they were before."""
 
 
-def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = True) -> mx.array:
+def run_packed(
+    network: Any, segments: Sequence[Segment], *, restore: bool = True, single_queries: bool = False
+) -> mx.array:
     """Run all segments through the network at once; return the logits of all their tokens ([tokens, vocabulary]).
 
     Does not wait for the computation. Raises ForwardError. To be able to `restore` the segments' caches then takes time
     in each layer of each, but nothing is copied for it. A single segment of one row also runs on a network that cannot
     be packed, unless its positions have rows and columns, and its layers may have states instead of keys and values.
+
+    With `single_queries` the attention of a few tokens, as of drafts, is computed token by token (PackedLayer).
     """
     before: list[LayerCaches] = []
     try:
         if restore:
             before = [[alias(layer) for layer in segment.layers] for segment in segments]
-        if len(segments) == 1 and segments[0].tokens.shape[0] == 1 and not segments[0].has_axes:
+        is_single = len(segments) == 1 and segments[0].tokens.shape[0] == 1
+        if is_single and not segments[0].has_axes and not single_queries:
             logits = _forward(network, segments[0].tokens, _views(segments[0]), segments)
         else:
-            logits = _run(network, segments)
+            logits = _run(network, segments, single_queries=single_queries)
     except Exception as error:
         for segment, aliases in zip(segments, before, strict=False):
             segment.layers[:] = aliases
@@ -100,18 +105,25 @@ def run_packed(network: Any, segments: Sequence[Segment], *, restore: bool = Tru
     return logits[0]
 
 
-def _run(network: Any, segments: Sequence[Segment]) -> mx.array:
+def _run(network: Any, segments: Sequence[Segment], *, single_queries: bool) -> mx.array:
     shapes = [(segment.tokens.shape[0], segment.tokens.shape[1]) for segment in segments]
     positions = _all_positions(segments)
     caches = zip(*(segment.layers for segment in segments), strict=True)
     if all(segment.images is None for segment in segments):
-        layers = [PackedLayer(each, shapes, positions) for each in caches]
+        layers = [PackedLayer(each, shapes, positions, single_queries=single_queries) for each in caches]
     else:
         added = _added(segments)
         layers = [
             each[0]
             if isinstance(each[0], ArraysCache)
-            else PackedLayer(each, shapes, positions, _blocks(segments, each), added.get(at))
+            else PackedLayer(
+                each,
+                shapes,
+                positions,
+                _blocks(segments, each),
+                added.get(at),
+                single_queries=single_queries,
+            )
             for at, each in enumerate(caches)
         ]
     tokens = joined([segment.tokens.reshape(-1) for segment in segments])

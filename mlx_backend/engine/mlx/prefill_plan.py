@@ -1,8 +1,7 @@
 """Planning prefill: where the chunks of a prompt end, and how many tokens are prefilled between two decode steps.
 
-Chunks have sizes of a short list and end at multiples of those, counted from the start of the text: what a device
-prepares for the lengths of one prompt then serves the next one too. MLX's CUDA backend takes 0.1 to 0.6 seconds for
-a length of a chunk that it has not seen, and 0.06 to 0.1 for a length of what is attended to (H200).
+Chunks have sizes of a short list (chunk_sizes.py) and end at multiples of those, counted from the start of the text:
+what a device prepares for the lengths of one prompt then serves the next one too.
 
 Knows no MLX.
 """
@@ -15,6 +14,8 @@ from itertools import accumulate
 from statistics import median_high
 from typing import TYPE_CHECKING
 
+from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, RUN_OVERHEAD, padded_sizes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-CHUNK_SIZES = (64, 128, 256, 512, 1024, 2048)  # tokens
 FIRST_CHUNK = 256  # where nothing was measured
-PADDED_SIZES = (8, 16, 32, *CHUNK_SIZES)  # where a chunk is filled up, to have one of few lengths
-RUN_OVERHEAD = 64  # tokens that take as long as what a run of the network takes beside its tokens
 MAX_STALL_SECONDS = 0.3  # that a running reply should wait for a chunk
 MAX_CHUNK_SECONDS = 1.0  # where no reply is running, but a request may arrive
 MEASURED_CHUNKS = 3  # the last ones, by which the machine's speed is judged
@@ -148,19 +146,6 @@ class PrefillPacer:
         """Learn from a chunk's time. Short chunks say little and are ignored."""
         if tokens >= CHUNK_SIZES[0] and seconds > 0:
             self._rates.append((tokens + RUN_OVERHEAD) / seconds)
-
-
-def padded_sizes(tokens: int) -> list[int]:
-    """Return the sizes of the chunks that hold so many tokens, where each has to have one of `PADDED_SIZES`.
-
-    The last one may be longer than what is left for it, by less than another run would cost.
-    """
-    sizes: list[int] = []
-    while tokens > 0:
-        allowed = [size for size in PADDED_SIZES if size <= tokens + RUN_OVERHEAD]
-        sizes.append(next((size for size in allowed if size >= tokens), allowed[-1]))
-        tokens -= sizes[-1]
-    return sizes
 
 
 def _round_down(tokens: float) -> int:

@@ -18,15 +18,10 @@ import mlx.core as mx
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
+from mlx_backend.engine.mlx.chunk_sizes import padded_sizes
 from mlx_backend.engine.mlx.kv_cache import rewind
 from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
-from mlx_backend.engine.mlx.prefill_plan import (
-    PrefillJob,
-    PrefillPacer,
-    padded_sizes,
-    share_chunk,
-    will_extend_prefix,
-)
+from mlx_backend.engine.mlx.prefill_plan import PrefillJob, PrefillPacer, share_chunk, will_extend_prefix
 from mlx_backend.engine.mlx.sequences import PrefilledSequence
 from mlx_backend.errors import EngineError
 

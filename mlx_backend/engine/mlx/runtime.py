@@ -150,7 +150,12 @@ class Runtime:
     def drafter(self) -> Drafter | None:
         """Return what drafts for one reply, if anything does."""
         if self.draft is not None:
-            return ModelDrafter(self.draft.network, self.draft.num_tokens, can_pack=self._can_pack_drafts)
+            return ModelDrafter(
+                self.draft.network,
+                self.draft.num_tokens,
+                can_pack=self._can_pack_drafts,
+                pads=prepares_for_lengths(),
+            )
         return TextDrafter() if self.options.draft_from_text and self.can_rewind else None
 
     def fresh_layers(self, adapter: str) -> LayerCaches:
@@ -178,9 +183,10 @@ class Runtime:
             agree=(lambda value: max(ranks.all_gather(value)))
             if ranks is not None
             else (lambda value: value),
+            prepares=prepares_for_lengths(),
         )
         if is_gpu():  # a CPU prepares nothing for a length
-            warm_up.run_lengths(self.options.warm_up_seconds)
+            warm_up.run_lengths(self.options.warm_up_seconds / 2)  # the rest is for rehearsed requests
         with lock:  # MLX counts the memory of all models together
             return warm_up.measure()
 

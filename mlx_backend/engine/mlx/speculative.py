@@ -12,6 +12,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from mlx_backend.engine.mlx.arrays import as_ints
+from mlx_backend.engine.mlx.chunk_sizes import padded_sizes
+from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
 
 if TYPE_CHECKING:
@@ -107,16 +109,18 @@ class TextDrafter:
 class ModelDrafter:
     """What a smaller model with the same vocabulary generates greedily. It knows the ids below `num_tokens`.
 
-    `can_pack` says whether the model drafts for several replies in packed runs.
+    `can_pack` says whether the model drafts for several replies in packed runs. With `pads`, for a device that prepares
+    for lengths, texts are prefilled in chunks of few lengths, and attention is computed token by token behind that.
     """
 
     CHUNK = 512
     can_rehearse: ClassVar[bool] = False
 
-    def __init__(self, network: Any, num_tokens: int, *, can_pack: bool = False) -> None:
+    def __init__(self, network: Any, num_tokens: int, *, can_pack: bool = False, pads: bool = False) -> None:
         self.network = network
         self.num_tokens = num_tokens
         self.can_pack = can_pack
+        self.pads = pads
         self.layers = draft_layers(network)
         self._cached: list[int] = []  # the tokens in its caches
         self._num_known = 0  # of them, that are certainly the text's
@@ -151,13 +155,26 @@ class ModelDrafter:
         if max(fresh) >= self.num_tokens:
             return []
         if len(fresh) > self.CHUNK:
-            chunk = fresh[: self.CHUNK]
-            self.network(mx.array([chunk]), cache=self.layers)
-            mx.eval([layer.state for layer in self.layers])
-            self._cached += chunk
-            self._num_known = len(self._cached)
+            self._prefill(fresh[: self.CHUNK])
             return None
+        if self.pads and len(fresh) > MAX_SINGLE_QUERIES:
+            self._prefill(fresh[:-1])
+            return fresh[-1:]
         return fresh
+
+    def _prefill(self, tokens: list[int]) -> None:
+        """Run tokens of the text."""
+        start = 0
+        for size in padded_sizes(len(tokens)) if self.pads else [len(tokens)]:
+            chunk = tokens[start : start + size]
+            padding = size - len(chunk)
+            self.network(mx.array([chunk + [0] * padding]), cache=self.layers)
+            for layer in self.layers:
+                layer.trim(padding)
+            mx.eval([layer.state for layer in self.layers])
+            start += size
+        self._cached += tokens
+        self._num_known = len(self._cached)
 
     def end(self, fresh: Sequence[int], drafts: Sequence[int]) -> None:
         """Note what its caches hold now: what followed in the text, and all drafts but the last."""
@@ -221,9 +238,9 @@ def _draft_with_model(
 
 def _last_logits(drafter: ModelDrafter, segments: Sequence[Segment]) -> list[mx.array]:
     """Run segments; return the logits of the last token of each ([1, vocabulary])."""
-    if not drafter.can_pack or len(segments) == 1:
+    if not drafter.can_pack or (len(segments) == 1 and not drafter.pads):
         return [drafter.network(segment.tokens, cache=segment.layers)[:, -1] for segment in segments]
-    logits = run_packed(drafter.network, segments)
+    logits = run_packed(drafter.network, segments, single_queries=drafter.pads)
     ends, end = [], 0
     for segment in segments:
         end += segment.tokens.shape[1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.prefill_plan import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD
+from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,8 @@ class WarmUp:
     """Runs a network on tokens that mean nothing, on caches of its own.
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
-    do the same runs. No run is longer than `max_tokens`.
+    do the same runs. No run is longer than `max_tokens`. `prepares` says that the device takes time for a length that
+    is new to it, which is then not measured.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class WarmUp:
         *,
         max_tokens: int,
         agree: Callable[[float], float],
+        prepares: bool = False,
     ) -> None:
         self._network = network
         self._make_caches = make_caches
         self._max_tokens = max_tokens
         self._agree = agree
+        self._prepares = prepares
 
     def run_lengths(self, seconds: float) -> None:
         """Run the lengths that chunks have, short ones first, for about so many seconds at most."""
@@ -85,6 +88,8 @@ class WarmUp:
     def measure(self) -> ChunkCost:
         """Run two chunks, one after the other, and return what they took."""
         size = max(1, min(MEASURED_TOKENS, self._max_tokens // 2))
+        if self._prepares:
+            self._run([size, size])
         (_, first_bytes), (seconds, second_bytes) = self._run([size, size])
         first, second = self._agree(first_bytes), self._agree(second_bytes)
         per_pair = max(0.0, (second - first) / size**2)

@@ -105,6 +105,18 @@ def test_wrong_drafts_are_taken_back_from_every_reply_by_itself(
         assert reply.ended.accepted_tokens < reply.ended.drafted_tokens / 2
 
 
+def test_what_drafts_were_worth_to_greedy_replies_is_not_expected_of_sampled_ones(windowed: Path) -> None:
+    greedy = [GenerationRequest(prompt=[20 + at, 21], max_tokens=REPLY) for at in range(3)]
+    with loaded_batch(windowed, draft_model=str(windowed)) as batch:
+        for each in greedy:
+            sampled = replace(each, sampling=Sampling(temperature=1.0, seed=2))
+            generate(batch, [each])
+            generate(batch, [sampled])
+        of_all = batch.loaded.draft_pacer.of_all
+    assert of_all[False].acceptance(0.5) > 0.9
+    assert of_all[True].acceptance(0.5) < 0.3
+
+
 def test_who_leaves_or_is_cancelled_changes_no_other_reply(windowed: Path) -> None:
     asked = requests(4)
     asked[1] = replace(asked[1], max_tokens=7)

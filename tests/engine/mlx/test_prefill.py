@@ -15,8 +15,9 @@ from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Progress, TokenDelta
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.chunk_sizes import PADDED_SIZES
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
-from mlx_backend.engine.mlx.prefill_plan import PADDED_SIZES, PrefillPacer
+from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError, EngineRefused
 from mlx_backend.models.engine_options import EngineOptions

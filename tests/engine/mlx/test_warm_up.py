@@ -7,7 +7,7 @@ from engine_models import write_model
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.prefill_plan import PADDED_SIZES
+from mlx_backend.engine.mlx.chunk_sizes import PADDED_SIZES
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.engine.threaded import ThreadedEngine
 

@@ -1,0 +1,106 @@
+"""What is run when a model is loaded onto a GPU, and how replies run where MLX prepares for lengths (CUDA)."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from drafting import generate, loaded_batch
+from engine_models import write_model
+from mlx_lm.models import base
+
+from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.mlx.rehearsal import FIRST, LONG, SECOND, rehearse
+
+MODULES = ("runtime", "decode", "rehearsal")
+
+
+@pytest.fixture
+def prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device prepares for lengths, as MLX on CUDA does."""
+    for module in MODULES:
+        monkeypatch.setattr(f"mlx_backend.engine.mlx.{module}.prepares_for_lengths", lambda: True)
+
+
+def requests() -> list[GenerationRequest]:
+    samplings = [Sampling(), Sampling(temperature=1.0, seed=3), Sampling(temperature=0.7, top_p=0.9, seed=4)]
+    return [
+        GenerationRequest(prompt=[30 + at, 40, 50 + at] * (9 + 50 * at), max_tokens=24, sampling=sampling)
+        for at, sampling in enumerate(samplings)
+    ]
+
+
+@pytest.mark.usefixtures("prepares")
+@pytest.mark.parametrize("source", ["the same model", "another model", "the text"])
+def test_drafts_are_exact_where_lengths_are_prepared_for(windowed: Path, other: Path, source: str) -> None:
+    draft = {"the same model": str(windowed), "another model": str(other)}.get(source)
+    with loaded_batch(windowed) as plain:
+        expected = [generate(plain, [each])[0].tokens for each in requests()]
+    with loaded_batch(windowed, draft_model=draft, draft_from_text=draft is None, draft_tokens=3) as drafting:
+        alone = [generate(drafting, [each])[0] for each in requests()]
+        together = generate(drafting, requests())
+    assert [each.tokens for each in alone] == expected
+    assert [each.tokens for each in together] == expected
+    if draft == str(windowed):
+        assert alone[0].ended is not None
+        assert alone[0].ended.accepted_tokens > 12, (
+            "the others are sampled, and drafts are what is most likely"
+        )
+
+
+@pytest.mark.usefixtures("prepares")
+def test_the_attention_of_drafts_has_one_query_and_a_drafted_text_few_lengths(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: Counter[int] = Counter()
+    attend = base.scaled_dot_product_attention
+
+    def noted(queries: mx.array, *rest: Any, **named: Any) -> mx.array:
+        lengths[queries.shape[2]] += 1
+        attended: mx.array = attend(queries, *rest, **named)
+        return attended
+
+    with loaded_batch(windowed, draft_model=str(windowed), draft_tokens=3) as batch:
+        monkeypatch.setattr(base, "scaled_dot_product_attention", noted)
+        generate(batch, requests()[1:2])
+    assert set(lengths) <= {1, 2, 3, 4, 16, 64, 128, 256}, "windows of 32 tokens have few numbers of keys"
+    assert lengths[1] > 5 * lengths[4] > 0
+
+
+@pytest.mark.usefixtures("prepares")
+@pytest.mark.parametrize("drafts", [{}, {"draft_tokens": 4}], ids=["without drafts", "with drafts"])
+def test_a_rehearsal_leaves_nothing_behind(windowed: Path, drafts: dict[str, Any]) -> None:
+    options = {**drafts, "draft_model": str(windowed)} if drafts else {}
+    with loaded_batch(windowed) as plain:
+        expected = [generate(plain, [each])[0].tokens for each in requests()]
+    with loaded_batch(windowed, **options) as batch:
+        pacer, rate = batch.loaded.draft_pacer, batch.loaded.prefill_queue.pacer.rate
+        rehearse(batch.loaded, context_length=1024, seconds=60)
+        assert not batch.loaded.sequences
+        assert not batch.loaded._decoders, "theirs would go on drafting in every step"
+        assert batch.loaded.draft_pacer is pacer
+        assert batch.loaded.prefill_queue.pacer.rate == rate
+        assert batch.loaded.runtime.cache_budget.used == 0
+        assert len(batch.loaded.runtime.prefixes) == 0
+        assert [generate(batch, [each])[0].tokens for each in requests()] == expected
+
+
+@pytest.mark.usefixtures("prepares")
+def test_a_rehearsed_reply_that_the_model_would_end_goes_on_until_the_long_prompt_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path, eos_token_id=list(range(512)))  # every token ends a reply
+    beside: list[set[int]] = []
+    with loaded_batch(folder) as batch:
+        step = batch.loaded.step
+
+        def noted() -> Any:
+            beside.append(set(batch.loaded.sequences))
+            return step()
+
+        monkeypatch.setattr(batch.loaded, "step", noted)
+        rehearse(batch.loaded, context_length=1024, seconds=60)
+    assert {FIRST} in beside
+    assert {FIRST, SECOND} in beside
+    assert {FIRST, LONG} in beside
