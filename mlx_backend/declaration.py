@@ -145,7 +145,7 @@ def whole(minimum: int, maximum: int | None = None, *, words: str = "") -> Kind:
     )
 
 
-def seconds(words: str = "a number of seconds") -> Kind:
+def seconds(words: str = "a number of seconds from 0 up") -> Kind:
     """Return the kind of a duration. Beyond 1e9 the clocks of the system overflow."""
     return number(0, 1e9, words=words, metavar="S")
 

@@ -2,13 +2,15 @@
 
 Binding alone does not tell on macOS: with SO_REUSEADDR a server on 0.0.0.0 and one on 127.0.0.1 may have the same port,
 and then clients on the machine, containers among them, reach the one on 127.0.0.1. So loopback is asked first, in both
-address families. What answers is asked for its name, and trusted with nothing: with few bytes and little time.
+address families. What answers is asked for its name, in HTTPS if that is what it says it speaks, and trusted with nothing: with
+few bytes and little time.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import ssl
 from contextlib import suppress
 from time import monotonic
 
@@ -30,11 +32,15 @@ def port_in_use(host: str, port: int) -> str | None:
         return None
     for address in _LOOPBACK if host in _LOCAL else (host,):
         with suppress(OSError), socket.create_connection((address, port), CONNECT_SECONDS) as connection:
-            return _sentence(address, port, _models_served(connection))
+            answer = _answer(connection)
+            models = _models_in(answer)
+            if is_https := models is None and b"HTTPS" in answer.upper():
+                models = _models_in(_answer_in_tls(address, port))
+            return _sentence(address, port, models, "https" if is_https else "http")
     return None
 
 
-def _sentence(address: str, port: int, models: list[str] | None) -> str:
+def _sentence(address: str, port: int, models: list[str] | None, scheme: str) -> str:
     shown = f"[{address}]" if ":" in address else address
     choose = "choose another port with --port (0: any free one)"
     if models is None:
@@ -42,28 +48,39 @@ def _sentence(address: str, port: int, models: list[str] | None) -> str:
     named = ", ".join(name[:_MAX_NAME] for name in models[:_MAX_NAMED])
     which = f" with {named}" if named else ""
     return (
-        f"Port {port} is in use: an mlx-backend{which} answers at http://{shown}:{port} already. Stop that one "
+        f"Port {port} is in use: an mlx-backend{which} answers at {scheme}://{shown}:{port} already. Stop that one "
         f"(Ctrl-C in its terminal), or {choose}."
     )
 
 
-def _models_served(connection: socket.socket) -> list[str] | None:
-    """Return the models in memory of the mlx-backend at the other end; None if it is something else."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        connection.sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        health = json.loads(_answer(connection).partition(b"\r\n\r\n")[2])
+def _models_in(answer: bytes) -> list[str] | None:
+    """Return the models in memory of the mlx-backend that answered; None if it is something else."""
+    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        health = json.loads(answer.partition(b"\r\n\r\n")[2])
         if health["server"] == "mlx-backend":
             return [str(model["model"]) for model in health.get("models", [])]
     return None
 
 
+def _answer_in_tls(address: str, port: int) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is only asked for its name
+    with suppress(OSError), socket.create_connection((address, port), CONNECT_SECONDS) as connection:
+        connection.settimeout(ANSWER_SECONDS)
+        with context.wrap_socket(connection) as encrypted:
+            return _answer(encrypted)
+    return b""
+
+
 def _answer(connection: socket.socket) -> bytes:
-    """Read until the other end closes, but not for ever and not everything."""
+    """Ask for the server's health and read until it closes, but not for ever and not everything."""
     deadline, answer = monotonic() + ANSWER_SECONDS, b""
-    while len(answer) < MAX_ANSWER_BYTES and (left := deadline - monotonic()) > 0:
-        connection.settimeout(left)
-        piece = connection.recv(MAX_ANSWER_BYTES)
-        if not piece:
-            break
-        answer += piece
+    with suppress(OSError):
+        connection.sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        while len(answer) < MAX_ANSWER_BYTES and (left := deadline - monotonic()) > 0:
+            connection.settimeout(left)
+            piece = connection.recv(MAX_ANSWER_BYTES)
+            if not piece:
+                break
+            answer += piece
     return answer

@@ -27,6 +27,7 @@ from mlx_backend.chat.service import Service
 from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.registry.errors import ConfigurationError
+from mlx_backend.server.port_check import port_in_use
 from mlx_backend.server.receive_limits import ReceiveLimits
 from mlx_backend.server.tls import TlsContext, TlsSocket, tls_of
 from mlx_backend.settings import Settings
@@ -71,6 +72,12 @@ def answer(connection: Any) -> tuple[int, bytes]:
             if line.lower().startswith(b"content-length:"):
                 length = int(line.split(b":")[1])
         return status, read.read(length)
+
+
+def test_a_second_server_on_its_port_names_it_with_its_model() -> None:
+    with https(ScriptedEngine(lambda _: ANSWER, model_id="the-demo")) as server:
+        said = port_in_use("0.0.0.0", server.address[1])
+    assert f"an mlx-backend with the-demo answers at {server.url} already" in (said or "")
 
 
 def test_the_official_client_chats_whole_and_streamed() -> None:

@@ -186,7 +186,8 @@ class Runtime:
             prepares=prepares_for_lengths(),
         )
         if is_gpu():  # a CPU prepares nothing for a length
-            warm_up.run_lengths(self.options.warm_up_seconds / 2)  # the rest is for rehearsed requests
+            # Half of the time is for rehearsed requests, which several ranks do not run.
+            warm_up.run_lengths(self.options.warm_up_seconds / (2 if ranks is None else 1))
         with lock:  # MLX counts the memory of all models together
             return warm_up.measure()
 
