@@ -2,8 +2,8 @@
 
 Binding alone does not tell on macOS: with SO_REUSEADDR a server on 0.0.0.0 and one on 127.0.0.1 may have the same port,
 and then clients on the machine, containers among them, reach the one on 127.0.0.1. So loopback is asked first, in both
-address families. What answers is asked for its name, in HTTPS if that is what it says it speaks, and trusted with nothing: with
-few bytes and little time.
+address families. What answers is asked for its name, in HTTPS if it says that it speaks that, and trusted with nothing:
+with few bytes and little time.
 """
 
 from __future__ import annotations

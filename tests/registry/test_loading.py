@@ -54,6 +54,7 @@ def test_models_are_loaded_one_after_another_in_the_order_requested(
     for name in "abc":
         pending.append(executor.submit(pool.acquire, name, math.inf))
         harness.wait_for_waiters(name, 1)
+    assert harness.started["a"].wait(SOON)
     assert [harness.status(name).state for name in "abc"] == ["loading"] * 3
     assert harness.loads == ["a"]
     gate.set()

@@ -112,9 +112,11 @@ def test_a_queued_request_whose_client_disconnects_is_never_started(stream: bool
             submitted.put(generation)
             return generation
 
-    with Engine([LONG, ANSWER], gated=True, max_concurrent=1) as engine, running(engine) as server:
+    scripts = TranscriptQueue(LONG, ANSWER)
+    with Engine(scripts, gated=True, max_concurrent=1) as engine, running(engine) as server:
         first = server.send({"messages": HELLO, "stream": True})
         submitted.get(timeout=60)
+        scripts.wait()
         waiting = server.send({"messages": HELLO, "stream": stream})
         second = submitted.get(timeout=60)
         waiting.close()
