@@ -27,6 +27,12 @@ FIRST_CHUNK = 256  # where nothing was measured
 MAX_STALL_SECONDS = 0.3  # that a running reply should wait for a chunk
 MAX_CHUNK_SECONDS = 1.0  # where no reply is running, but a request may arrive
 MEASURED_CHUNKS = 3  # the last ones, by which the machine's speed is judged
+MIN_CHECKPOINT_DISTANCE = 16
+"""Tokens between two checkpoints of a prompt, where caches cannot be rewound.
+
+Each is a run of the network there, for which the first token waits, and holds the states of all layers. To prefill a
+few tokens again where prompts part between two is cheaper.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +156,15 @@ class PrefillPacer:
 
 def _round_down(tokens: float) -> int:
     return next((size for size in reversed(CHUNK_SIZES) if size <= tokens), CHUNK_SIZES[0])
+
+
+def spaced_checkpoints(positions: Sequence[int]) -> list[int]:
+    """Return positions, which ascend, without those too close behind another, which does in their place."""
+    spaced: list[int] = []
+    for position in positions:
+        if not spaced or position - spaced[-1] >= MIN_CHECKPOINT_DISTANCE:
+            spaced.append(position)
+    return spaced
 
 
 def will_extend_prefix(group: Sequence[PrefillJob], other: PrefillJob, covered: int) -> bool:

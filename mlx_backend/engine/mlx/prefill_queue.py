@@ -21,7 +21,13 @@ from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.chunk_sizes import padded_sizes
 from mlx_backend.engine.mlx.kv_cache import rewind
 from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
-from mlx_backend.engine.mlx.prefill_plan import PrefillJob, PrefillPacer, share_chunk, will_extend_prefix
+from mlx_backend.engine.mlx.prefill_plan import (
+    PrefillJob,
+    PrefillPacer,
+    share_chunk,
+    spaced_checkpoints,
+    will_extend_prefix,
+)
 from mlx_backend.engine.mlx.sequences import PrefilledSequence
 from mlx_backend.errors import EngineError
 
@@ -84,8 +90,10 @@ class PrefillQueue:
         boundaries = {*sequence.request.checkpoints, end - 1} if self._prefix_store.enabled else {end - 1}
         if sequence.request.max_tokens == 0:  # only the whole prompt is to be stored
             boundaries = set()
-        boundaries = {each for each in boundaries if sequence.can_store(each)}
-        job = PrefillJob(sequence, tuple(sorted({each for each in boundaries if each > 0} | {end})))
+        checkpoints = sorted(each for each in boundaries if each > 0 and sequence.can_store(each))
+        if not self._runtime.can_rewind:
+            checkpoints = spaced_checkpoints(checkpoints)
+        job = PrefillJob(sequence, (*checkpoints, end))
         insort(self.jobs, job, key=_queue_order)
 
     def remove(self, sequence: DecodingSequence) -> bool:
@@ -245,10 +253,8 @@ class PrefillQueue:
     def _count_remaining(self, job: PrefillJob) -> int:
         if job.layers is None:
             sequence = job.sequence
-            before_end = job.boundaries[-2] if len(job.boundaries) > 1 else 0
-            known, layers = self._prefix_store.find(
-                sequence, before_end if job.has_reply else job.boundaries[-1]
-            )
+            end = job.boundaries[-1]
+            known, layers = self._prefix_store.find(sequence, end - 1 if job.has_reply else end)
             job.layers = layers if layers is not None else self._runtime.fresh_layers(sequence.adapter)
             job.num_prefilled = sequence.num_cached = known
             self._runtime.cache_budget.reserve_seeing(sequence.key, sequence.seeing_bytes(known))

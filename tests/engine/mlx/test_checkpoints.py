@@ -1,0 +1,109 @@
+"""Checkpoints of a prompt: which are cached, and how many runs of the network they take."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engine_models import WrappedNetwork, write_mamba, write_model
+
+from mlx_backend.device import Device
+from mlx_backend.engine.base import Finished, Generation, GenerationRequest, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.prefill_plan import MIN_CHECKPOINT_DISTANCE, spaced_checkpoints
+from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.models.engine_options import EngineOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import mlx.core as mx
+
+PROMPT = list(range(20, 120))
+
+
+class Counting(MLXBatch):
+    """Notes the lengths of the chunks that its network prefills."""
+
+    def load(self, on_progress: Any) -> Any:
+        info = super().load(on_progress)
+        self.pieces: list[int] = []
+        self.loaded.runtime.networks[""] = CountingNetwork(self.loaded.runtime.networks[""], self.pieces)
+        return info
+
+
+class CountingNetwork(WrappedNetwork):
+    def __init__(self, network: Any, pieces: list[int]) -> None:
+        super().__init__(network)
+        self._pieces = pieces
+
+    def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        self._pieces.append(inputs.shape[1])
+        logits: mx.array = self._network(inputs, cache=cache)
+        return logits
+
+
+def reply(generation: Generation) -> tuple[list[int], int]:
+    """Its tokens, and how many of the prompt were cached."""
+    *items, last = generation
+    assert isinstance(last, Finished)
+    return [item.token for item in items if isinstance(item, TokenDelta)], last.cached_tokens
+
+
+def from_each(model: Path, marks: tuple[int, ...], kept: dict[int, int]) -> list[int]:
+    """Ask for a prompt with these checkpoints, then for others that part from it at the positions in `kept`.
+
+    Of each of those as much has to be cached as `kept` says, and all replies are those of an engine that caches none.
+    Returns the chunks in which the first prompt was prefilled.
+    """
+    batch = Counting(model, EngineOptions(), device=Device(8 << 30))
+    with load_engine(model, cache_bytes=0) as cold, ThreadedEngine(batch) as engine:
+        first = GenerationRequest(prompt=PROMPT, max_tokens=1, checkpoints=marks)
+        assert reply(engine.generate(first))[0] == reply(cold.generate(first))[0]
+        pieces = list(batch.pieces)
+        for position, cached in kept.items():
+            other = GenerationRequest(prompt=[*PROMPT[:position], 200, 201], max_tokens=20)
+            assert reply(engine.generate(other)) == (reply(cold.generate(other))[0], cached)
+    return pieces
+
+
+@pytest.mark.parametrize(("logits", "pieces"), [(1000, [100]), (0, [99, 1])])
+def test_where_caches_can_be_rewound_all_are_cached_in_one_chunk_or_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logits: int, pieces: list[int]
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.runtime.MAX_SPARE_LOGITS", logits)
+    model = write_model(tmp_path, eos_token_id=[])
+    assert from_each(model, (30, 60, 97), {30: 30, 60: 60, 97: 97, 99: 99}) == pieces
+
+
+def test_where_they_cannot_each_is_a_run_so_none_is_close_behind_another(tmp_path: Path) -> None:
+    """As in a chat: after the system part, after the history, and before the generation prompt."""
+    model = write_mamba(tmp_path, eos_token_id=[])
+    pieces = from_each(model, (40, 90, 96), {40: 40, 90: 90, 96: 90, 99: 90})
+    assert pieces == [40, 50, 10]
+
+
+def test_a_longer_prefix_that_is_cached_is_found_between_checkpoints(tmp_path: Path) -> None:
+    """Such as another prompt's."""
+    model = write_mamba(tmp_path, eos_token_id=[])
+    batch = Counting(model, EngineOptions(), device=Device(8 << 30))
+    with load_engine(model, cache_bytes=0) as cold, ThreadedEngine(batch) as engine:
+        reply(engine.generate(GenerationRequest(prompt=PROMPT[:95], max_tokens=1)))
+        batch.pieces.clear()
+        asked = GenerationRequest(prompt=PROMPT, max_tokens=1, checkpoints=(90,))
+        assert reply(engine.generate(asked)) == (reply(cold.generate(asked))[0], 95)
+        assert batch.pieces == [5]
+
+
+@pytest.mark.parametrize(
+    "positions", [[], [7], [1, 2, 3], list(range(1, 200)), [1, 17, 32, 33, 500]], ids=str
+)
+def test_spaced_checkpoints_are_far_apart_and_none_that_was_left_out_is_far_from_one(
+    positions: list[int],
+) -> None:
+    spaced = spaced_checkpoints(positions)
+    assert all(after - before >= MIN_CHECKPOINT_DISTANCE for before, after in pairwise(spaced))
+    for position in positions:
+        assert any(0 <= position - each < MIN_CHECKPOINT_DISTANCE for each in spaced)
