@@ -104,6 +104,15 @@ class EngineOptions:
             option="--no-packing",
         ),
     ] = True
+    dequantize: Annotated[
+        bool,
+        Setting(
+            kind=switch(),
+            help="dequantise a layer's weights while a long prompt is computed, where that is faster (on Linux)",
+            group="memory and speed",
+            option="--no-dequantize",
+        ),
+    ] = True
 
     # memory, in bytes
     memory_bytes: Annotated[

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlx_backend.engine.mlx.arrays import as_ints
+from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
 from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
@@ -90,7 +90,7 @@ class BatchTrial:
         self.difference = 0.0
         self._network = network
         self._make_caches = make_caches
-        self._max_difference = MAX_DIFFERENCE[_coarsest_dtype(network)]
+        self._max_difference = MAX_DIFFERENCE[coarsest_dtype(network)]
         self._references: list[list[_Reference]] = []  # of each attempt
         # Of each row of the last attempt: sequences at once, and by how much it is off.
         self._compared: list[tuple[int, float]] = []
@@ -261,9 +261,3 @@ def _differences(found: mx.array, expected: mx.array) -> list[float]:
     is_wrong |= mx.isnan(relative)
     differences: list[float] = mx.where(is_wrong, mx.inf, relative).tolist()  # type: ignore[assignment]  # an array of one axis is a list of numbers
     return differences
-
-
-def _coarsest_dtype(network: Any) -> mx.Dtype:
-    """Return the least precise kind of number among a network's parameters that are not packed into integers."""
-    dtypes = {value.dtype for _, value in tree_flatten(network.parameters())}
-    return next((each for each in (mx.bfloat16, mx.float16) if each in dtypes), mx.float32)

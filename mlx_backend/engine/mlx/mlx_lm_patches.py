@@ -19,6 +19,9 @@ so that an upgrade is a decision and not an accident.
 3. Shrinking a sliding window (`is_in_order`, `set_write_index`). After a chunk of S tokens a rotating cache holds
    window - 1 + S of them; a stored prefix needs only the window. `_idx` says whether they are in order.
 
+4. Quantised layers of long runs (dequantized.py): the classes of those layers are replaced, and which layers and how is
+   said there.
+
 Two more things rest on mlx-lm's sources and are in `KNOWN_SOURCES` too. This package counts on how the cache classes
 behave: all their state is in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them
 apart, and `save_prompt_cache` lays files out in a certain way. And embedding/mlx/causal.py calls the private
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 KNOWN_SOURCES: dict[str, str] = {
+    "mlx.nn.QuantizedLinear": "bd5bdef45d3be81e",
     "mlx.nn.RoPE": "627d3750e5aab4b7",
     "mlx_lm.models.base.create_attention_mask": "a8ebacf963b3f96e",
     "mlx_lm.models.base.scaled_dot_product_attention": "8deba4a8a8fb4e29",
@@ -63,6 +67,7 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.rope_utils.ProportionalRoPE": "98abc69972f2c90a",
     "mlx_lm.models.rope_utils.SuScaledRoPE": "9b6b1c87968a0be7",
     "mlx_lm.models.rope_utils.YarnRoPE": "0d55b251820dfcf6",
+    "mlx_lm.models.switch_layers.QuantizedSwitchLinear": "831d2e1eed0af008",
     "mlx_lm.utils._get_classes": "c5f60582f151ad98",
 }
 

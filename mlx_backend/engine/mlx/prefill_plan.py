@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
 FIRST_CHUNK = 256  # where nothing was measured
-MAX_STALL_SECONDS = 0.3  # that a running reply should wait for a chunk
+MAX_STALL_SECONDS = 0.33  # that a running reply should wait for a chunk
 MAX_CHUNK_SECONDS = 1.0  # where no reply is running, but a request may arrive
 MEASURED_CHUNKS = 3  # the last ones, by which the machine's speed is judged
 MIN_CHECKPOINT_DISTANCE = 16
@@ -109,11 +109,18 @@ class PrefillJob:
 class PrefillPacer:
     """Decides how large a chunk may be: as large as fits into the longest stall, as measured on this machine.
 
-    `rate` is how many tokens a second are prefilled, if that is known already; with `fixed` it does not matter.
+    `rate` is how many tokens a second are prefilled, if that is known already; with `fixed` it does not matter. `work`
+    says what a chunk of so many tokens takes, counted in these tokens.
     """
 
-    def __init__(self, fixed: int | None, rate: float | None = None) -> None:
+    def __init__(
+        self,
+        fixed: int | None,
+        rate: float | None = None,
+        work: Callable[[int], float] = lambda tokens: tokens + RUN_OVERHEAD,
+    ) -> None:
         self._fixed = fixed
+        self._work = work
         self._rates: deque[float] = deque(() if rate is None else (rate,), maxlen=MEASURED_CHUNKS)
 
     @property
@@ -140,8 +147,11 @@ class PrefillPacer:
             return max(1, int(self._fixed * share))
         size = FIRST_CHUNK
         if self.rate is not None:
-            seconds = MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS
-            size = _round_down((self.rate * seconds - RUN_OVERHEAD) * share)
+            work = self.rate * (MAX_STALL_SECONDS if others_wait else MAX_CHUNK_SECONDS)
+            longest = next(
+                (size for size in reversed(CHUNK_SIZES) if self._work(size) <= work), CHUNK_SIZES[0]
+            )
+            size = max(CHUNK_SIZES[0], int(longest * share))
         for grid in (each for each in reversed(CHUNK_SIZES) if each <= size):
             aligned = size - (start + size) % grid
             if aligned >= size // 2:
@@ -151,11 +161,7 @@ class PrefillPacer:
     def record(self, tokens: int, seconds: float) -> None:
         """Learn from a chunk's time. Short chunks say little and are ignored."""
         if tokens >= CHUNK_SIZES[0] and seconds > 0:
-            self._rates.append((tokens + RUN_OVERHEAD) / seconds)
-
-
-def _round_down(tokens: float) -> int:
-    return next((size for size in reversed(CHUNK_SIZES) if size <= tokens), CHUNK_SIZES[0])
+            self._rates.append(self._work(tokens) / seconds)
 
 
 def spaced_checkpoints(positions: Sequence[int]) -> list[int]:

@@ -78,7 +78,8 @@ class PrefillQueue:
         shared: bool,
     ) -> None:
         self.jobs: list[PrefillJob] = []
-        self.pacer = PrefillPacer(runtime.options.prefill_chunk, runtime.chunk_cost.rate)
+        cost = runtime.chunk_cost
+        self.pacer = PrefillPacer(runtime.options.prefill_chunk, cost.rate, cost.work)
         self._runtime = runtime
         self._prefix_store = prefix_store
         self._on_gone = on_gone

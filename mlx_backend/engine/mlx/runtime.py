@@ -16,9 +16,11 @@ from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, weight_bytes
 from mlx_backend.device.too_large import too_large
 from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
+from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.cache_cost import CacheCost
+from mlx_backend.engine.mlx.dequantized import make_dequantizable
 from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from mlx_backend.device.lock import FairLock
     from mlx_backend.device.memory import MemoryBudget, MemoryReservation
     from mlx_backend.engine.mlx.collectives import Ranks
+    from mlx_backend.engine.mlx.dequantized import Dequantizing
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import DraftNetwork, LoadedNetwork
@@ -96,6 +99,8 @@ class Runtime:
             if ranks is not None:
                 ranks.check_alike(model.folder, options)
             try:
+                # Processes that share a model would time layers differently, and have to do the same runs.
+                self._dequantizing = self._make_dequantizable() if ranks is None else None
                 cost = self._warm_up(layers)
                 self.can_pack, self.unbatched = self._try_together(layers, ranks)
                 self._can_pack_drafts = self.can_pack and self._try_packing_drafts()
@@ -162,6 +167,12 @@ class Runtime:
         """Return empty caches for a prompt of which nothing is cached."""
         return fresh_caches(self.networks[adapter], self.options)
 
+    def _make_dequantizable(self) -> Dequantizing | None:
+        if not self.options.dequantize:
+            return None
+        drafting = [self.draft.network] if self.draft is not None else []
+        return make_dequantizable([*self.networks.values(), *drafting], coarsest_dtype(self.model.network))
+
     def _warm_up(self, layers: LayerCaches) -> CacheCost:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
         tokens = mx.array([[0] * WARM_UP_TOKENS])
@@ -184,6 +195,7 @@ class Runtime:
             if ranks is not None
             else (lambda value: value),
             prepares=prepares_for_lengths(),
+            dequantizing=self._dequantizing,
         )
         if is_gpu():  # a CPU prepares nothing for a length
             # Half of the time is for rehearsed requests, which several ranks do not run.

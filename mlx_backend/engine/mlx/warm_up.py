@@ -8,7 +8,8 @@ although lengths had been run; in later processes for 0.25. What is done here is
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,45 @@ import mlx.core as mx
 from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from mlx_backend.engine.mlx.dequantized import Dequantizing
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
 
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
+MAX_MEASURED_SECONDS = (
+    0.25  # of a chunk with dequantised weights, for another of twice the length to be measured
+)
 GROWTH = 3.0  # how much longer the next length may take than the one before
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizedCost:
+    """What chunks take where weights are dequantised for them (dequantized.py).
+
+    `seconds` are those of several numbers of tokens, ascending, from the least for which it is done; each takes
+    `nbytes` beside what a chunk takes otherwise.
+    """
+
+    seconds: Mapping[int, float]
+    nbytes: int
+
+    @property
+    def min_tokens(self) -> int:
+        """The tokens of the shortest chunk for which weights are dequantised."""
+        return next(iter(self.seconds))
+
+    def seconds_of(self, tokens: int) -> float:
+        """Return how long a chunk of so many tokens takes, by those measured next to it."""
+        known = list(self.seconds)
+        if len(known) == 1:
+            return self.seconds[known[0]] * tokens / known[0]
+        at = min(max(1, bisect_left(known, tokens)), len(known) - 1)
+        short, long = known[at - 1], known[at]
+        slope = (self.seconds[long] - self.seconds[short]) / (long - short)
+        return self.seconds[long] + max(0.0, slope) * (tokens - long)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +70,21 @@ class ChunkCost:
     rate: float
     per_token: float
     per_pair: float
+    dequantized: DequantizedCost | None = None
+
+    def work(self, tokens: int) -> float:
+        """Return what a chunk of so many tokens takes, counted in tokens of a chunk of which `rate` is the speed."""
+        dequantized = self.dequantized
+        if dequantized is None or tokens < dequantized.min_tokens:
+            return tokens + RUN_OVERHEAD
+        return self.rate * dequantized.seconds_of(tokens)
 
     def working_bytes(self, tokens: int, context: int) -> int:
         """Return the bytes for a chunk of so many tokens that ends at position `context`."""
-        return int(tokens * (self.per_token + self.per_pair * context))
+        nbytes = int(tokens * (self.per_token + self.per_pair * context))
+        if self.dequantized is not None and tokens >= self.dequantized.min_tokens:
+            nbytes += self.dequantized.nbytes
+        return nbytes
 
 
 class WarmUp:
@@ -49,7 +92,8 @@ class WarmUp:
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
     do the same runs. No run is longer than `max_tokens`. `prepares` says that the device takes time for a length that
-    is new to it, which is then not measured.
+    is new to it, which is then not measured. `dequantizing` belongs to the layers that may be dequantised, if there are
+    any; then this process has the whole model.
     """
 
     def __init__(
@@ -60,12 +104,14 @@ class WarmUp:
         max_tokens: int,
         agree: Callable[[float], float],
         prepares: bool = False,
+        dequantizing: Dequantizing | None = None,
     ) -> None:
         self._network = network
         self._make_caches = make_caches
         self._max_tokens = max_tokens
         self._agree = agree
         self._prepares = prepares
+        self._dequantizing = dequantizing
 
     def run_lengths(self, seconds: float) -> None:
         """Run the lengths that chunks have, short ones first, for about so many seconds at most."""
@@ -86,7 +132,33 @@ class WarmUp:
             )
 
     def measure(self) -> ChunkCost:
-        """Run two chunks, one after the other, and return what they took."""
+        """Run a few chunks, and return what they took."""
+        dequantizing = self._dequantizing
+        if dequantizing is None or not (sizes := self._dequantized_sizes(dequantizing)):
+            return self._measure_chunks()
+        try:
+            with dequantizing.always():
+                [(_, nbytes)] = self._run(sizes[:1])
+        except Exception as error:
+            log.warning("Long prompts are not computed with dequantised weights: %r", error)
+            dequantizing.disable()
+            return self._measure_chunks()
+        seconds: dict[int, float] = {}
+        for size in sizes:
+            if self._prepares:
+                self._run([size])
+            [(seconds[size], _)] = self._run([size])
+            if seconds[size] > MAX_MEASURED_SECONDS:
+                break
+        # Weights would hide what the rest needs, and as they are they may take a minute on a CPU.
+        with dequantizing.without_products():
+            cost = self._measure_chunks()
+        nbytes = max(0, nbytes - cost.working_bytes(sizes[0], sizes[0])) + dequantizing.max_pending_bytes
+        rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
+        return replace(cost, rate=rate, dequantized=DequantizedCost(seconds, nbytes))
+
+    def _measure_chunks(self) -> ChunkCost:
+        """Run two chunks, one after the other."""
         size = max(1, min(MEASURED_TOKENS, self._max_tokens // 2))
         if self._prepares:
             self._run([size, size])
@@ -94,6 +166,19 @@ class WarmUp:
         first, second = self._agree(first_bytes), self._agree(second_bytes)
         per_pair = max(0.0, (second - first) / size**2)
         return ChunkCost((size + RUN_OVERHEAD) / seconds, max(0.0, first / size - per_pair * size), per_pair)
+
+    def _dequantized_sizes(self, dequantizing: Dequantizing) -> list[int]:
+        """Return the sizes of chunks that have dequantised weights, ascending."""
+        sizes = [size for size in PADDED_SIZES if size <= self._max_tokens]
+        while sizes and not self._is_dequantized(dequantizing, sizes[0]):
+            del sizes[0]
+        return sizes
+
+    def _is_dequantized(self, dequantizing: Dequantizing, tokens: int) -> bool:
+        """Whether a chunk of so many tokens has dequantised weights."""
+        dequantizing.was_used = False
+        self._run([tokens])
+        return dequantizing.was_used
 
     def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:
         """Run chunks that follow each other; return the seconds and the working bytes of each."""
