@@ -34,6 +34,11 @@ def prepares_for_lengths() -> bool:
     return is_gpu() and not mx.metal.is_available()
 
 
+def gpu_memory() -> int:
+    """Return how many bytes an NVIDIA GPU has of its own; 0 if MLX does not compute on one."""
+    return int(mx.device_info().get("total_memory", 0)) if prepares_for_lengths() else 0
+
+
 def working_set_limit() -> int | None:
     """Return how many bytes macOS recommends for the GPU, which is also all it wires; None on other systems.
 

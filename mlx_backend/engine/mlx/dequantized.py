@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from mlx_backend.device.mlx import is_gpu
+from mlx_backend.device.mlx import gpu_memory, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,8 +32,8 @@ MIN_GAIN = 1.25  # how many times faster that has to be
 TIMED_RUNS = 3
 MAX_TIMED_SECONDS = 0.2  # of a layer as it is, for more rows to be timed
 MAX_OUTPUTS = 128  # of a layer that is timed on a CPU, where both ways take as long for each of them
-MAX_PENDING_BYTES = {"gpu": 1 << 30, "cpu": 1 << 27}
-"""Of dequantised weights that wait to be freed. A GPU stands still for a moment each time that is waited for."""
+MAX_PENDING_BYTES = 1 << 27  # of dequantised weights that wait to be freed,
+MAX_PENDING_SHARE = 1 / 16  # and of a GPU's memory: it stands still for a moment each time that is waited for
 
 
 class Dequantizing:
@@ -43,7 +43,7 @@ class Dequantizing:
         self.total_bytes = 0
         self.was_used = False  # since somebody set it to False
         self.skips_products = False  # whether layers compute nothing, and all their outputs are 0
-        self._max_pending = MAX_PENDING_BYTES["gpu" if is_gpu() else "cpu"]
+        self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
         self._pending = 0  # bytes that have been dequantised since an output was waited for
         self._is_disabled = self._is_forced = False
 
