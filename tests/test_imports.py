@@ -93,7 +93,8 @@ FLOORS = [
     ["mlx_backend.engine.mlx"],
     ["mlx_backend.engine.distributed"],
     ["mlx_backend.engine"],
-    ["mlx_backend.device", "mlx_backend.demo"],
+    ["mlx_backend.demo"],
+    ["mlx_backend.device"],
     ["mlx_backend.models"],
     ["mlx_backend.settings"],
     ["mlx_backend.sampling_settings"],
@@ -209,6 +210,47 @@ def test_the_packages_named_are_those_that_a_room_may_import() -> None:
             roots = {each.partition(".")[0] for each in named}
             assert "dify_plugin" not in roots or name.startswith("dify_mlx_provider"), name
             assert roots.isdisjoint({"mlx", "mlx_lm"}) or name.startswith(mlx), name
+
+
+def test_mlx_is_imported_first_where_a_fast_blas_is_arranged_for() -> None:
+    """A module that imports MLX as it is imported is itself imported by others within `importing_mlx`."""
+    trees = {
+        name: ast.parse(path.read_text(encoding="utf-8"))
+        for name, path in modules().items()
+        if not name.startswith("mlx_backend.demo")  # its scripts do it themselves
+    }
+    at_import = {name: imported(tree.body) for name, tree in trees.items()}
+    need_mlx = {"mlx", "mlx_lm"}
+    while more := {name for name, named in at_import.items() if named & need_mlx} - need_mlx:
+        need_mlx |= more
+    assert "mlx_backend.engine.mlx.batch" in need_mlx
+    unprepared = [
+        f"{name}:{node.lineno}"
+        for name, tree in trees.items()
+        if name not in need_mlx
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in function.body
+        if imported([node]) & need_mlx and "importing_mlx" not in ast.dump(node)
+    ]
+    assert unprepared == []
+
+
+def imported(nodes: list[ast.stmt]) -> set[str]:
+    """What statements import when they are run, and their packages; not for types, and not in functions."""
+    found: set[str] = set()
+    for node in nodes:
+        match node:
+            case ast.Import():
+                found |= {alias.name for alias in node.names}
+            case ast.ImportFrom():
+                found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef() | ast.ClassDef():
+                pass
+            case _:
+                inner = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+                found |= imported(inner)
+    return found | {name.partition(".")[0] for name in found}
 
 
 def test_the_map_of_the_plugin_names_every_module() -> None:

@@ -129,7 +129,10 @@ def _of_template(file: str) -> Model:
 
 
 def _of_folder(folder: str) -> Model:
-    from mlx_backend.engine.mlx.loading import load_tokenizer
+    from mlx_backend.device.importing import importing_mlx
+
+    with importing_mlx("off"):  # a tokenizer multiplies no matrices
+        from mlx_backend.engine.mlx.loading import load_tokenizer
 
     return Model.of(*load_tokenizer(folder))
 

@@ -210,9 +210,9 @@ def _follower(arguments: argparse.Namespace) -> Callable[[], int] | None:
     others = options.config or options.models_dir or options.hf_cache
     if model is None or others or options.embedding_model or options.rerank_model:
         raise ConfigurationError("Several processes share one model: name it with --model, and no others.")
-    if rank() == 0:
-        return None
     engine_options = replace(model.options(engine_options_of(arguments)), allow_download=True)
+    if rank(engine_options.blas) == 0:
+        return None
     return lambda: follow_engine(model.source, engine_options)
 
 
@@ -266,7 +266,7 @@ def _models(
     if not listed:
         raise ConfigurationError("There is no model to serve: name one with --model, or in the models file.")
     engine_options = engine_options_of(arguments)
-    device = this_device(engine_options.memory_bytes, engine_options.wired)
+    device = this_device(engine_options.memory_bytes, engine_options.wired, engine_options.blas)
     language_models = [spec for spec in (*listed, *catalogue.models()) if catalogue.model_type(spec) == "llm"]
     return MultiModelRegistry(
         catalogue,
@@ -274,7 +274,7 @@ def _models(
         engine_options,
         settings,
         memory=device.memory,
-        ranks=_ranks(),
+        ranks=_ranks(engine_options),
         default_name=(language_models or listed)[0].name,
         load_worker=partial(_load_worker, device),
         fetch=_fetch
@@ -284,12 +284,12 @@ def _models(
     )
 
 
-def _ranks() -> int:
+def _ranks(options: EngineOptions) -> int:
     if distributed_backend() is None:
         return 1
     from mlx_backend.engine.mlx import rank_count
 
-    return rank_count()
+    return rank_count(options.blas)
 
 
 def _fetch(source: str, on_progress: Callable[[int, int], None]) -> None:

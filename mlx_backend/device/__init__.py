@@ -1,13 +1,14 @@
 """The device that models share: which of them may compute now, and how much memory each has reserved or wired.
 
 One `Device` is made at start and handed to every engine and every embedding worker. Nothing here is global: two
-devices know nothing of each other. Only `device/mlx.py` imports MLX.
+devices know nothing of each other. Only `device/mlx.py` imports MLX, and `device/importing.py` says how that is done.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlx_backend.device.importing import importing_mlx
 from mlx_backend.device.lock import FairLock
 from mlx_backend.device.memory import MemoryBudget
 from mlx_backend.device.pressure import memory_pressure
@@ -16,6 +17,7 @@ from mlx_backend.device.wired import WiredMemory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mlx_backend.device.blas import BlasChoice
     from mlx_backend.device.pressure import Pressure
     from mlx_backend.device.wired import Wired
 
@@ -34,7 +36,7 @@ class Device:
     `limit` is how many bytes models and caches may take together. A callable is called when the limit is first
     needed, so that a device can be made before MLX is imported. `wired_limit` returns how much the system allows to
     be wired, and `set_wired_limit` wires so much; without them nothing is wired. `pressure` says how short of memory
-    the system is.
+    the system is. `blas` is what whoever imports MLX for this device gives to `importing_mlx`.
     """
 
     def __init__(
@@ -45,30 +47,35 @@ class Device:
         wired_limit: Callable[[], int | None] = _no_limit,
         set_wired_limit: Callable[[int], None] = _ignore,
         pressure: Callable[[], Pressure] = lambda: "none",
+        blas: BlasChoice = "auto",
     ) -> None:
         self.lock = FairLock()
         self.memory = MemoryBudget(limit, pressure)
         self.wired = WiredMemory(wired, recommended=wired_limit, set_limit=set_wired_limit, idle=self.lock)
+        self.blas = blas
 
 
-def this_device(memory_bytes: int | None = None, wired: Wired = "auto") -> Device:
+def this_device(memory_bytes: int | None = None, wired: Wired = "auto", blas: BlasChoice = "auto") -> Device:
     """Return a device for the machine's own: with a memory limit in bytes, or the one that is recommended.
 
     MLX is imported when the first model is loaded.
     """
 
     def recommended() -> int:
-        from mlx_backend.device.mlx import recommended_memory
+        with importing_mlx(blas):
+            from mlx_backend.device.mlx import recommended_memory
 
         return recommended_memory()
 
     def wired_limit() -> int | None:
-        from mlx_backend.device.mlx import working_set_limit
+        with importing_mlx(blas):
+            from mlx_backend.device.mlx import working_set_limit
 
         return working_set_limit()
 
     def set_limit(limit: int) -> None:
-        from mlx_backend.device.mlx import set_wired_limit
+        with importing_mlx(blas):
+            from mlx_backend.device.mlx import set_wired_limit
 
         set_wired_limit(limit)
 
@@ -78,4 +85,5 @@ def this_device(memory_bytes: int | None = None, wired: Wired = "auto") -> Devic
         wired_limit=wired_limit,
         set_wired_limit=set_limit,
         pressure=memory_pressure,
+        blas=blas,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from mlx_backend.declaration import (
     Kind,
@@ -31,6 +31,19 @@ def _template(text: str) -> str:
         return Path(text).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{text!r} is neither a template nor a file with one: {error}") from None
+
+
+def _blas(text: str) -> Literal["auto", "off"] | Path:
+    """Return the choice of a BLAS; a library by its file."""
+    match text:
+        case "auto" | "off":
+            return text
+    library = Path(text).expanduser()
+    if not library.is_file():
+        raise SettingError(
+            f"{text!r} is neither auto nor off, and there is no such file; name a library by its whole path"
+        )
+    return library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +145,18 @@ class EngineOptions:
             kind=one_of_words("auto", "on", "off"),
             help="whether macOS must keep the models' weights resident; auto: if they are more than half of what "
             "it recommends",
+            group="memory and speed",
+            in_file=False,
+        ),
+    ] = "auto"
+    blas: Annotated[
+        Literal["auto", "off"] | Path,
+        Setting(
+            kind=Kind(
+                words="auto, off or the file of a library", metavar="auto|off|FILE", type=Any, parse=_blas
+            ),
+            help="what multiplies matrices on a Linux CPU: auto: a fast BLAS, where one is found; off: the one in "
+            "MLX's wheel, which is slow; or a library that has cblas_sgemm",
             group="memory and speed",
             in_file=False,
         ),

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import itertools
 import random
 import statistics
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from engine_models import write_model
 
-from mlx_backend.demo.blas import use_fast_blas
+from mlx_backend.device.blas import use_fast_blas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--cached", type=int, nargs="+", default=[1_000, 32_000, 100_000])
     parser.add_argument("--new", type=int, default=100, help="tokens of a turn that are not cached")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blas", choices=["auto", "off"], default="auto", help="on a Linux CPU")
     parser.add_argument("--processor-time", action="store_true", help="in place of time (first and turns)")
     parser.add_argument(
         "--in-process", choices=["ours", "bare", "both", "gap", "turns"], help=argparse.SUPPRESS
@@ -71,7 +73,8 @@ def main() -> None:
     if options.in_process:
         if options.processor_time:
             Clock.now = time.process_time
-        print(use_fast_blas(), file=sys.stderr)
+        print(use_fast_blas(options.blas) or "MLX's own matrix products", file=sys.stderr)
+        importlib.import_module("mlx.core")  # which the engine takes as it is
         run_part(options.in_process, options)
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -85,7 +88,7 @@ def main() -> None:
                     command += [f"--{name}", *map(str, getattr(options, name))]
                 for name in ("arriving", "new", "rounds"):
                     command += [f"--{name}", str(getattr(options, name))]
-                command += ["--processor-time"] * options.processor_time
+                command += ["--processor-time"] * options.processor_time + ["--blas", options.blas]
                 if options.warm_up_seconds is not None:
                     command += ["--warm-up-seconds", str(options.warm_up_seconds)]
                 subprocess.run(command, check=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlx_backend.device import this_device
-from mlx_backend.device.open_files import file_limit_only_raised
+from mlx_backend.device.importing import importing_mlx
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.worker import Worker
 
@@ -30,10 +30,10 @@ def load_worker(
     `device` is shared with the other models of the process; without one the model has a device of its own.
     `on_progress` is called on that thread with the progress, from 0 to 1. Raises EngineError with a message for users.
     """
-    with file_limit_only_raised():
-        from mlx_backend.embedding.mlx.network import MLXNetwork
-
     chosen = options or EmbeddingOptions()
     device = device or this_device(chosen.memory_bytes)
+    with importing_mlx(device.blas):
+        from mlx_backend.embedding.mlx.network import MLXNetwork
+
     network = MLXNetwork(model, model_type, chosen, device=device, model_id=model_id)
     return Worker(network, device.lock, max_waiting=chosen.max_waiting, on_progress=on_progress)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlx_backend.device import this_device
-from mlx_backend.device.open_files import file_limit_only_raised
+from mlx_backend.device.importing import importing_mlx
 from mlx_backend.engine.distributed.batch import LeaderBatch, follow
 from mlx_backend.engine.distributed.launch import distributed_backend
 from mlx_backend.engine.distributed.transport import COLLECTIVE_GRACE
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlx_backend.device import Device
+    from mlx_backend.device.blas import BlasChoice
     from mlx_backend.errors import EngineStopped
 
 
@@ -46,13 +47,13 @@ def load_engine(
     Raises EngineError with a text for people. Where several processes share the model, this is for rank 0; the others
     call `follow_engine`.
     """
-    with file_limit_only_raised():
-        from mlx_backend.engine.mlx.batch import MLXBatch
-    from mlx_backend.engine.mlx.collectives import join
-
     chosen = replace(options or EngineOptions(), **changes)
+    device = device or this_device(chosen.memory_bytes, chosen.wired, chosen.blas)
+    with importing_mlx(device.blas):
+        from mlx_backend.engine.mlx.batch import MLXBatch
+        from mlx_backend.engine.mlx.collectives import join
+
     ranks = join()
-    device = device or this_device(chosen.memory_bytes, chosen.wired)
     batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
     leader = LeaderBatch(batch, ranks) if ranks is not None else None
     engine = ThreadedEngine(
@@ -72,24 +73,26 @@ def _terminate(engine: ThreadedEngine, error: EngineStopped) -> None:
         atexit.register(os._exit, 1)
 
 
-def rank() -> int:
+def rank(blas: BlasChoice = "auto") -> int:
     """Return this process's rank among those that share the model; 0 if it was started alone.
 
-    Connects to the others first. Raises EngineError if they cannot be found.
+    Connects to the others first, for which MLX is imported. Raises EngineError if they cannot be found.
     """
     if distributed_backend() is None:
         return 0
-    from mlx_backend.engine.mlx.collectives import group
+    with importing_mlx(blas):
+        from mlx_backend.engine.mlx.collectives import group
 
     found = group()
     return found.rank() if found is not None else 0
 
 
-def rank_count() -> int:
+def rank_count(blas: BlasChoice = "auto") -> int:
     """Return how many processes share the model. Connects to the others first, as `rank` does."""
     if distributed_backend() is None:
         return 1
-    from mlx_backend.engine.mlx.collectives import group
+    with importing_mlx(blas):
+        from mlx_backend.engine.mlx.collectives import group
 
     found = group()
     return found.size() if found is not None else 1
@@ -100,13 +103,13 @@ def follow_engine(model: str | Path, options: EngineOptions | None = None, **cha
 
     For ranks above 0, on the main thread, with the model and options of rank 0.
     """
-    with file_limit_only_raised():
+    chosen = replace(options or EngineOptions(), **changes)
+    device = this_device(chosen.memory_bytes, chosen.wired, chosen.blas)
+    with importing_mlx(device.blas):
         from mlx_backend.engine.mlx.batch import MLXBatch
-    from mlx_backend.engine.mlx.collectives import join
+        from mlx_backend.engine.mlx.collectives import join
 
     ranks = join()
     if ranks is None or ranks.rank == 0:
         raise EngineError("Only a rank above 0 can follow.")
-    chosen = replace(options or EngineOptions(), **changes)
-    device = this_device(chosen.memory_bytes, chosen.wired)
     return follow(MLXBatch(model, chosen, device=device, ranks=ranks), ranks)
