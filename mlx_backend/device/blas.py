@@ -16,7 +16,7 @@ by `blas_check.py`, in a process of its own, before it is loaded here.
 Threads of OpenBLAS wait for each other without sleeping. If there is no free core for one of them, a product of
 microseconds takes until the scheduler's next turn, 4 to 28 ms. So only half of the cores are used, unless the
 environment says how many: on 16 cores eight threads took a seventh of one's time, with four cores busy otherwise too,
-where sixteen took up to fifty times as long.
+where sixteen took up to a hundred times as long as eight.
 
 Nothing is done on macOS, with MLX for NVIDIA, or with an MLX that somebody built, who chose its BLAS. Standard library
 only, and nothing of this package: benchmarks load this file by its path.

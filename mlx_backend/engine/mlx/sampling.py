@@ -2,7 +2,8 @@
 
 Sequences with equal sampler parameters are sampled in one call, each with a random key of its own. A key is a
 function of the request's seed and the token's index in the reply, and of nothing else. So a seed gives the same
-text alone, in a batch and after preemption, and a draft can be checked against what *would* have been sampled:
+text alone, in a batch and after preemption (as far as the logits are the same: many devices round them differently
+in another batch), and a draft can be checked against what *would* have been sampled:
 speculative decoding is exact for sampled replies as well as for greedy ones.
 
 What belongs to one request (penalties, biases, constraints) is guarded: an exception is stored on that request's
