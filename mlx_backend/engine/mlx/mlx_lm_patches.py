@@ -19,8 +19,8 @@ so that an upgrade is a decision and not an accident.
 3. Shrinking a sliding window (`is_in_order`, `set_write_index`). After a chunk of S tokens a rotating cache holds
    window - 1 + S of them; a stored prefix needs only the window. `_idx` says whether they are in order.
 
-4. Quantised layers of long runs (dequantized.py): the classes of those layers are replaced, and which layers and how is
-   said there.
+4. Long runs (long_runs.py): the classes of quantised layers, and of a mixture's experts, are replaced by ones that
+   compute many rows in another way.
 
 Two more things rest on mlx-lm's sources and are in `KNOWN_SOURCES` too. This package counts on how the cache classes
 behave: all their state is in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them
@@ -68,6 +68,7 @@ KNOWN_SOURCES: dict[str, str] = {
     "mlx_lm.models.rope_utils.SuScaledRoPE": "9b6b1c87968a0be7",
     "mlx_lm.models.rope_utils.YarnRoPE": "0d55b251820dfcf6",
     "mlx_lm.models.switch_layers.QuantizedSwitchLinear": "831d2e1eed0af008",
+    "mlx_lm.models.switch_layers.SwitchLinear": "7316d3764459dff4",
     "mlx_lm.utils._get_classes": "c5f60582f151ad98",
 }
 

@@ -20,10 +20,10 @@ from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.cache_cost import CacheCost
-from mlx_backend.engine.mlx.dequantized import make_dequantizable
 from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
+from mlx_backend.engine.mlx.long_runs import prepare_long_runs
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from mlx_backend.device.lock import FairLock
     from mlx_backend.device.memory import MemoryBudget, MemoryReservation
     from mlx_backend.engine.mlx.collectives import Ranks
-    from mlx_backend.engine.mlx.dequantized import Dequantizing
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import DraftNetwork, LoadedNetwork
+    from mlx_backend.engine.mlx.long_runs import LongRuns
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
     from mlx_backend.engine.mlx.warm_up import ChunkCost
@@ -55,6 +55,7 @@ PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
+TRIED_TOKENS = 64  # so many that the rows of a mixture's experts are sorted
 MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
 
 
@@ -100,7 +101,7 @@ class Runtime:
                 ranks.check_alike(model.folder, options)
             try:
                 # Processes that share a model would time layers differently, and have to do the same runs.
-                self._dequantizing = self._make_dequantizable() if ranks is None else None
+                self._long_runs = self._prepare_long_runs() if ranks is None else None
                 cost = self._warm_up(layers)
                 self.can_pack, self.unbatched = self._try_together(layers, ranks)
                 self._can_pack_drafts = self.can_pack and self._try_packing_drafts()
@@ -167,11 +168,23 @@ class Runtime:
         """Return empty caches for a prompt of which nothing is cached."""
         return fresh_caches(self.networks[adapter], self.options)
 
-    def _make_dequantizable(self) -> Dequantizing | None:
-        if not self.options.dequantize:
-            return None
+    def _prepare_long_runs(self) -> LongRuns | None:
+        """Have layers computed in another way for long runs where that is faster, and try it."""
         drafting = [self.draft.network] if self.draft is not None else []
-        return make_dequantizable([*self.networks.values(), *drafting], coarsest_dtype(self.model.network))
+        networks, dtype = [*self.networks.values(), *drafting], coarsest_dtype(self.model.network)
+        long_runs = prepare_long_runs(networks, dtype, dequantize=self.options.dequantize)
+        if long_runs is None:
+            return None
+        try:
+            tokens, layers = mx.zeros((1, TRIED_TOKENS), mx.int32), self.fresh_layers("")
+            with long_runs.always():
+                run_first(self.networks[""], tokens, layers, self.options)
+                mx.eval([layer.state for layer in layers])
+        except Exception as error:  # such as a network that is compiled, and cannot wait for its layers
+            log.warning("Long prompts are computed like short ones: %r", error)
+            long_runs.disable()
+            return None
+        return long_runs
 
     def _warm_up(self, layers: LayerCaches) -> CacheCost:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
@@ -195,7 +208,7 @@ class Runtime:
             if ranks is not None
             else (lambda value: value),
             prepares=prepares_for_lengths(),
-            dequantizing=self._dequantizing,
+            long_runs=self._long_runs,
         )
         if is_gpu():  # a CPU prepares nothing for a length
             # Half of the time is for rehearsed requests, which several ranks do not run.

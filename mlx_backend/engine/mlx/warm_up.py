@@ -20,23 +20,21 @@ from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, PADDED_SIZES, RUN_OV
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mlx_backend.engine.mlx.dequantized import Dequantizing
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
+    from mlx_backend.engine.mlx.long_runs import LongRuns
 
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
-MAX_MEASURED_SECONDS = (
-    0.25  # of a chunk with dequantised weights, for another of twice the length to be measured
-)
+MAX_MEASURED_SECONDS = 0.25  # of a long run, for another of twice the length to be measured
 GROWTH = 3.0  # how much longer the next length may take than the one before
 
 
 @dataclass(frozen=True, slots=True)
-class DequantizedCost:
-    """What chunks take where weights are dequantised for them (dequantized.py).
+class LongRunCost:
+    """What chunks take that are long runs for some layers (long_runs.py).
 
-    `seconds` are those of several numbers of tokens, ascending, from the least for which it is done; each takes
+    `seconds` are those of several numbers of tokens, ascending, from the least for which that is so. Each takes
     `nbytes` beside what a chunk takes otherwise.
     """
 
@@ -45,7 +43,7 @@ class DequantizedCost:
 
     @property
     def min_tokens(self) -> int:
-        """The tokens of the shortest chunk for which weights are dequantised."""
+        """The tokens of the shortest chunk that is a long run."""
         return next(iter(self.seconds))
 
     def seconds_of(self, tokens: int) -> float:
@@ -70,20 +68,20 @@ class ChunkCost:
     rate: float
     per_token: float
     per_pair: float
-    dequantized: DequantizedCost | None = None
+    long_runs: LongRunCost | None = None
 
     def work(self, tokens: int) -> float:
         """Return what a chunk of so many tokens takes, counted in tokens of a chunk of which `rate` is the speed."""
-        dequantized = self.dequantized
-        if dequantized is None or tokens < dequantized.min_tokens:
+        long_runs = self.long_runs
+        if long_runs is None or tokens < long_runs.min_tokens:
             return tokens + RUN_OVERHEAD
-        return self.rate * dequantized.seconds_of(tokens)
+        return self.rate * long_runs.seconds_of(tokens)
 
     def working_bytes(self, tokens: int, context: int) -> int:
         """Return the bytes for a chunk of so many tokens that ends at position `context`."""
         nbytes = int(tokens * (self.per_token + self.per_pair * context))
-        if self.dequantized is not None and tokens >= self.dequantized.min_tokens:
-            nbytes += self.dequantized.nbytes
+        if self.long_runs is not None and tokens >= self.long_runs.min_tokens:
+            nbytes += self.long_runs.nbytes
         return nbytes
 
 
@@ -92,8 +90,8 @@ class WarmUp:
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
     do the same runs. No run is longer than `max_tokens`. `prepares` says that the device takes time for a length that
-    is new to it, which is then not measured. `dequantizing` belongs to the layers that may be dequantised, if there are
-    any; then this process has the whole model.
+    is new to it, which is then not measured. `long_runs` belongs to the layers that have another way for those, if
+    there are any; then this process has the whole model.
     """
 
     def __init__(
@@ -104,14 +102,14 @@ class WarmUp:
         max_tokens: int,
         agree: Callable[[float], float],
         prepares: bool = False,
-        dequantizing: Dequantizing | None = None,
+        long_runs: LongRuns | None = None,
     ) -> None:
         self._network = network
         self._make_caches = make_caches
         self._max_tokens = max_tokens
         self._agree = agree
         self._prepares = prepares
-        self._dequantizing = dequantizing
+        self._long_runs = long_runs
 
     def run_lengths(self, seconds: float) -> None:
         """Run the lengths that chunks have, short ones first, for about so many seconds at most."""
@@ -133,16 +131,11 @@ class WarmUp:
 
     def measure(self) -> ChunkCost:
         """Run a few chunks, and return what they took."""
-        dequantizing = self._dequantizing
-        if dequantizing is None or not (sizes := self._dequantized_sizes(dequantizing)):
+        long_runs = self._long_runs
+        if long_runs is None or not (sizes := self._long_run_sizes(long_runs)):
             return self._measure_chunks()
-        try:
-            with dequantizing.always():
-                [(_, nbytes)] = self._run(sizes[:1])
-        except Exception as error:
-            log.warning("Long prompts are not computed with dequantised weights: %r", error)
-            dequantizing.disable()
-            return self._measure_chunks()
+        with long_runs.always():
+            [(_, nbytes)] = self._run(sizes[:1])
         seconds: dict[int, float] = {}
         for size in sizes:
             if self._prepares:
@@ -151,11 +144,11 @@ class WarmUp:
             if seconds[size] > MAX_MEASURED_SECONDS:
                 break
         # Weights would hide what the rest needs, and as they are they may take a minute on a CPU.
-        with dequantizing.without_products():
+        with long_runs.without_products():
             cost = self._measure_chunks()
-        nbytes = max(0, nbytes - cost.working_bytes(sizes[0], sizes[0])) + dequantizing.max_pending_bytes
+        nbytes = max(0, nbytes - cost.working_bytes(sizes[0], sizes[0])) + long_runs.max_pending_bytes
         rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
-        return replace(cost, rate=rate, dequantized=DequantizedCost(seconds, nbytes))
+        return replace(cost, rate=rate, long_runs=LongRunCost(seconds, nbytes))
 
     def _measure_chunks(self) -> ChunkCost:
         """Run two chunks, one after the other."""
@@ -167,18 +160,18 @@ class WarmUp:
         per_pair = max(0.0, (second - first) / size**2)
         return ChunkCost((size + RUN_OVERHEAD) / seconds, max(0.0, first / size - per_pair * size), per_pair)
 
-    def _dequantized_sizes(self, dequantizing: Dequantizing) -> list[int]:
-        """Return the sizes of chunks that have dequantised weights, ascending."""
+    def _long_run_sizes(self, long_runs: LongRuns) -> list[int]:
+        """Return the sizes of chunks that are long runs, ascending."""
         sizes = [size for size in PADDED_SIZES if size <= self._max_tokens]
-        while sizes and not self._is_dequantized(dequantizing, sizes[0]):
+        while sizes and not self._is_long_run(long_runs, sizes[0]):
             del sizes[0]
         return sizes
 
-    def _is_dequantized(self, dequantizing: Dequantizing, tokens: int) -> bool:
-        """Whether a chunk of so many tokens has dequantised weights."""
-        dequantizing.was_used = False
+    def _is_long_run(self, long_runs: LongRuns, tokens: int) -> bool:
+        """Whether a chunk of so many tokens is a long run for any layer."""
+        long_runs.was_used = False
         self._run([tokens])
-        return dequantizing.was_used
+        return long_runs.was_used
 
     def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:
         """Run chunks that follow each other; return the seconds and the working bytes of each."""

@@ -1,0 +1,307 @@
+"""Layers that compute many rows in another way: the same replies, in bounded memory, and only where it is faster."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from engine_models import write_model
+from mlx import nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from mlx_backend.engine.base import GenerationRequest, TokenDelta
+from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.long_runs import (
+    ROW_COUNTS,
+    LongRunExperts,
+    LongRunLinear,
+    LongRunQuantizedExperts,
+    LongRuns,
+    prepare_long_runs,
+)
+from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
+from mlx_backend.engine.mlx.warm_up import ChunkCost, LongRunCost
+from mlx_backend.engine.threaded import ThreadedEngine
+
+MODULE = "mlx_backend.engine.mlx.long_runs"
+WIDTH, OUTPUTS, EXPERTS = 64, 96, 4
+FOUR_BITS = {"mode": "affine", "bits": 4, "group_size": 64}
+FORMATS: list[dict[str, Any]] = [
+    {"mode": "affine", "bits": bits, "group_size": size} for bits in (2, 3, 4, 5, 6, 8) for size in (32, 64)
+] + [
+    {"mode": "mxfp4", "bits": 4, "group_size": 32},
+    {"mode": "mxfp8", "bits": 8, "group_size": 32},
+    {"mode": "nvfp4", "bits": 4, "group_size": 16},
+]
+AS_THEY_ARE = (nn.QuantizedLinear, QuantizedSwitchLinear, SwitchLinear)
+
+
+class Layers(nn.Module):  # type: ignore[misc]  # MLX's modules have no types
+    """A network of layers in a row."""
+
+    def __init__(self, *every: Any) -> None:
+        super().__init__()
+        self.layers = list(every)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def quantised_layers(quantization: dict[str, Any]) -> Iterator[Any]:
+    mx.random.seed(1)
+    for bias in (True, False):
+        yield nn.Linear(WIDTH, OUTPUTS, bias=bias).to_quantized(**quantization)
+        yield SwitchLinear(WIDTH, OUTPUTS, EXPERTS, bias=bias).to_quantized(**quantization)
+
+
+def inputs(layer: Any, rows: int) -> tuple[Any, ...]:
+    x = mx.random.normal((1, rows, WIDTH))
+    if isinstance(layer, nn.QuantizedLinear):
+        return (x,)
+    experts = mx.random.randint(0, EXPERTS, (rows,)).astype(mx.uint32)
+    return (
+        x.reshape(rows, 1, WIDTH),
+        mx.sort(mx.where(experts == 1, 2, experts)),
+        True,
+    )  # one expert has no rows
+
+
+def prepare(*layers: Any, dequantize: bool = True) -> LongRuns | None:
+    return prepare_long_runs([Layers(*layers)], mx.float32, dequantize=dequantize)
+
+
+@pytest.fixture(autouse=True)
+def small_layers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", 0)
+
+
+@pytest.fixture
+def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the other way found faster, for any number of rows that is tried."""
+    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(type(layer) in AS_THEY_ARE))
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what says how long layers are to take, as they are and in the other way, by their rows."""
+
+    def set_times(as_it_is: Callable[[int], float], other_way: Callable[[int], float]) -> None:
+        def seconds(layer: Any, given: tuple[Any, ...]) -> float:
+            rows = given[0].size // WIDTH
+            return as_it_is(rows) if type(layer) in AS_THEY_ARE else other_way(rows)
+
+        monkeypatch.setattr(f"{MODULE}._seconds", seconds)
+
+    return set_times
+
+
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize(
+    "quantization", FORMATS, ids=lambda each: f"{each['mode']}-{each['bits']}-{each['group_size']}"
+)
+def test_in_every_format_a_long_run_has_the_outputs_that_it_has_quantised(
+    quantization: dict[str, Any],
+) -> None:
+    for layer in quantised_layers(quantization):
+        given = inputs(layer, 64)
+        expected = layer(*given)
+        long_runs = prepare(layer)
+        assert long_runs is not None
+        found = layer(*given)
+        assert long_runs.was_used
+        assert found.dtype == expected.dtype
+        assert mx.allclose(found, expected, atol=1e-5)
+        with long_runs.without_products():
+            assert layer(*given).shape == expected.shape
+
+
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -> None:
+    layer = SwitchLinear(WIDTH, OUTPUTS, EXPERTS, bias=bias)
+    given = inputs(layer, 64)
+    expected = layer(*given)
+    long_runs = prepare(layer, dequantize=False)
+    assert long_runs is not None
+    assert type(layer) is LongRunExperts
+    assert mx.allclose(layer(*given), expected, atol=1e-5)
+    assert long_runs.was_used
+    assert long_runs.max_pending_bytes == 0
+    with long_runs.without_products():
+        assert layer(*given).shape == expected.shape
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_a_few_rows_are_computed_as_they_were() -> None:
+    for layer in (*quantised_layers(FOUR_BITS), SwitchLinear(WIDTH, OUTPUTS, EXPERTS)):
+        given = inputs(layer, 63)
+        expected = layer(*given)
+        long_runs = prepare(layer)
+        assert long_runs is not None
+        assert mx.array_equal(layer(*given), expected)
+        assert not long_runs.was_used
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_what_is_not_to_be_dequantised_and_what_is_small_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = list(quantised_layers(FOUR_BITS))
+    assert prepare(*layers, dequantize=False) is None
+    monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", EXPERTS * WIDTH * OUTPUTS)
+    assert prepare(*layers) is not None
+    assert [type(layer) for layer in layers[:2]] == [nn.QuantizedLinear, LongRunQuantizedExperts]
+
+
+def test_a_layer_is_left_alone_if_the_other_way_is_not_faster(take: Callable[..., None]) -> None:
+    layers, tried = list(quantised_layers(FOUR_BITS)), []
+    take(lambda rows: tried.append(rows) or 0.010, lambda _: 0.009)  # type: ignore[func-returns-value]  # None, as is meant
+    assert prepare(*layers) is None
+    assert {type(layer) for layer in layers} == {nn.QuantizedLinear, QuantizedSwitchLinear}
+    assert sorted({*tried}) == list(ROW_COUNTS)
+    tried.clear()
+    take(lambda rows: tried.append(rows) or 1.0, lambda _: 0.9)  # type: ignore[func-returns-value]  # as above
+    assert prepare(*layers) is None
+    assert {*tried} == {ROW_COUNTS[0]}, "one that takes a second is not timed with more rows"
+
+
+def test_a_run_is_long_from_the_number_of_rows_on_for_which_the_other_way_is_faster(
+    take: Callable[..., None],
+) -> None:
+    layers = list(quantised_layers(FOUR_BITS))
+    take(lambda rows: rows * 1e-5, lambda rows: 1e-3 + rows * 1e-6)
+    assert prepare(*layers) is not None
+    assert [layer.min_rows for layer in layers] == [256] * 4
+    assert {type(layer) for layer in layers} == {LongRunLinear, LongRunQuantizedExperts}
+
+
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("experts", [False, True])
+def test_dequantised_weights_are_freed_before_many_others_are_made(
+    monkeypatch: pytest.MonkeyPatch, *, experts: bool
+) -> None:
+    size, count = 512, 16
+
+    def peak_memory(max_pending: int) -> int:
+        """Return the bytes that a run takes at most, counted in dequantised layers, or experts."""
+        monkeypatch.setattr(f"{MODULE}.MAX_PENDING_BYTES", max_pending * 4 * size**2)
+        x = mx.ones((64, 1, size) if experts else (64, size))
+        network: Any
+        if experts:
+            network = SwitchLinear(size, size, count).to_quantized(64, 4)
+            given: tuple[Any, ...] = (x, mx.arange(64, dtype=mx.uint32) // 4, True)
+        else:
+            network = Layers(*(nn.Linear(size, size, bias=False).to_quantized(64, 4) for _ in range(count)))
+            given = (x,)
+        mx.eval(network.parameters(), given[:2])
+        long_runs = prepare(network)
+        assert long_runs is not None
+        assert long_runs.dequantized_bytes == count * 4 * size**2
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(network(*given))
+        return (mx.get_peak_memory() - before) // (4 * size**2)
+
+    assert peak_memory(1) < peak_memory(4) < peak_memory(count)
+
+
+# -- in an engine -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["float32", "affine", "mxfp4"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scratch = tmp_path_factory.mktemp(request.param)
+    original = write_model(scratch / "original", eos_token_id=[])
+    if request.param == "float32":
+        return original
+    chosen: dict[str, Any] = (
+        {"q_mode": "mxfp4"} if request.param == "mxfp4" else {"q_bits": 4, "q_group_size": 64}
+    )
+    mlx_lm.convert(str(original), mlx_path=str(scratch / "quantised"), quantize=True, **chosen)
+    return scratch / "quantised"
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    with load_engine(folder, dequantize=False) as engine:
+        return replies(engine)
+
+
+def replies(engine: ThreadedEngine) -> list[list[int]]:
+    requests = [
+        GenerationRequest(
+            prompt=[20 + (3 * at) % min(30 + length, 480) for at in range(length)], max_tokens=12
+        )
+        for length in (10, 90, 700)
+    ]
+    return [[each.token for each in engine.generate(one) if isinstance(each, TokenDelta)] for one in requests]
+
+
+def chunk_cost(engine: ThreadedEngine) -> ChunkCost:
+    cost: ChunkCost = engine._scheduler._batch.loaded.runtime.chunk_cost  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
+    return cost
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_replies_are_the_same_when_long_runs_are_computed_in_another_way(
+    folder: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with load_engine(folder) as engine:
+        cost = chunk_cost(engine)
+        assert replies(engine) == expected
+    assert "Long prompts are computed with" in caplog.text
+    assert cost.long_runs is not None
+    assert cost.long_runs.min_tokens == 32, "each token has two experts"
+    # Attention is measured without the layers' products: a matrix of scores, 4 heads and 4 bytes each, and some copies.
+    assert 4 * 4 <= cost.per_pair <= 4 * 4 * 16
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_a_network_that_cannot_wait_for_its_layers_runs_as_it_is(
+    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def applies(long_runs: LongRuns, *_: Any) -> bool:
+        if not long_runs._is_disabled:
+            raise RuntimeError("cannot be evaluated while it is compiled")
+        return False
+
+    monkeypatch.setattr(LongRuns, "applies", applies)
+    with load_engine(folder) as engine:
+        assert chunk_cost(engine).long_runs is None
+        assert replies(engine) == expected
+    assert "Long prompts are computed like short ones: RuntimeError" in caplog.text
+
+
+# -- what chunks take -------------------------------------------------------------------------------------------
+
+
+def test_chunks_are_as_long_as_fits_into_the_longest_stall_beside_what_dequantising_takes() -> None:
+    # Measured on an H100 with gpt-oss-20b's shapes in mxfp4, where 1,500 tokens a second would be chunks of 256.
+    cost = ChunkCost(1_500, 0, 0, LongRunCost({64: 0.086, 128: 0.145, 512: 0.216, 2048: 0.31}, 1 << 30))
+    pacer = PrefillPacer(None, cost.rate, cost.work)
+    assert pacer.chunk_size(0, others_wait=True) == 2048
+    for _ in range(3):
+        pacer.record(2048, 0.4)  # behind many tokens
+    assert pacer.chunk_size(0, others_wait=True) == 1024
+    assert PrefillPacer(None, cost.rate).chunk_size(0, others_wait=True) == 256
+
+
+def test_the_time_of_a_chunk_lies_between_those_measured_next_to_it() -> None:
+    cost = LongRunCost({64: 1.0, 256: 2.0, 1024: 4.0}, 0)
+    assert cost.seconds_of(160) == 1.5
+    assert [cost.seconds_of(each) for each in cost.seconds] == [1.0, 2.0, 4.0]
+    assert cost.seconds_of(2560) == 8.0
+    assert LongRunCost({64: 1.0}, 0).seconds_of(128) == 2.0
+    assert LongRunCost({64: 1.0, 128: 0.5}, 0).seconds_of(256) == 0.5, "a longer one is never faster"
+
+
+def test_a_chunk_that_is_no_long_run_needs_no_memory_for_dequantised_weights() -> None:
+    cost = ChunkCost(1_000, 10, 0, LongRunCost({64: 0.1}, 5_000))
+    assert (cost.working_bytes(63, 63), cost.working_bytes(64, 64)) == (630, 5_640)
+    assert cost.work(63) == 127
+    assert cost.work(64) == 100
