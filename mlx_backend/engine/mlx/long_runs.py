@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 ROW_COUNTS = (64, 128, 256, 512, 1024, 2048)  # for which layers are timed, until the other way is faster
 MIN_GAIN = 1.25  # how many times faster that has to be
-MIN_WEIGHTS = 1 << 20  # of a layer for which it matters
+MIN_WEIGHTS = 1 << 16  # of a layer for which it matters
 TIMED_RUNS = 3
 MAX_TIMED_SECONDS = 0.2  # of a layer as it is, for more rows to be timed
 MAX_OUTPUTS = 128  # of a layer that is timed on a CPU, where both ways take as long for each of them
