@@ -1,0 +1,121 @@
+"""What it is worth that layers compute many rows in another way: dequantised, or grouped by expert.
+
+    python tests/benchmarks/bench_long_runs.py [--layers 8] [--width 512] [--lengths 128 512 2048] [--rounds 3]
+
+The same engine with and without it (engine/mlx/long_runs.py), in turn in one process, on models with random weights: a
+dense one and a mixture of experts, in float32 and quantised. Prints the time to the first token of new prompts, and the
+ratio of both: of processor time on a CPU, which other processes disturb less, of time on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from mlx_backend.device.importing import importing_mlx
+
+if TYPE_CHECKING:
+    from mlx_backend.engine.threaded import ThreadedEngine
+
+FORMATS: Final[dict[str, dict[str, Any] | None]] = {
+    "float32": None,
+    "4 bits": {"q_bits": 4, "q_group_size": 64},
+    "8 bits": {"q_bits": 8, "q_group_size": 64},
+    "mxfp4": {"q_mode": "mxfp4"},
+}
+
+
+def main() -> None:
+    """Write each model and compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048])
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with importing_mlx("auto"):
+        import mlx.core as mx
+    clock = time.process_time if mx.default_device() == mx.Device(mx.cpu) else time.perf_counter
+    for name in ("dense", "experts"):
+        for kind, settings in FORMATS.items():
+            if (name, kind) == ("dense", "float32"):
+                continue  # there is no other way
+            with tempfile.TemporaryDirectory() as scratch:
+                folder = _write(Path(scratch), name, settings, options)
+                _compare(f"{name}, {kind}", folder, options, clock)
+
+
+def _write(scratch: Path, name: str, settings: dict[str, Any] | None, options: argparse.Namespace) -> Path:
+    import mlx_lm
+    from engine_models import write_model, write_qwen
+
+    width, layers = options.width, options.layers
+    shape = {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "max_position_embeddings": 16_384,
+        "eos_token_id": [],
+    }
+    if name == "experts":
+        windows = ["sliding_attention", "full_attention"] * (layers // 2)
+        written = write_model(
+            scratch / "model", intermediate_size=width, num_local_experts=8, layer_types=windows, **shape
+        )
+    else:
+        heads = {
+            "num_attention_heads": width // 64,
+            "num_key_value_heads": max(1, width // 256),
+            "head_dim": 64,
+        }
+        written = write_qwen(scratch / "model", intermediate_size=4 * width, **heads, **shape)
+    if settings is None:
+        return written
+    mlx_lm.convert(str(written), mlx_path=str(scratch / "quantised"), quantize=True, **settings)
+    return scratch / "quantised"
+
+
+def _compare(name: str, folder: Path, options: argparse.Namespace, clock: Any) -> None:
+    from mlx_backend.engine.mlx import load_engine, long_runs
+
+    ours, least = load_engine(folder), long_runs.MIN_WEIGHTS
+    long_runs.MIN_WEIGHTS = sys.maxsize  # so no layer matters
+    without = load_engine(folder)
+    long_runs.MIN_WEIGHTS = least
+    rng = random.Random(1)
+    for length in options.lengths:
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(options.rounds + 1):
+            for engine in (ours, without) if number % 2 else (without, ours):
+                seconds = _first_token(engine, rng.choices(range(20, 300), k=length), clock)
+                if number:
+                    times[engine is ours].append(seconds)
+        ratios = [new / old for new, old in zip(times[True], times[False], strict=True)]
+        before, after = statistics.median(times[False]), statistics.median(times[True])
+        print(
+            f"{name:16} {length:>5} tokens: {before:.3f} -> {after:.3f} s, ratio {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f}-{max(ratios):.2f})",
+            flush=True,
+        )
+    for engine in (ours, without):
+        engine.close()
+
+
+def _first_token(engine: ThreadedEngine, prompt: list[int], clock: Any) -> float:
+    from mlx_backend.engine.base import GenerationRequest
+
+    started: float = clock()
+    for _ in engine.generate(GenerationRequest(prompt=prompt, max_tokens=1)):
+        pass
+    seconds: float = clock() - started
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
