@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     type Messages = list[dict[str, Any]]
 
@@ -59,7 +59,8 @@ class Turns(NamedTuple):
 class TimedServer:
     """A server that is started with a fast BLAS. `{port}` in its command is where it is to listen.
 
-    `end_tokens` are never sampled, so that a reply has as many tokens as are asked for.
+    `end_tokens` are never sampled, so that a reply has as many tokens as are asked for. A module in `folder` comes
+    before an installed one.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class TimedServer:
         command: Sequence[str],
         model: str | None,
         end_tokens: Sequence[int],
+        *,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         self._model = model
@@ -79,7 +82,7 @@ class TimedServer:
             [python, LAUNCHER, *(word.format(port=self._port) for word in command)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **({"PYTHONPATH": str(folder)} if folder else {})},
         )
 
     def wait(self) -> None:
@@ -105,8 +108,9 @@ class TimedServer:
             "messages": messages,
             "max_tokens": tokens,
             "temperature": 0,
-            "logit_bias": self._bias,
         }
+        if self._bias:
+            body["logit_bias"] = self._bias
         if self._model is not None:
             body["model"] = self._model
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=1200)
@@ -135,6 +139,16 @@ class TimedServer:
         )
         generated = statistics.mean(each["completion_tokens"] for each in usages)
         return Turns(seconds, self._processor_seconds() - before, cached, generated)
+
+    def many(
+        self, messages: Callable[[int], Messages], count: int, clients: int, tokens: int
+    ) -> tuple[float, float]:
+        """Have so many requests replied to, some at a time; return the seconds, and those of the processor."""
+        started, before = time.perf_counter(), self._processor_seconds()
+        with ThreadPoolExecutor(clients) as pool:
+            for _ in pool.map(lambda at: self.reply(messages(at), tokens), range(count)):
+                pass
+        return time.perf_counter() - started, self._processor_seconds() - before
 
     def _processor_seconds(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
