@@ -17,6 +17,8 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from mlx_backend.engine.mlx.arrays import evaluate_async
+from mlx_backend.engine.mlx.merged_caches import merge_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache, is_in_order, set_write_index
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ type LayerCaches = list[Any]  # one for each layer of the network
 
 
 TOKEN_BYTES = 4  # of a token in `as_bytes`
+_PLAIN = {int, bool, type(None)}  # most of what a layer's attributes hold
 MAX_SLACK = 1.25  # allocated over used length of a layer; beyond it a copy is worth its time
 
 
@@ -46,7 +49,12 @@ def alias(layer: Any) -> Any:
             return tuple(alias(item) for item in layer)
         case _ if hasattr(type(layer), "state"):  # the instance's would be computed: slices of all it holds
             twin = layer.__class__.__new__(layer.__class__)
-            twin.__dict__.update({name: alias(value) for name, value in layer.__dict__.items()})
+            twin.__dict__.update(
+                {
+                    name: value if type(value) in _PLAIN else alias(value)
+                    for name, value in layer.__dict__.items()
+                }
+            )
             return twin
         case _:
             return layer
@@ -54,7 +62,7 @@ def alias(layer: Any) -> Any:
 
 def merged(caches: Sequence[LayerCaches]) -> LayerCaches:
     """Return the caches of several sequences as one batch's, in their order."""
-    return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
+    return [merge_rows(layers) for layers in zip(*caches, strict=True)]
 
 
 def select_rows(rows: Sequence[int], layers: LayerCaches) -> LayerCaches:

@@ -22,6 +22,10 @@ so that an upgrade is a decision and not an accident.
 4. Long runs (long_runs.py): the classes of quantised layers, and of a mixture's experts, are replaced by ones that
    compute many rows in another way.
 
+5. Rows of merged caches (merged_caches.py). mlx-lm's `BatchKVCache` and `BatchRotatingKVCache` read arrays back to take
+   a row out or to drop some, and so wait for the step that is being computed. Subclasses know the rows' lengths as
+   numbers: they use `_idx`, `_offset` and `rotated`, and replace `merge` of one row, `filter` and `extract`.
+
 Two more things rest on mlx-lm's sources and are in `KNOWN_SOURCES` too. This package counts on how the cache classes
 behave: all their state is in instance attributes, `merge`, `extract`, `filter` and `extend` make batches and take them
 apart, and `save_prompt_cache` lays files out in a certain way. And embedding/mlx/causal.py calls the private

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from drafting import FoundReply, generate, loaded_batch
 from engine_models import write_model, write_qwen
-from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
@@ -17,6 +17,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_caches import BatchCaches, CacheError
 from mlx_backend.engine.mlx.kv_cache import LayerCaches
+from mlx_backend.engine.mlx.merged_caches import MergedKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import run_packed
 
@@ -155,20 +156,20 @@ def test_caches_that_cannot_be_taken_apart_stay_as_they_were(
     lengths = [LENGTHS[row] for row in rows]
     caches.join([prefilled(network, alone.texts[row]) for row in rows], lengths, merge=True)
     check_step(network, caches, rows, alone, 10)
-    original = getattr(BatchKVCache, refuses)
+    original = getattr(MergedKVCache, refuses)
     calls = 0
 
     def refused(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         found = original(*arguments)
-        if calls > 1 or "BatchRotatingKVCache" in {type(layer).__name__ for layer in batch.layers}:
+        if calls > 1 or "MergedRotatingKVCache" in {type(layer).__name__ for layer in batch.layers}:
             raise ValueError("[take] not these rows")
         return found
 
     [batch] = [segment for segment in caches.segments(mx.zeros(4, mx.int32)) if segment.tokens.shape[0] > 1]
     with monkeypatch.context() as patched:
-        patched.setattr(BatchKVCache, refuses, refused)
+        patched.setattr(MergedKVCache, refuses, refused)
         operations: list[Callable[[], Any]] = [lambda: caches.separate_long([7, 60, LONG + 1, 12])]
         operations += [lambda: caches.keep([0, 1, 3])] if refuses == "filter" else [caches.separate]
         operations += [lambda: caches.extract(3), lambda: caches.keep([1, 3])] if refuses == "extract" else []
@@ -192,7 +193,7 @@ def test_a_long_row_leaves_without_the_others_being_touched(
     caches.join([prefilled(network, each) for each in alone.texts], LENGTHS, merge=True)
     with monkeypatch.context() as patched:
         for refused in ("filter", "extract"):
-            patched.delattr(BatchKVCache, refused)
+            patched.delattr(MergedKVCache, refused)
         caches.keep([0, 2, 3, 4])
     rows.remove(1)
     check_step(network, caches, rows, alone, 10)

@@ -15,7 +15,7 @@ from mlx_lm.models import cache as mlx_lm_caches
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.kv_cache_budget import KVCacheBudget
-from mlx_backend.engine.mlx import kv_cache, prefix_cache
+from mlx_backend.engine.mlx import kv_cache, merged_caches, prefix_cache
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LONG = 30  # tokens, from which rows are not merged here
 CACHE_BYTES = 200_000
 CANCELLED = 3  # of the requests, after some tokens
-CACHES = ("KVCache", "RotatingKVCache", "ArraysCache", "CacheList", "BatchKVCache", "BatchRotatingKVCache")
+CACHES = ("ArraysCache", "CacheList", "BatchKVCache", "BatchRotatingKVCache")
 OPERATIONS = ("merge", "extend", "filter", "extract")
 
 
@@ -41,8 +41,8 @@ class Faults:
         self.calls: Counter[str] = Counter()
         self._refused = ""
         self._at: int | None = None
-        for name in CACHES:
-            kind = getattr(mlx_lm_caches, name)
+        kinds = [getattr(mlx_lm_caches, name) for name in CACHES]
+        for kind in (*kinds, merged_caches.MergedKVCache, merged_caches.MergedRotatingKVCache):
             for operation in OPERATIONS:
                 if operation in vars(kind):
                     own = vars(kind)[operation]

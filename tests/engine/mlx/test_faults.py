@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from drafting import generate, loaded_batch
 from engine_models import WrappedNetwork, write_model, write_qwen
-from mlx_lm.models.cache import BatchKVCache, KVCache
+from mlx_lm.models.cache import KVCache
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, Progress, TokenDelta
@@ -16,6 +16,7 @@ from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial
+from mlx_backend.engine.mlx.merged_caches import MergedKVCache
 from mlx_backend.engine.mlx.mlx_lm_patches import PackedLayer, patch_for_packing
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue, PrefillStep
 from mlx_backend.engine.threaded import ThreadedEngine
