@@ -128,6 +128,30 @@ def compact_copies(layers: LayerCaches) -> LayerCaches:
     return [_compact(alias(layer)) for layer in layers]
 
 
+def can_share(layers: LayerCaches) -> bool:
+    """Whether a prefix can use the arrays of caches that a sequence goes on with, which copies what it writes to.
+
+    They are computed with the sequence's next token; a state that no token depends on would not be.
+    """
+    return all(isinstance(layer, KVCache | RotatingKVCache) and can_rewind(layer) for layer in layers)
+
+
+def shared_copies(layers: LayerCaches) -> LayerCaches:
+    """Return copies that share arrays with caches for which `can_share` is true, and their room for growth.
+
+    Only of windows that hold far more than they have to, as behind a long chunk, that is copied. `compact_copies` has
+    to follow when the caches that they share with are gone.
+    """
+    copies = [alias(layer) for layer in layers]
+    cut = [layer for layer in copies if isinstance(layer, RotatingKVCache) and _is_far_longer(layer)]
+    evaluate_async([_compact(layer).state for layer in cut])
+    return copies
+
+
+def _is_far_longer(window: RotatingKVCache) -> bool:
+    return window.keys is not None and window.keys.shape[2] > MAX_SLACK * window.max_size
+
+
 def _compact(layer: Any) -> Any:
     """Drop what a layer holds beside its tokens: what has left a window, and much of the room for growth."""
     match layer:

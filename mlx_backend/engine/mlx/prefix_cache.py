@@ -31,8 +31,10 @@ from mlx_backend.engine.mlx.kv_cache import (
     LayerCaches,
     alias,
     as_bytes,
+    can_share,
     compact_copies,
     keep_slice,
+    shared_copies,
 )
 
 if TYPE_CHECKING:
@@ -120,16 +122,25 @@ class PrefixCache:
             self._touch(entry)
         return entry is not None
 
-    def insert(self, tokens: Sequence[int] | bytes, layers: LayerCaches, adapter: str = "") -> bool:
-        """Cache a prefix with its caches as they are now; False if they alone are too large."""
+    def insert(
+        self, tokens: Sequence[int] | bytes, layers: LayerCaches, adapter: str = "", *, share: bool = False
+    ) -> bool:
+        """Cache a prefix with its caches as they are now; False if they alone are too large.
+
+        With `share` the arrays of these caches are used, where that is possible, and not copied; `compact` has to be
+        called when the caches are gone.
+        """
         key = as_bytes(tokens)
         if self.has(key, adapter):
             return True
         if not self.enabled:
             return False
-        layers = compact_copies(layers)
-        # Computed from now on, or they would hold on to all that they are still to be computed from.
-        evaluate_async([layer.state for layer in layers])
+        if share and can_share(layers):
+            layers = shared_copies(layers)
+        else:
+            layers = compact_copies(layers)
+            # Computed from now on, or they would hold on to all that they are still to be computed from.
+            evaluate_async([layer.state for layer in layers])
         size = sum(layer.nbytes for layer in layers)
         if size > self.max_bytes:
             return False
@@ -148,6 +159,18 @@ class PrefixCache:
         self._touch(entry)
         self.evict_to(self.max_bytes)
         return (adapter, key) in self._entries
+
+    def compact(self, tokens: Sequence[int] | bytes, adapter: str = "") -> None:
+        """Copy what a prefix needs of the arrays that it shared with caches, if no longer one has it by now."""
+        entry = self._entries.get((adapter, as_bytes(tokens)))
+        if entry is None or entry.is_view:
+            return
+        layers = compact_copies(entry.layers)
+        evaluate_async([layer.state for layer in layers])
+        saved = sum(layer.nbytes for layer in entry.layers) - sum(layer.nbytes for layer in layers)
+        entry.layers = layers
+        entry.own_bytes -= saved
+        self._nbytes -= saved
 
     def evict_to(self, max_bytes: int) -> None:
         """Evict what saves least for its size until at most `max_bytes` are cached.

@@ -51,6 +51,7 @@ class PrefixStore:
         self._cache_budget = cache_budget
         self._disk_adapter = disk_adapter
         self._has_prewarmed = False
+        self._sharing: dict[int, list[bytes]] = {}  # by sequence: prefixes that share arrays with its caches
 
     @property
     def enabled(self) -> bool:
@@ -86,32 +87,54 @@ class PrefixStore:
         layers: LayerCaches,
         *,
         surplus: int = 0,
+        share: bool = False,
         persist: bool = False,
     ) -> None:
         """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too.
 
-        They hold `surplus` tokens more than those, all of the last step.
+        They hold `surplus` tokens more than those, all of the last step. With `share` nothing is copied as long as
+        there is room: `settle` has to be called when the caches are gone.
         """
         if not (self.enabled and sequence.can_store(length)):
             return
         try:
-            if surplus:
-                layers = rewind_copies(layers, surplus)
-            self._store(sequence, length, layers, persist=persist)
+            self._store(sequence, length, layers, surplus, share=share, persist=persist)
         except Exception as error:
             self._on_failure(error, f"The caches of a prefix of {length} tokens could not be stored")
 
-    def _store(self, sequence: DecodingSequence, length: int, layers: LayerCaches, *, persist: bool) -> None:
+    def _store(
+        self,
+        sequence: DecodingSequence,
+        length: int,
+        layers: LayerCaches,
+        surplus: int,
+        *,
+        share: bool,
+        persist: bool,
+    ) -> None:
         tokens = sequence.packed(length)
-        self._prefixes.insert(tokens, layers, sequence.adapter)
+        persist = persist and self._disk is not None and sequence.adapter == self._disk_adapter
+        if not (known := self._prefixes.has(tokens, sequence.adapter)) or persist:
+            layers = rewind_copies(layers, surplus)
+        if not known:
+            share = share and self._prefixes.nbytes + sum(layer.nbytes for layer in layers) <= self._room()
+            self._prefixes.insert(tokens, layers, sequence.adapter, share=share)
+            if share:
+                self._sharing.setdefault(sequence.key, []).append(tokens)
         self.evict_to_fit()
-        if not persist or self._disk is None or sequence.adapter != self._disk_adapter:
-            return
-        if self._disk.has(tokens):
+        if not persist or self._disk is None or self._disk.has(tokens):
             return
         layers = compact_copies(layers)
         mx.eval([layer.state for layer in layers])  # another thread writes them
         self._disk.write(tokens, layers)
+
+    def settle(self, sequence: DecodingSequence) -> None:
+        """Have the stored prefixes of a sequence, whose caches are gone, take no more memory than they have to."""
+        for tokens in self._sharing.pop(sequence.key, ()):
+            try:
+                self._prefixes.compact(tokens, sequence.adapter)
+            except Exception as error:
+                self._on_failure(error, "A cached prefix could not be compacted")
 
     def _on_failure(self, error: Exception, message: str) -> None:
         """Log an exception; raise it where other processes do not know of it."""
@@ -123,13 +146,18 @@ class PrefixStore:
         """Store a prompt's prefix up to a checkpoint. The layers hold `surplus` tokens more, all of the last step."""
         sequence = job.sequence
         persist = self._is_worth_disk(sequence.request, position)
-        self.store(sequence, position, layers, surplus=surplus, persist=persist)
+        self.store(sequence, position, layers, surplus=surplus, share=True, persist=persist)
 
     def evict_to_fit(self, start: int = 0, chunk: int = 0) -> None:
         """Evict what does not fit beside the memory that is reserved, and a chunk from position `start`."""
         room = self._cache_budget.prefix_room(start, chunk)
         self._features.evict_to(int(room * FEATURES_SHARE))
         self._prefixes.evict_to(room - self._features.nbytes)
+
+    def _room(self) -> int:
+        """Return how many bytes prefixes may take now."""
+        room = self._cache_budget.prefix_room() - self._features.nbytes
+        return min(self._prefixes.max_bytes, room)
 
     def report_usage(self) -> None:
         """Tell the memory budget how much all this takes."""

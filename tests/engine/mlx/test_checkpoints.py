@@ -6,12 +6,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from drafting import generate, loaded_batch
 from engine_models import WrappedNetwork, write_mamba, write_model
 
 from mlx_backend.device import Device
 from mlx_backend.engine.base import Finished, Generation, GenerationRequest, TokenDelta
-from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.mlx import kv_cache, load_engine, prefix_cache
 from mlx_backend.engine.mlx.batch import MLXBatch
+from mlx_backend.engine.mlx.kv_cache import can_share, keep_slice
 from mlx_backend.engine.mlx.prefill_plan import MIN_CHECKPOINT_DISTANCE, spaced_checkpoints
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.models.engine_options import EngineOptions
@@ -76,6 +79,61 @@ def test_where_caches_can_be_rewound_all_are_cached_in_one_chunk_or_two(
     monkeypatch.setattr("mlx_backend.engine.mlx.runtime.MAX_SPARE_LOGITS", logits)
     model = write_model(tmp_path, eos_token_id=[])
     assert from_each(model, (30, 60, 97), {30: 30, 60: 60, 97: 97, 99: 99}) == pieces
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["ended", "cancelled"])
+@pytest.mark.parametrize("others", [0, 2])
+def test_they_are_stored_without_a_copy_and_take_no_more_memory_once_the_reply_is_over(
+    windowed: Path, cancelled: bool, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short prompts: behind long chunks windows are copied, of which they hold far more than a prefix needs."""
+    copies = 0
+
+    def counted(*arguments: Any) -> None:
+        nonlocal copies
+        copies += 1
+        keep_slice(*arguments)
+
+    monkeypatch.setattr(kv_cache, "keep_slice", counted)
+    asked = [
+        GenerationRequest(prompt=[*PROMPT[:17], *range(40 + at, 50 + at)], max_tokens=8, checkpoints=(17, 25))
+        for at in range(1 + others)
+    ]
+    held, found = [], []
+    for share in (True, False):
+        monkeypatch.setattr(prefix_cache, "can_share", can_share if share else lambda _: False)
+        with loaded_batch(windowed, cache_bytes=1 << 30) as batch:
+            for key, each in enumerate(asked):
+                batch.insert(key, each)
+            copies = 0
+            assert not any(isinstance(outcome, Ended) for _ in range(3) for _, outcome in batch.step())
+            assert (copies == 0) == share
+            for key in list(batch.loaded.sequences) if cancelled else ():
+                batch.remove(key)
+            while batch.loaded.sequences:
+                list(batch.step())
+            prefixes = batch.loaded.runtime.prefixes
+            held.append((prefixes.nbytes, len(prefixes)))
+            assert not batch.loaded.prefix_store._sharing
+            found.append([each.tokens for each in generate(batch, asked)])
+    assert held[0] == held[1]
+    assert found[0] == found[1]
+
+
+def test_where_memory_is_short_they_take_no_more_than_they_have_to_at_once(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = GenerationRequest(prompt=PROMPT[:27], max_tokens=8, checkpoints=(17, 25))
+    stored = []
+    for share in (True, False):
+        monkeypatch.setattr(prefix_cache, "can_share", can_share if share else lambda _: False)
+        with loaded_batch(windowed, cache_bytes=80_000) as batch:
+            batch.insert(0, asked)
+            list(batch.step())
+            prefixes = batch.loaded.runtime.prefixes
+            stored.append((prefixes.nbytes, len(prefixes)))
+    assert stored[0] == stored[1]
+    assert stored[0][1] == 3
 
 
 def test_where_they_cannot_each_is_a_run_so_none_is_close_behind_another(tmp_path: Path) -> None:

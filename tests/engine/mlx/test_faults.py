@@ -168,14 +168,14 @@ def test_caches_that_do_not_fit_each_other_fail_nobody(
 
 
 def _refuse_in_the_second_layer(monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
-    """Let `BatchKVCache`, of the layer behind the first, raise after it has done what it was asked to."""
-    original = getattr(BatchKVCache, refuses)
+    """Let `MergedKVCache`, of the layer behind the first, raise after it has done what it was asked to."""
+    original = getattr(MergedKVCache, refuses)
 
     def refused(*arguments: Any) -> Any:
         original(*arguments)
         raise ValueError("[broadcast_shapes] Shapes (1,2) and (1,3) cannot be broadcast")
 
-    monkeypatch.setattr(BatchKVCache, refuses, staticmethod(refused) if refuses == "merge" else refused)
+    monkeypatch.setattr(MergedKVCache, refuses, staticmethod(refused) if refuses == "merge" else refused)
 
 
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "rows"])
@@ -386,7 +386,8 @@ def test_caches_that_cannot_be_copied_are_not_stored_and_fail_nobody(
         expected = tokens(plain.generate(asked))
 
     with load_engine(model) as engine:
-        monkeypatch.setattr("mlx_backend.engine.mlx.prefix_cache.compact_copies", _refuse)
+        for name in ("compact_copies", "shared_copies"):
+            monkeypatch.setattr(f"mlx_backend.engine.mlx.prefix_cache.{name}", _refuse)
         assert [tokens(engine.generate(asked)) for _ in range(2)] == [expected] * 2
         assert engine.is_healthy()
     assert "of a prefix of 10 tokens could not be stored" in caplog.text
