@@ -100,6 +100,12 @@ class Decoder:
         generated, self._admitted = self._admitted.emit()
         return generated
 
+    def emit_sampled(self) -> list[GeneratedToken]:
+        """Wait for the tokens sampled last, and emit them before they are fed."""
+        if self._next is None or not any(sequence.has_pending_token for sequence in self.sequences):
+            return []
+        return emit_pending(self.sequences, as_ints(self._next))
+
     def merge_admitted(self) -> list[Decoder]:
         """Have the sequences admitted last join the others.
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended
+from mlx_backend.engine.mlx.admission import check_window, new_sequence
 from mlx_backend.engine.mlx.decode import Decoder
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
@@ -24,9 +26,8 @@ from mlx_backend.engine.mlx.drafting import Drafting
 from mlx_backend.engine.mlx.packed_forward import ForwardError
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.prefix_store import PrefixStore
-from mlx_backend.engine.mlx.sampling import RequestSampler
-from mlx_backend.engine.mlx.sequences import DecodingSequence, expected_tokens
-from mlx_backend.engine.mlx.vision.prompt_images import check_images, images_of
+from mlx_backend.engine.mlx.sequences import expected_tokens
+from mlx_backend.engine.mlx.vision.prompt_images import check_images
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.prefill_plan import PrefillJob
     from mlx_backend.engine.mlx.runtime import Runtime
-    from mlx_backend.engine.mlx.sequences import GeneratedToken
+    from mlx_backend.engine.mlx.sequences import DecodingSequence, GeneratedToken
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +60,17 @@ class LoadedBatch:
         self._options = runtime.options
         self._cache_budget = runtime.cache_budget
         self.sequences: dict[int, DecodingSequence] = {}  # queued, running and preempted, by key
-        # No bound method: in a circle of references an unloaded model would wait for the garbage collector.
-        self._forget = partial(_forget, self.sequences, self._cache_budget)
         disk_adapter = self._options.adapter or ""  # most requests use it
         self.prefix_store = PrefixStore(
             runtime.prefixes, runtime.disk, self._cache_budget, disk_adapter, runtime.vision
         )
+        # No bound method: in a circle of references an unloaded model would wait for the garbage collector.
+        self._forget = partial(_forget, self.sequences, self._cache_budget, self.prefix_store)
         self.prefill_queue = PrefillQueue(runtime, self.prefix_store, self._forget, shared=ranks is not None)
         # Processes that share a model have to draft alike, whatever their times are.
         self.draft_pacer = DraftPacer(self._options.draft_tokens, perf_counter if ranks is None else None)
+        # A CPU has all but finished a step once it is started; a GPU can be given the next one meanwhile.
+        self._computes_ahead = is_gpu()
         self._decoders: dict[str, list[Decoder]] = {}  # by adapter
         self._preempted: deque[DecodingSequence] = deque()  # in mid-reply, for want of memory
 
@@ -80,7 +83,7 @@ class LoadedBatch:
         """
         if request.max_tokens == 0 and not self.prefix_store.enabled:
             raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
-        self._check_window(request)
+        check_window(request, self._options)
         images = check_images(request, self.runtime.vision)
         tokens = expected_tokens(request)
         reply = tokens - len(request.prompt)
@@ -91,31 +94,9 @@ class LoadedBatch:
         adapter = self._adapter_of(request)
         return not self.sequences or self._cache_budget.fits(tokens, adapter, images.seeing)
 
-    def _check_window(self, request: GenerationRequest) -> None:
-        """Refuse a prompt that slides: what it leaves in its caches would depend on how it was cut into chunks."""
-        window, length = self._options.max_kv_size, len(request.prompt)
-        if window is not None and length > window:
-            raise EngineRefused(
-                f"The prompt has {length} tokens, and --max-kv-size keeps {window}: only a reply may go beyond them. "
-                "Shorten the prompt, or start the server with a larger --max-kv-size."
-            )
-
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""
-        model = self.runtime.model
-        sampler = RequestSampler(request, self.runtime.text_mask)
-        sequence = DecodingSequence(
-            key,
-            request,
-            sampler,
-            model.tokenizer.detokenizer(),
-            list(request.prompt),
-            model.tokenizer.end_tokens,
-            self._adapter_of(request),
-        )
-        sequence.images = images_of(request, self.runtime.vision)
-        sequence.penalties = sampler.penalty_state(())
-        sequence.drafter = self.runtime.drafter()
+        sequence = new_sequence(key, request, self.runtime, self._adapter_of(request))
         self._enqueue(sequence, expected_tokens(request))
 
     def remove(self, key: int) -> None:
@@ -168,9 +149,11 @@ class LoadedBatch:
                     job for job in due if job.sequence.adapter == adapter and job in self.prefill_queue.jobs
                 ]
                 yield from self._decode(adapter, own)
-            if due and not self.prefill_queue.jobs:
+            if due and not (self.prefill_queue.jobs and self._computes_ahead):
                 # If prompts are queued, their run is started before these are emitted, so that the device never idles.
                 yield from self._emit_first_tokens()
+            if not self._computes_ahead:
+                yield from self._emit_sampled()
             self.prefix_store.report_usage()
 
     def _prefill(self) -> Generator[tuple[int, Outcome], None, list[PrefillJob]]:
@@ -277,6 +260,12 @@ class LoadedBatch:
             for decoder in list(decoders):
                 yield from self._deliver(adapter, decoder, decoder.emit_first_tokens())
 
+    def _emit_sampled(self) -> Iterator[tuple[int, Outcome]]:
+        """Emit the tokens sampled last before they are fed, so that none waits for another step."""
+        for adapter, decoders in list(self._decoders.items()):
+            for decoder in list(decoders):
+                yield from self._deliver(adapter, decoder, decoder.emit_sampled())
+
     def _deliver(
         self, adapter: str, decoder: Decoder, generated: Sequence[GeneratedToken]
     ) -> Iterator[tuple[int, Outcome]]:
@@ -377,6 +366,7 @@ class LoadedBatch:
 
     def _suspend(self, sequence: DecodingSequence) -> None:
         self._cache_budget.release(sequence.key)
+        self.prefix_store.settle(sequence)
         sequence.suspend(self.runtime.drafter())
         self._preempted.append(sequence)
 
@@ -392,7 +382,11 @@ class LoadedBatch:
 
 
 def _forget(
-    sequences: dict[int, DecodingSequence], cache_budget: KVCacheBudget, sequence: DecodingSequence
+    sequences: dict[int, DecodingSequence],
+    cache_budget: KVCacheBudget,
+    prefix_store: PrefixStore,
+    sequence: DecodingSequence,
 ) -> None:
     sequences.pop(sequence.key, None)
     cache_budget.release(sequence.key)
+    prefix_store.settle(sequence)

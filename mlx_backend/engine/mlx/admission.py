@@ -1,0 +1,44 @@
+"""What a request becomes when it is admitted to a loaded model. Knows nothing of memory, queues or steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlx_backend.engine.mlx.sampling import RequestSampler
+from mlx_backend.engine.mlx.sequences import DecodingSequence
+from mlx_backend.engine.mlx.vision.prompt_images import images_of
+from mlx_backend.errors import EngineRefused
+
+if TYPE_CHECKING:
+    from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.mlx.runtime import Runtime
+    from mlx_backend.models.engine_options import EngineOptions
+
+
+def check_window(request: GenerationRequest, options: EngineOptions) -> None:
+    """Refuse a prompt that slides: what it leaves in its caches would depend on how it was cut into chunks."""
+    window, length = options.max_kv_size, len(request.prompt)
+    if window is not None and length > window:
+        raise EngineRefused(
+            f"The prompt has {length} tokens, and --max-kv-size keeps {window}: only a reply may go beyond them. "
+            "Shorten the prompt, or start the server with a larger --max-kv-size."
+        )
+
+
+def new_sequence(key: int, request: GenerationRequest, runtime: Runtime, adapter: str) -> DecodingSequence:
+    """Return a request's sequence, of which nothing is prefilled yet."""
+    model = runtime.model
+    sampler = RequestSampler(request, runtime.text_mask)
+    sequence = DecodingSequence(
+        key,
+        request,
+        sampler,
+        model.tokenizer.detokenizer(),
+        list(request.prompt),
+        model.tokenizer.end_tokens,
+        adapter,
+    )
+    sequence.images = images_of(request, runtime.vision)
+    sequence.penalties = sampler.penalty_state(())
+    sequence.drafter = runtime.drafter()
+    return sequence
