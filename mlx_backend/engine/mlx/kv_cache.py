@@ -19,7 +19,12 @@ from mlx_lm.models.cache import (
 
 from mlx_backend.engine.mlx.arrays import evaluate_async
 from mlx_backend.engine.mlx.merged_caches import merge_rows
-from mlx_backend.engine.mlx.mlx_lm_patches import RewindableRotatingKVCache, is_in_order, set_write_index
+from mlx_backend.engine.mlx.mlx_lm_patches import (
+    RewindableRotatingKVCache,
+    holds_every_token,
+    is_in_order,
+    set_write_index,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,6 +131,25 @@ def rewind_copies(layers: LayerCaches, count: int) -> LayerCaches:
 def compact_copies(layers: LayerCaches) -> LayerCaches:
     """Return copies that hold what a prefix needs and little else."""
     return [_compact(alias(layer)) for layer in layers]
+
+
+def can_cut(layers: LayerCaches) -> bool:
+    """Whether all tokens of caches but the first ones can be dropped, however many."""
+    return all(
+        type(layer) is KVCache
+        or (isinstance(layer, RotatingKVCache) and not layer.keep and holds_every_token(layer))
+        for layer in layers
+    )
+
+
+def cut(layers: LayerCaches, length: int) -> None:
+    """Keep the first tokens of caches for which `can_cut` is true, as slices."""
+    for layer in layers:
+        if layer.keys is not None:
+            layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+            layer.offset = length
+            if isinstance(layer, RotatingKVCache):
+                set_write_index(layer, length)
 
 
 def can_share(layers: LayerCaches) -> bool:

@@ -16,8 +16,9 @@ so that an upgrade is a decision and not an accident.
    back the last tokens of a step. mlx-lm's `RotatingKVCache` refuses that once the window is full, although it still
    holds them; to do it, its private write index `_idx` must be set.
 
-3. Shrinking a sliding window (`is_in_order`, `set_write_index`). After a chunk of S tokens a rotating cache holds
-   window - 1 + S of them; a stored prefix needs only the window. `_idx` says whether they are in order.
+3. Shrinking a sliding window (`is_in_order`, `holds_every_token`, `set_write_index`). After a chunk of S tokens a
+   rotating cache holds window - 1 + S of them; a stored prefix needs only the window. `_idx` says whether they are in
+   order, and whether none has left it yet.
 
 4. Long runs (long_runs.py): the classes of quantised layers, and of a mixture's experts, are replaced by ones that
    compute many rows in another way.
@@ -362,6 +363,11 @@ class RewindableRotatingKVCache(RotatingKVCache):  # type: ignore[misc]  # mlx-l
 def is_in_order(layer: RotatingKVCache) -> bool:
     """Whether a cache that is not empty holds its tokens in order, as a prefill chunk leaves them."""
     return bool(layer._idx == layer.keys.shape[2])
+
+
+def holds_every_token(layer: RotatingKVCache) -> bool:
+    """Whether no token has left a window yet, so that all are in order from the first."""
+    return bool(layer._idx == layer.offset)
 
 
 def set_write_index(layer: RotatingKVCache, index: int) -> None:

@@ -1,9 +1,11 @@
 """The prefix cache: KV caches of prompt prefixes that need not be prefilled again.
 
-The KV cache of a model with sliding windows (gpt-oss) cannot be cut back to an earlier position, so caches are stored
-as they stood at a checkpoint: the end of the system part, of the history, of the prompt, of the answer. One rule for
-every model: the longest cached prefix of a prompt is reused whole, never a part of one. What is cached is never
-changed: a sequence that reuses it gets arrays that are copied when they are first written to.
+The KV cache of a model with sliding windows (gpt-oss) cannot be cut back to an earlier position once tokens have left
+a window, so caches are stored as they stood at a checkpoint: the end of the system part, of the history, of the prompt,
+of the answer. The longest cached prefix of a prompt is reused. Where caches can be cut (models that attend to
+everything, and texts that are shorter than the windows) that may be a part of a longer one, such as the instructions
+that a classifier's prompts begin with. What is cached is never changed: a sequence that reuses it gets arrays that are
+copied when they are first written to.
 
 Checkpoints of one conversation share what they have in common. Layers that hold every token are stored once, in the
 longest checkpoint; the others have only their sliding windows to themselves, and what they share is sliced out of the
@@ -31,16 +33,23 @@ from mlx_backend.engine.mlx.kv_cache import (
     LayerCaches,
     alias,
     as_bytes,
+    can_cut,
     can_share,
     compact_copies,
     keep_slice,
     shared_copies,
 )
+from mlx_backend.engine.mlx.kv_cache import cut as cut_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
+
+# What a part of a prefix has to save of a prompt to be cut off it: so many tokens, or this share of what is to be
+# prefilled. To take it costs some operations for each layer.
+MIN_CUT_TOKENS = 64
+MIN_CUT_SHARE = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -101,19 +110,24 @@ class PrefixCache:
         return len(self._entries)
 
     def find_longest(
-        self, prompt: Sequence[int] | bytes, adapter: str = ""
+        self, prompt: Sequence[int] | bytes, adapter: str = "", *, cut: bool = False
     ) -> tuple[int, LayerCaches | None]:
-        """Find the longest cached prefix of the prompt: its length, and layers that the caller may write to."""
-        entry = self._find_longest(adapter, as_bytes(prompt))
+        """Find the longest cached prefix of the prompt: its length, and layers that the caller may write to.
+
+        With `cut` it may be a part of a prefix that goes on differently, if that can be cut and saves enough.
+        """
+        entry, length = self._find_reusable(adapter, as_bytes(prompt), cut=cut)
         if entry is None:
             return 0, None
         self._touch(entry)
-        return len(entry.tokens) // TOKEN_BYTES, _whole_layers(entry, entry.family.owner)
+        layers = _whole_layers(entry, entry.family.owner)
+        if length * TOKEN_BYTES < len(entry.tokens):
+            cut_layers(layers, length)
+        return length, layers
 
-    def covered_tokens(self, prompt: Sequence[int] | bytes, adapter: str = "") -> int:
+    def covered_tokens(self, prompt: Sequence[int] | bytes, adapter: str = "", *, cut: bool = False) -> int:
         """Return how many tokens of the prompt, all but its last, are cached; not counted as use."""
-        entry = self._find_longest(adapter, as_bytes(prompt)[:-TOKEN_BYTES])
-        return len(entry.tokens) // TOKEN_BYTES if entry is not None else 0
+        return self._find_reusable(adapter, as_bytes(prompt)[:-TOKEN_BYTES], cut=cut)[1]
 
     def has(self, tokens: Sequence[int] | bytes, adapter: str = "") -> bool:
         """Whether exactly this prefix is cached; it then counts as used."""
@@ -204,6 +218,31 @@ class PrefixCache:
             # Whatever is a prefix of `tokens` and sorts before `near` is a prefix of both.
             tokens = tokens[: common_prefix_length(tokens, near)]
         return None
+
+    def _find_reusable(self, adapter: str, tokens: bytes, *, cut: bool) -> tuple[_Entry | None, int]:
+        """Find the entry that saves most of a prompt, and how many tokens."""
+        entry = self._find_longest(adapter, tokens)
+        length = len(entry.tokens) // TOKEN_BYTES if entry is not None else 0
+        if not cut:
+            return entry, length
+        ordered = self._sorted.get(adapter, [])
+        at = bisect_right(ordered, tokens)  # what begins most like it sorts next to it
+        common, near = max(
+            (
+                (common_prefix_length(tokens, each) // TOKEN_BYTES, each)
+                for each in ordered[max(0, at - 1) : at + 1]
+            ),
+            default=(0, b""),
+        )
+        remaining = len(tokens) // TOKEN_BYTES - length
+        if common - length < min(MIN_CUT_TOKENS, max(1, MIN_CUT_SHARE * remaining)):
+            return entry, length
+        other: _Entry | None = self._entries[adapter, near]
+        while other is not None and len(other.tokens) > common * TOKEN_BYTES:
+            if can_cut(other.layers):
+                return other, common
+            other = self._find_longest(adapter, near, below=len(other.tokens))  # as before a reply
+        return entry, length
 
     def _find_longer_owner(self, adapter: str, tokens: bytes) -> _Entry | None:
         """Find an entry that is longer than `tokens`, starts with them, and owns its layers."""

@@ -60,7 +60,8 @@ class PrefixStore:
 
     def covered_tokens(self, sequence: DecodingSequence) -> int:
         """Return how many tokens of a prompt are cached in memory; not counted as use."""
-        return self._prefixes.covered_tokens(sequence.packed(len(sequence.tokens)), sequence.adapter)
+        tokens = sequence.packed(len(sequence.tokens))
+        return self._prefixes.covered_tokens(tokens, sequence.adapter, cut=sequence.images is None)
 
     def find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
         """Find the longest stored prefix of at most `max_tokens` tokens: its length, and caches to continue on."""
@@ -72,7 +73,8 @@ class PrefixStore:
 
     def _find(self, sequence: DecodingSequence, max_tokens: int) -> tuple[int, LayerCaches | None]:
         tokens = sequence.packed(max_tokens)
-        length, layers = self._prefixes.find_longest(tokens, sequence.adapter)
+        is_text = sequence.images is None  # images may not be cut
+        length, layers = self._prefixes.find_longest(tokens, sequence.adapter, cut=is_text)
         if self._disk is not None and sequence.adapter == self._disk_adapter:
             stored = self._disk.find_longest(tokens, beyond=length)
             if stored is not None and (loaded := self._disk.read(stored)) is not None:

@@ -81,6 +81,23 @@ def test_where_caches_can_be_rewound_all_are_cached_in_one_chunk_or_two(
     assert from_each(model, (30, 60, 97), {30: 30, 60: 60, 97: 97, 99: 99}) == pieces
 
 
+@pytest.mark.parametrize("name", ["windowed", "qwen"])
+def test_prompts_that_begin_alike_share_that_beginning_where_caches_can_be_cut(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Such as those of a classifier: instructions, and then a text. Windows hold the first 32 tokens."""
+    model: Path = request.getfixturevalue(name)
+    with load_engine(model, cache_bytes=0) as cold, load_engine(model) as engine:
+        for instructions, text, cut in ((20, 8, 20), (70, 20, 70 if name == "qwen" else 0)):
+            for at in range(4):
+                prompt = [*PROMPT[:instructions], *range(200 + 10 * at, 200 + 10 * at + text)]
+                asked = GenerationRequest(prompt=prompt, max_tokens=12)
+                assert reply(engine.generate(asked)) == (
+                    reply(cold.generate(asked))[0],
+                    cut if at else 0,
+                )
+
+
 @pytest.mark.parametrize("cancelled", [False, True], ids=["ended", "cancelled"])
 @pytest.mark.parametrize("others", [0, 2])
 def test_they_are_stored_without_a_copy_and_take_no_more_memory_once_the_reply_is_over(

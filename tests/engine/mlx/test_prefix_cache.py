@@ -10,6 +10,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from tolerances import held_memory
 
+from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.arrays import as_floats
 from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.kv_cache import alias, keep_slice
@@ -47,6 +48,33 @@ def test_the_longest_prefix_is_found_among_many_and_holds_what_it_should() -> No
         assert length == expected
         if found is not None:
             assert contents(found) == list(range(length))
+
+
+def test_a_part_of_a_prefix_is_found_where_it_can_be_cut_and_saves_enough() -> None:
+    cache = PrefixCache(1 << 30)
+    chooser = random.Random(6)
+    for size, cuttable in ((8, True), (30, False)):  # the window holds 8
+        stored = {tuple(chooser.choice((1, 2)) for _ in range(size)) for _ in range(20)}
+        for tokens in stored:
+            cache.insert(tokens, layers(size))
+        for _ in range(100):
+            prompt = tuple(chooser.choice((1, 2)) for _ in range(12))
+            common = max(common_prefix_length(prompt, each) for each in stored)
+            length, found = cache.find_longest(prompt, cut=True)
+            assert cache.covered_tokens((*prompt, 3), cut=True) == length
+            assert length == (common if cuttable and common >= 3 else 0)
+            assert cache.find_longest(prompt)[0] == 0 or common == size
+            if found is not None:
+                full, window = found
+                assert (full.offset, window.offset) == (length, length)
+                for layer in found:
+                    assert as_floats(layer.keys[0, 0, :length, 0]) == list(range(length))
+                    more = mx.full((1, 2, 2, 4), 77.0)
+                    keys, _ = layer.update_and_fetch(more, more)
+                    assert as_floats(keys[0, 0, -2:, 0]) == [77.0, 77.0]
+        for tokens in stored:
+            assert contents(cache.find_longest(tokens)[1] or []) == list(range(size))
+        cache.clear()
 
 
 def test_checkpoints_of_one_conversation_share_what_they_have_in_common() -> None:
