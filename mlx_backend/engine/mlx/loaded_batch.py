@@ -287,13 +287,14 @@ class LoadedBatch:
                 sequence.key,
                 EngineError(f"Choosing the next token failed: {sequence.sampler.error}"),
             )
-        kept = ended if self.prefix_store.enabled else ()
-        caches = self._leave(decoder, [*ended, *failed], keep_caches=kept)
-        for sequence in [*ended, *failed]:
-            if sequence.key in caches:
-                self.prefix_store.store(sequence, sequence.cache_length, caches.pop(sequence.key))
-            self._forget(sequence)
-        self._drop_empty_decoders(adapter)
+        if ended or failed:
+            kept = ended if self.prefix_store.enabled else ()
+            caches = self._leave(decoder, [*ended, *failed], keep_caches=kept)
+            for sequence in [*ended, *failed]:
+                if sequence.key in caches:
+                    self.prefix_store.store(sequence, sequence.cache_length, caches.pop(sequence.key))
+                self._forget(sequence)
+            self._drop_empty_decoders(adapter)
         yield from self._extend_reservations(decoder)
 
     def _leave(

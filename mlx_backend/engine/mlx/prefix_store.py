@@ -123,7 +123,7 @@ class PrefixStore:
             self._prefixes.insert(tokens, layers, sequence.adapter, share=share)
             if share:
                 self._sharing.setdefault(sequence.key, []).append(tokens)
-        self.evict_to_fit()
+            self.evict_to_fit()
         if not persist or self._disk is None or self._disk.has(tokens):
             return
         layers = compact_copies(layers)
