@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,27 +85,32 @@ def _write(scratch: Path, name: str, settings: dict[str, Any] | None, options: a
 def _compare(name: str, folder: Path, options: argparse.Namespace, clock: Any) -> None:
     from mlx_backend.engine.mlx import load_engine, long_runs
 
-    ours, least = load_engine(folder), long_runs.MIN_WEIGHTS
-    long_runs.MIN_WEIGHTS = sys.maxsize  # so no layer matters
-    without = load_engine(folder)
-    long_runs.MIN_WEIGHTS = least
-    rng = random.Random(1)
-    for length in options.lengths:
-        times: dict[bool, list[float]] = {True: [], False: []}
-        for number in range(options.rounds + 1):
-            for engine in (ours, without) if number % 2 else (without, ours):
-                seconds = _first_token(engine, rng.choices(range(20, 300), k=length), clock)
-                if number:
-                    times[engine is ours].append(seconds)
-        ratios = [new / old for new, old in zip(times[True], times[False], strict=True)]
-        before, after = statistics.median(times[False]), statistics.median(times[True])
-        print(
-            f"{name:16} {length:>5} tokens: {before:.3f} -> {after:.3f} s, ratio {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f}-{max(ratios):.2f})",
-            flush=True,
-        )
-    for engine in (ours, without):
-        engine.close()
+    least = long_runs.MIN_WEIGHTS
+    with ExitStack() as stack:
+        ours = stack.enter_context(load_engine(folder))
+        long_runs.MIN_WEIGHTS = sys.maxsize  # so no layer matters
+        without = stack.enter_context(load_engine(folder))
+        long_runs.MIN_WEIGHTS = least
+        for length in options.lengths:
+            _compare_length(f"{name:16} {length:>5} tokens", length, ours, without, options.rounds, clock)
+
+
+def _compare_length(
+    name: str, length: int, ours: ThreadedEngine, without: ThreadedEngine, rounds: int, clock: Any
+) -> None:
+    rng = random.Random(length)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds + 1):
+        for engine in (ours, without) if number % 2 else (without, ours):
+            seconds = _first_token(engine, rng.choices(range(20, 300), k=length), clock)
+            if number:
+                times[engine is ours].append(seconds)
+    ratios = [new / old for new, old in zip(times[True], times[False], strict=True)]
+    print(
+        f"{name}: {statistics.median(times[False]):.3f} -> {statistics.median(times[True]):.3f} s, ratio "
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+        flush=True,
+    )
 
 
 def _first_token(engine: ThreadedEngine, prompt: list[int], clock: Any) -> float:

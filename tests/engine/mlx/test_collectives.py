@@ -7,7 +7,7 @@ from mlx_backend.models.engine_options import EngineOptions
 
 REFUSED = {"adapters", "adapter", "draft_model", "cache_folder", "cache_folder_bytes"}
 AGREED = {"memory_bytes"}  # the rank with the least decides
-OWN = {"allow_download", "trust_remote_code", "wired"}  # how a rank loads its part
+OWN = {"allow_download", "trust_remote_code", "wired", "blas"}  # how a rank loads its part
 ALONE = {"dequantize"}  # what is not done by several ranks
 QUEUE = {"max_concurrent", "max_waiting"}  # which rank 0 alone has
 

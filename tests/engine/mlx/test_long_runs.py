@@ -179,34 +179,33 @@ def test_a_run_is_long_from_the_number_of_rows_on_for_which_the_other_way_is_fas
     assert {type(layer) for layer in layers} == {LongRunLinear, LongRunQuantizedExperts}
 
 
+def peak_memory(network: Any, *given: mx.array | bool) -> int:
+    """Return the bytes that a run needs at most beside its inputs and what is quantised."""
+    mx.eval(network.parameters(), [each for each in given if isinstance(each, mx.array)])
+    assert prepare(network) is not None
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(network(*given))
+    return mx.get_peak_memory() - before
+
+
 @pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("experts", [False, True])
-def test_dequantised_weights_are_freed_before_many_others_are_made(
-    monkeypatch: pytest.MonkeyPatch, *, experts: bool
+def test_dequantised_weights_are_freed_before_those_of_many_other_layers_are_made(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    size, count = 512, 16
+    def peak_with(layers_pending: int) -> int:
+        monkeypatch.setattr(f"{MODULE}.MAX_PENDING_BYTES", layers_pending * 4 * 512**2)
+        network = Layers(*(nn.Linear(512, 512, bias=False).to_quantized(64, 4) for _ in range(16)))
+        return peak_memory(network, mx.ones((64, 512)))
 
-    def peak_memory(max_pending: int) -> int:
-        """Return the bytes that a run takes at most, counted in dequantised layers, or experts."""
-        monkeypatch.setattr(f"{MODULE}.MAX_PENDING_BYTES", max_pending * 4 * size**2)
-        x = mx.ones((64, 1, size) if experts else (64, size))
-        network: Any
-        if experts:
-            network = SwitchLinear(size, size, count).to_quantized(64, 4)
-            given: tuple[Any, ...] = (x, mx.arange(64, dtype=mx.uint32) // 4, True)
-        else:
-            network = Layers(*(nn.Linear(size, size, bias=False).to_quantized(64, 4) for _ in range(count)))
-            given = (x,)
-        mx.eval(network.parameters(), given[:2])
-        long_runs = prepare(network)
-        assert long_runs is not None
-        assert long_runs.dequantized_bytes == count * 4 * size**2
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
-        mx.eval(network(*given))
-        return (mx.get_peak_memory() - before) // (4 * size**2)
+    assert peak_with(1) < peak_with(4) < peak_with(16)
 
-    assert peak_memory(1) < peak_memory(4) < peak_memory(count)
+
+@pytest.mark.usefixtures("always_faster")
+def test_the_weights_of_one_expert_at_a_time_are_dequantised_on_a_cpu() -> None:
+    network = SwitchLinear(512, 512, 16).to_quantized(64, 4)
+    experts = mx.arange(64, dtype=mx.uint32) // 4
+    assert peak_memory(network, mx.ones((64, 1, 512)), experts, True) < 4 * 4 * 512**2
 
 
 # -- in an engine -----------------------------------------------------------------------------------------------
