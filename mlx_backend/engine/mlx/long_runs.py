@@ -30,7 +30,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROW_COUNTS = (64, 128, 256, 512, 1024, 2048)  # for which layers are timed, until the other way is faster
+ROW_COUNTS = (
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+    2048,
+)  # for which layers are timed, until the other way is faster
+MIN_ROWS_ON_GPU = 64  # so that decode steps are left alone
 MIN_GAIN = 1.25  # how many times faster that has to be
 MIN_WEIGHTS = 1 << 16  # of a layer for which it matters
 TIMED_RUNS = 3
@@ -104,9 +115,10 @@ class LongRunLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules 
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the outputs ([..., outputs])."""
+        is_long = self.long_runs.applies(x.size // x.shape[-1], self.min_rows)
         if self.long_runs.skips_products:
             return _no_outputs(x, x.shape[:-1], self["weight"].shape[0])
-        if not self.long_runs.applies(x.size // x.shape[-1], self.min_rows):
+        if not is_long:
             output: mx.array = super().__call__(x)
             return output
         weights = _dequantized(self, x.dtype)
@@ -158,10 +170,11 @@ class LongRunQuantizedExperts(QuantizedSwitchLinear):  # type: ignore[misc]  # m
 def _experts_outputs(
     layer: Any, as_it_is: Callable[..., mx.array], x: mx.array, indices: mx.array, is_sorted: bool
 ) -> mx.array:
+    is_long = is_sorted and layer.long_runs.applies(indices.size, layer.min_rows)
     if layer.long_runs.skips_products:
         rows = mx.broadcast_shapes(x.shape[:-2], indices.shape)
         return _no_outputs(x, (*rows, x.shape[-2]), layer.output_dims)
-    if not is_sorted or not layer.long_runs.applies(indices.size, layer.min_rows):
+    if not is_long:
         return as_it_is(x, indices, is_sorted)
     output: mx.array = layer.products(x, indices)
     return output + mx.expand_dims(layer["bias"][indices], -2) if "bias" in layer else output
@@ -265,7 +278,7 @@ def _kind(layer: Any) -> tuple[Any, ...]:
 def _min_rows(layer: Any, dtype: mx.Dtype) -> int | None:
     """Return from how many rows on a layer should be computed in the other way; None: for no number that was tried."""
     timed = layer if is_gpu() else _part(layer)
-    for rows in ROW_COUNTS:
+    for rows in (each for each in ROW_COUNTS if not is_gpu() or each >= MIN_ROWS_ON_GPU):
         inputs = _inputs(timed, rows, dtype)
         seconds = _seconds(timed, inputs)
         if seconds > MIN_GAIN * _seconds(_with_other_way(timed), inputs):

@@ -170,7 +170,8 @@ class WarmUp:
     def _is_long_run(self, long_runs: LongRuns, tokens: int) -> bool:
         """Whether a chunk of so many tokens is a long run for any layer."""
         long_runs.was_used = False
-        self._run([tokens])
+        with long_runs.without_products():
+            self._run([tokens])
         return long_runs.was_used
 
     def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:

@@ -138,7 +138,7 @@ def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -
 @pytest.mark.usefixtures("always_faster")
 def test_a_few_rows_are_computed_as_they_were() -> None:
     for layer in (*quantised_layers(FOUR_BITS), SwitchLinear(WIDTH, OUTPUTS, EXPERTS)):
-        given = inputs(layer, 63)
+        given = inputs(layer, ROW_COUNTS[0] - 1)
         expected = layer(*given)
         long_runs = prepare(layer)
         assert long_runs is not None
@@ -177,6 +177,14 @@ def test_a_run_is_long_from_the_number_of_rows_on_for_which_the_other_way_is_fas
     assert prepare(*layers) is not None
     assert [layer.min_rows for layer in layers] == [256] * 4
     assert {type(layer) for layer in layers} == {LongRunLinear, LongRunQuantizedExperts}
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_on_a_gpu_decode_steps_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = list(quantised_layers(FOUR_BITS))
+    monkeypatch.setattr(f"{MODULE}.is_gpu", lambda: True)
+    assert prepare(*layers) is not None
+    assert [layer.min_rows for layer in layers] == [64] * 4
 
 
 def peak_memory(network: Any, *given: mx.array | bool) -> int:
@@ -255,7 +263,9 @@ def test_replies_are_the_same_when_long_runs_are_computed_in_another_way(
         assert replies(engine) == expected
     assert "Long prompts are computed with" in caplog.text
     assert cost.long_runs is not None
-    assert cost.long_runs.min_tokens == 32, "each token has two experts"
+    assert cost.long_runs.min_tokens == (32 if folder.name == "original" else 8), (
+        "rows of experts are sorted from 64 on"
+    )
     # Attention is measured without the layers' products: a matrix of scores, 4 heads and 4 bytes each, and some copies.
     assert 4 * 4 <= cost.per_pair <= 4 * 4 * 16
 
