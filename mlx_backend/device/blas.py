@@ -95,7 +95,10 @@ def use_fast_blas(choice: BlasChoice = "auto") -> Blas | None:
         return None
     process = ctypes.CDLL(None)
     if hasattr(process, "cblas_sgemm"):  # LD_PRELOAD, or a call before
-        return _described(process, "a library that was loaded before")
+        refused_choice = (
+            () if choice == "auto" else (f"{choice}: another one is already loaded (LD_PRELOAD)",)
+        )
+        return _described(process, "a library that was already loaded", refused_choice)
     if choice == "off":
         return Blas(name=_SLOW, is_slow=True)
     if not any(os.environ.get(each) for each in _THREAD_VARIABLES):
@@ -166,35 +169,34 @@ def _forwarder(openblas: Path, scratch: ExitStack) -> str:
     """Compile a library that has the usual names and calls NumPy's OpenBLAS."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
-        raise _RefusedError("its OpenBLAS needs a C compiler, and there is none")
+        raise _RefusedError("its OpenBLAS needs a C compiler, and none was found")
     folder = Path(scratch.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
     source, library = folder / "forward.c", folder / "forward.so"
     source.write_text(_FORWARD, encoding="ascii")
     finding = ["-Xlinker", "-rpath", "-Xlinker", str(openblas.parent)]
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), str(openblas), *finding]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_CHECK_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise _RefusedError(f"{compiler} did not end within {_CHECK_SECONDS} seconds") from None
+    done = _run(command, f"{compiler} did not end")
     if done.returncode:
-        raise _RefusedError(f"{compiler} failed: {_last_line(done.stderr)}")
+        raise _RefusedError(f"{compiler} failed: {_first_error(done.stderr)}")
     return str(library)
 
 
 def _check(library: str) -> None:
     """Have a library tried. Raises _RefusedError."""
     if not sys.executable:
-        raise _RefusedError("it could not be tried, because the Python that runs here is not known")
+        raise _RefusedError("it cannot be tested: the path of the Python interpreter is unknown")
     command = [sys.executable, "-I", "-S", str(_CHECK), library]
+    done = _run(command, "its test did not end")
+    if done.returncode < 0:
+        raise _RefusedError(f"it crashed ({Signals(-done.returncode).name})")
+    if done.returncode:
+        raise _RefusedError(_last_line(done.stdout) or _last_line(done.stderr) or "it ended the process")
+
+
+def _run(command: list[str], failure: str) -> subprocess.CompletedProcess[str]:
+    """Run a command. Raises _RefusedError, which begins with `failure`, if that takes too long."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -203,11 +205,13 @@ def _check(library: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise _RefusedError(f"its products took longer than {_CHECK_SECONDS} seconds") from None
-    if done.returncode < 0:
-        raise _RefusedError(f"it crashed ({Signals(-done.returncode).name})")
-    if done.returncode:
-        raise _RefusedError(_last_line(done.stdout) or _last_line(done.stderr) or "it ended the process")
+        raise _RefusedError(f"{failure} within {_CHECK_SECONDS} seconds") from None
+
+
+def _first_error(text: str) -> str:
+    """Return the line of a compiler's messages that says what was wrong; the linker's last one only says that."""
+    errors = [line for line in text.splitlines() if "error:" in line or "ld: " in line]
+    return errors[0].strip()[:300] if errors else _last_line(text)
 
 
 def _last_line(text: str) -> str:

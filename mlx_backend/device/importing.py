@@ -1,7 +1,7 @@
-"""The one way to MLX's first import in a process: with a fast BLAS in its place, and the limit on open files kept.
+"""How MLX is first imported in a process: after a fast BLAS is loaded, and without changing the limit on open files.
 
-Whoever imports a module that imports MLX, from one that does not, does it in this block; a test holds that. What was
-found is logged here, for people.
+Every module that does not itself import MLX imports one that does in this block; a test checks that. Logs which BLAS
+is used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ADVICE = (
-    "with which prompts take many times as long as they need to. Install a fast one (Debian and Ubuntu: apt install "
-    "libopenblas0-pthread) or a C compiler (apt install gcc), with which NumPy's is used, and start again"
+    "which makes prompts many times slower. Install an optimised BLAS (Debian and Ubuntu: apt install "
+    "libopenblas0-pthread), or a C compiler so that NumPy's can be used (apt install gcc libc6-dev), and start again"
 )
 
 
@@ -39,7 +39,7 @@ def importing_mlx(blas: BlasChoice) -> Iterator[None]:
 def _log(found: Blas, choice: BlasChoice) -> None:
     for reason in found.refused:
         level = logging.WARNING if found.is_slow or reason.startswith(f"{choice}: ") else logging.INFO
-        log.log(level, "A BLAS is not used. %s.", reason)
+        log.log(level, "BLAS not used: %s.", reason)
     if found.is_slow and choice != "off":
         log.warning("%s, %s.", found, _ADVICE)
     else:

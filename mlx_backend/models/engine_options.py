@@ -40,9 +40,7 @@ def _blas(text: str) -> Literal["auto", "off"] | Path:
             return text
     library = Path(text).expanduser()
     if not library.is_file():
-        raise SettingError(
-            f"{text!r} is neither auto nor off, and there is no such file; name a library by its whole path"
-        )
+        raise SettingError(f"{text!r} is neither auto nor off, nor a file; give the path of a BLAS library")
     return library
 
 
@@ -121,7 +119,7 @@ class EngineOptions:
         bool,
         Setting(
             kind=switch(),
-            help="dequantise a layer's weights while a long prompt is computed, where that is faster (on Linux)",
+            help="dequantise a layer's weights for long prompts, where timing at load shows that to be faster (Linux)",
             group="memory and speed",
             option="--no-dequantize",
         ),
@@ -155,8 +153,8 @@ class EngineOptions:
             kind=Kind(
                 words="auto, off or the file of a library", metavar="auto|off|FILE", type=Any, parse=_blas
             ),
-            help="what multiplies matrices on a Linux CPU: auto: a fast BLAS, where one is found; off: the one in "
-            "MLX's wheel, which is slow; or a library that has cblas_sgemm",
+            help="BLAS library for matrix products on a Linux CPU; auto: an optimised one if found; off: the slow one "
+            "in MLX's wheel; FILE: a library with cblas_sgemm (if it fails its check, as with auto)",
             group="memory and speed",
             in_file=False,
         ),

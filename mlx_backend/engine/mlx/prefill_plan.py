@@ -110,7 +110,7 @@ class PrefillPacer:
     """Decides how large a chunk may be: as large as fits into the longest stall, as measured on this machine.
 
     `rate` is how many tokens a second are prefilled, if that is known already; with `fixed` it does not matter. `work`
-    says what a chunk of so many tokens takes, counted in these tokens.
+    gives the cost of a chunk of so many tokens, in units of which `rate` are done in a second.
     """
 
     def __init__(

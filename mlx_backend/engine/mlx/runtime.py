@@ -23,7 +23,7 @@ from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
-from mlx_backend.engine.mlx.long_runs import prepare_long_runs
+from mlx_backend.engine.mlx.many_rows import use_many_rows_layers
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import DraftNetwork, LoadedNetwork
-    from mlx_backend.engine.mlx.long_runs import LongRuns
+    from mlx_backend.engine.mlx.many_rows import ManyRows
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
     from mlx_backend.engine.mlx.warm_up import ChunkCost
@@ -101,7 +101,7 @@ class Runtime:
                 ranks.check_alike(model.folder, options)
             try:
                 # Processes that share a model would time layers differently, and have to do the same runs.
-                self._long_runs = self._prepare_long_runs() if ranks is None else None
+                self._many_rows = self._use_many_rows_layers() if ranks is None else None
                 cost = self._warm_up(layers)
                 self.can_pack, self.unbatched = self._try_together(layers, ranks)
                 self._can_pack_drafts = self.can_pack and self._try_packing_drafts()
@@ -168,23 +168,25 @@ class Runtime:
         """Return empty caches for a prompt of which nothing is cached."""
         return fresh_caches(self.networks[adapter], self.options)
 
-    def _prepare_long_runs(self) -> LongRuns | None:
-        """Have layers computed in another way for long runs where that is faster, and try it."""
+    def _use_many_rows_layers(self) -> ManyRows | None:
+        """Replace layers for which another implementation is faster with many rows, and try it."""
         drafting = [self.draft.network] if self.draft is not None else []
         networks, dtype = [*self.networks.values(), *drafting], coarsest_dtype(self.model.network)
-        long_runs = prepare_long_runs(networks, dtype, dequantize=self.options.dequantize)
-        if long_runs is None:
+        many_rows = use_many_rows_layers(networks, dtype, dequantize=self.options.dequantize)
+        if many_rows is None:
             return None
         try:
             tokens, layers = mx.zeros((1, TRIED_TOKENS), mx.int32), self.fresh_layers("")
-            with long_runs.always():
+            with many_rows.always():
                 run_first(self.networks[""], tokens, layers, self.options)
                 mx.eval([layer.state for layer in layers])
         except Exception as error:  # such as a network that is compiled, and cannot wait for its layers
-            log.warning("Long prompts are computed like short ones: %r", error)
-            long_runs.disable()
+            log.warning(
+                "Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error
+            )
+            many_rows.disable()
             return None
-        return long_runs
+        return many_rows
 
     def _warm_up(self, layers: LayerCaches) -> CacheCost:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
@@ -208,7 +210,7 @@ class Runtime:
             if ranks is not None
             else (lambda value: value),
             prepares=prepares_for_lengths(),
-            long_runs=self._long_runs,
+            many_rows=self._many_rows,
         )
         if is_gpu():  # a CPU prepares nothing for a length
             # Half of the time is for rehearsed requests, which several ranks do not run.

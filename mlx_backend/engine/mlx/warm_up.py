@@ -1,8 +1,8 @@
-"""Running a network when it is loaded: what a chunk takes, and on a GPU all that is slow the first time.
+"""Warm-up of a loaded network: measures how long chunks take and, on a GPU, does all that is slow the first time.
 
 Kernels are compiled or loaded when they are first used, and MLX's CUDA backend chooses algorithms for every new shape
 of a matrix. In the first process on a fresh H200, the first prompt beside a running reply stopped it for 2.9 seconds,
-although lengths had been run; in later processes for 0.25. What is done here is not done while somebody waits.
+although lengths had been run; in later processes for 0.25. No request has to wait for what is done here.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.long_runs import LongRuns
+    from mlx_backend.engine.mlx.many_rows import ManyRows
 
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
-MAX_MEASURED_SECONDS = 0.25  # of a long run, for another of twice the length to be measured
+MAX_MEASURED_SECONDS = 0.25  # of a chunk of many rows, beyond which no longer one is measured
 GROWTH = 3.0  # how much longer the next length may take than the one before
 
 
 @dataclass(frozen=True, slots=True)
-class LongRunCost:
-    """What chunks take that are long runs for some layers (long_runs.py).
+class ManyRowsCost:
+    """What chunks take in which some layers use their implementation for many rows (many_rows.py).
 
-    `seconds` are those of several numbers of tokens, ascending, from the least for which that is so. Each takes
-    `nbytes` beside what a chunk takes otherwise.
+    `seconds` maps sizes of such chunks, ascending, to the seconds measured; `nbytes` is their extra working memory.
     """
 
     seconds: Mapping[int, float]
@@ -43,7 +42,7 @@ class LongRunCost:
 
     @property
     def min_tokens(self) -> int:
-        """The tokens of the shortest chunk that is a long run."""
+        """The tokens of the shortest such chunk."""
         return next(iter(self.seconds))
 
     def seconds_of(self, tokens: int) -> float:
@@ -68,20 +67,20 @@ class ChunkCost:
     rate: float
     per_token: float
     per_pair: float
-    long_runs: LongRunCost | None = None
+    many_rows: ManyRowsCost | None = None
 
     def work(self, tokens: int) -> float:
-        """Return what a chunk of so many tokens takes, counted in tokens of a chunk of which `rate` is the speed."""
-        long_runs = self.long_runs
-        if long_runs is None or tokens < long_runs.min_tokens:
+        """Return the cost of a chunk of so many tokens, in units of which `rate` are done in a second."""
+        many_rows = self.many_rows
+        if many_rows is None or tokens < many_rows.min_tokens:
             return tokens + RUN_OVERHEAD
-        return self.rate * long_runs.seconds_of(tokens)
+        return self.rate * many_rows.seconds_of(tokens)
 
     def working_bytes(self, tokens: int, context: int) -> int:
         """Return the bytes for a chunk of so many tokens that ends at position `context`."""
         nbytes = int(tokens * (self.per_token + self.per_pair * context))
-        if self.long_runs is not None and tokens >= self.long_runs.min_tokens:
-            nbytes += self.long_runs.nbytes
+        if self.many_rows is not None and tokens >= self.many_rows.min_tokens:
+            nbytes += self.many_rows.nbytes
         return nbytes
 
 
@@ -90,8 +89,8 @@ class WarmUp:
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
     do the same runs. No run is longer than `max_tokens`. `prepares` says that the device takes time for a length that
-    is new to it, which is then not measured. `long_runs` belongs to the layers that have another way for those, if
-    there are any; then this process has the whole model.
+    is new to it, which is then not measured. `many_rows` belongs to the layers with an implementation for many rows,
+    if there are any; then this process has the whole model.
     """
 
     def __init__(
@@ -102,14 +101,14 @@ class WarmUp:
         max_tokens: int,
         agree: Callable[[float], float],
         prepares: bool = False,
-        long_runs: LongRuns | None = None,
+        many_rows: ManyRows | None = None,
     ) -> None:
         self._network = network
         self._make_caches = make_caches
         self._max_tokens = max_tokens
         self._agree = agree
         self._prepares = prepares
-        self._long_runs = long_runs
+        self._many_rows = many_rows
 
     def run_lengths(self, seconds: float) -> None:
         """Run the lengths that chunks have, short ones first, for about so many seconds at most."""
@@ -131,10 +130,10 @@ class WarmUp:
 
     def measure(self) -> ChunkCost:
         """Run a few chunks, and return what they took."""
-        long_runs = self._long_runs
-        if long_runs is None or not (sizes := self._long_run_sizes(long_runs)):
+        many_rows = self._many_rows
+        if many_rows is None or not (sizes := self._many_rows_sizes(many_rows)):
             return self._measure_chunks()
-        with long_runs.always():
+        with many_rows.always():
             [(_, nbytes)] = self._run(sizes[:1])
         seconds: dict[int, float] = {}
         for size in sizes:
@@ -143,12 +142,12 @@ class WarmUp:
             [(seconds[size], _)] = self._run([size])
             if seconds[size] > MAX_MEASURED_SECONDS:
                 break
-        # Weights would hide what the rest needs, and as they are they may take a minute on a CPU.
-        with long_runs.without_products():
+        # Without products: dequantised weights would hide the memory of the rest, and quantised kernels are slow.
+        with many_rows.without_products():
             cost = self._measure_chunks()
-        nbytes = max(0, nbytes - cost.working_bytes(sizes[0], sizes[0])) + long_runs.max_pending_bytes
+        nbytes = max(0, nbytes - cost.working_bytes(sizes[0], sizes[0])) + many_rows.max_pending_bytes
         rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
-        return replace(cost, rate=rate, long_runs=LongRunCost(seconds, nbytes))
+        return replace(cost, rate=rate, many_rows=ManyRowsCost(seconds, nbytes))
 
     def _measure_chunks(self) -> ChunkCost:
         """Run two chunks, one after the other."""
@@ -160,19 +159,19 @@ class WarmUp:
         per_pair = max(0.0, (second - first) / size**2)
         return ChunkCost((size + RUN_OVERHEAD) / seconds, max(0.0, first / size - per_pair * size), per_pair)
 
-    def _long_run_sizes(self, long_runs: LongRuns) -> list[int]:
-        """Return the sizes of chunks that are long runs, ascending."""
+    def _many_rows_sizes(self, many_rows: ManyRows) -> list[int]:
+        """Return the sizes of chunks in which layers use their implementation for many rows, ascending."""
         sizes = [size for size in PADDED_SIZES if size <= self._max_tokens]
-        while sizes and not self._is_long_run(long_runs, sizes[0]):
+        while sizes and not self._has_many_rows(many_rows, sizes[0]):
             del sizes[0]
         return sizes
 
-    def _is_long_run(self, long_runs: LongRuns, tokens: int) -> bool:
-        """Whether a chunk of so many tokens is a long run for any layer."""
-        long_runs.was_used = False
-        with long_runs.without_products():
+    def _has_many_rows(self, many_rows: ManyRows, tokens: int) -> bool:
+        """Whether any layer uses its implementation for many rows in a chunk of so many tokens."""
+        many_rows.was_used = False
+        with many_rows.without_products():
             self._run([tokens])
-        return long_runs.was_used
+        return many_rows.was_used
 
     def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:
         """Run chunks that follow each other; return the seconds and the working bytes of each."""

@@ -1,8 +1,8 @@
-"""What it is worth that layers compute many rows in another way: dequantised, or grouped by expert.
+"""Our engine with and without dequantising weights, and grouping experts' rows, for long prompts.
 
-    python tests/benchmarks/bench_long_runs.py [--layers 8] [--width 512] [--lengths 128 512 2048] [--rounds 3]
+    python tests/benchmarks/bench_many_rows.py [--layers 8] [--width 512] [--lengths 128 512 2048] [--rounds 3]
 
-The same engine with and without it (engine/mlx/long_runs.py), in turn in one process, on models with random weights: a
+The same engine with and without it (engine/mlx/many_rows.py), in turn in one process, on models with random weights: a
 dense one and a mixture of experts, in float32 and quantised. Prints the time to the first token of new prompts, and the
 ratio of both: of processor time on a CPU, which other processes disturb less, of time on a GPU.
 """
@@ -47,7 +47,7 @@ def main() -> None:
     for name in ("dense", "experts"):
         for kind, settings in FORMATS.items():
             if (name, kind) == ("dense", "float32"):
-                continue  # there is no other way
+                continue  # where nothing is replaced
             with tempfile.TemporaryDirectory() as scratch:
                 folder = _write(Path(scratch), name, settings, options)
                 _compare(f"{name}, {kind}", folder, options, clock)
@@ -83,14 +83,14 @@ def _write(scratch: Path, name: str, settings: dict[str, Any] | None, options: a
 
 
 def _compare(name: str, folder: Path, options: argparse.Namespace, clock: Any) -> None:
-    from mlx_backend.engine.mlx import load_engine, long_runs
+    from mlx_backend.engine.mlx import load_engine, many_rows
 
-    least = long_runs.MIN_WEIGHTS
+    least = many_rows.MIN_WEIGHTS
     with ExitStack() as stack:
         ours = stack.enter_context(load_engine(folder))
-        long_runs.MIN_WEIGHTS = sys.maxsize  # so no layer matters
+        many_rows.MIN_WEIGHTS = sys.maxsize  # so no layer matters
         without = stack.enter_context(load_engine(folder))
-        long_runs.MIN_WEIGHTS = least
+        many_rows.MIN_WEIGHTS = least
         for length in options.lengths:
             _compare_length(f"{name:16} {length:>5} tokens", length, ours, without, options.rounds, clock)
 

@@ -1,4 +1,4 @@
-"""Layers that compute many rows in another way: the same replies, in bounded memory, and only where it is faster."""
+"""Layers with an implementation for many rows: the same replies, in bounded memory, and only where it is faster."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,19 +13,19 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.long_runs import (
+from mlx_backend.engine.mlx.many_rows import (
     ROW_COUNTS,
-    LongRunExperts,
-    LongRunLinear,
-    LongRunQuantizedExperts,
-    LongRuns,
-    prepare_long_runs,
+    ManyRows,
+    ManyRowsExperts,
+    ManyRowsLinear,
+    ManyRowsQuantizedExperts,
+    use_many_rows_layers,
 )
 from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
-from mlx_backend.engine.mlx.warm_up import ChunkCost, LongRunCost
+from mlx_backend.engine.mlx.warm_up import ChunkCost, ManyRowsCost
 from mlx_backend.engine.threaded import ThreadedEngine
 
-MODULE = "mlx_backend.engine.mlx.long_runs"
+MODULE = "mlx_backend.engine.mlx.many_rows"
 WIDTH, OUTPUTS, EXPERTS = 64, 96, 4
 FOUR_BITS = {"mode": "affine", "bits": 4, "group_size": 64}
 FORMATS: list[dict[str, Any]] = [
@@ -70,8 +70,8 @@ def inputs(layer: Any, rows: int) -> tuple[Any, ...]:
     )  # one expert has no rows
 
 
-def prepare(*layers: Any, dequantize: bool = True) -> LongRuns | None:
-    return prepare_long_runs([Layers(*layers)], mx.float32, dequantize=dequantize)
+def prepare(*layers: Any, dequantize: bool = True) -> ManyRows | None:
+    return use_many_rows_layers([Layers(*layers)], mx.float32, dequantize=dequantize)
 
 
 @pytest.fixture(autouse=True)
@@ -81,18 +81,18 @@ def small_layers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the other way found faster, for any number of rows that is tried."""
+    """Have the implementation for many rows found faster, for any number of rows that is tried."""
     monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(type(layer) in AS_THEY_ARE))
 
 
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what says how long layers are to take, as they are and in the other way, by their rows."""
+    """Return what sets how long layers take, as they are and with the implementation for many rows."""
 
-    def set_times(as_it_is: Callable[[int], float], other_way: Callable[[int], float]) -> None:
+    def set_times(as_it_is: Callable[[int], float], many_rows: Callable[[int], float]) -> None:
         def seconds(layer: Any, given: tuple[Any, ...]) -> float:
             rows = given[0].size // WIDTH
-            return as_it_is(rows) if type(layer) in AS_THEY_ARE else other_way(rows)
+            return as_it_is(rows) if type(layer) in AS_THEY_ARE else many_rows(rows)
 
         monkeypatch.setattr(f"{MODULE}._seconds", seconds)
 
@@ -103,19 +103,19 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     "quantization", FORMATS, ids=lambda each: f"{each['mode']}-{each['bits']}-{each['group_size']}"
 )
-def test_in_every_format_a_long_run_has_the_outputs_that_it_has_quantised(
+def test_in_every_format_many_rows_have_the_outputs_that_they_have_quantised(
     quantization: dict[str, Any],
 ) -> None:
     for layer in quantised_layers(quantization):
         given = inputs(layer, 64)
         expected = layer(*given)
-        long_runs = prepare(layer)
-        assert long_runs is not None
+        many_rows = prepare(layer)
+        assert many_rows is not None
         found = layer(*given)
-        assert long_runs.was_used
+        assert many_rows.was_used
         assert found.dtype == expected.dtype
         assert mx.allclose(found, expected, atol=1e-5)
-        with long_runs.without_products():
+        with many_rows.without_products():
             assert layer(*given).shape == expected.shape
 
 
@@ -125,13 +125,13 @@ def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -
     layer = SwitchLinear(WIDTH, OUTPUTS, EXPERTS, bias=bias)
     given = inputs(layer, 64)
     expected = layer(*given)
-    long_runs = prepare(layer, dequantize=False)
-    assert long_runs is not None
-    assert type(layer) is LongRunExperts
+    many_rows = prepare(layer, dequantize=False)
+    assert many_rows is not None
+    assert type(layer) is ManyRowsExperts
     assert mx.allclose(layer(*given), expected, atol=1e-5)
-    assert long_runs.was_used
-    assert long_runs.max_pending_bytes == 0
-    with long_runs.without_products():
+    assert many_rows.was_used
+    assert many_rows.max_pending_bytes == 0
+    with many_rows.without_products():
         assert layer(*given).shape == expected.shape
 
 
@@ -140,10 +140,10 @@ def test_a_few_rows_are_computed_as_they_were() -> None:
     for layer in (*quantised_layers(FOUR_BITS), SwitchLinear(WIDTH, OUTPUTS, EXPERTS)):
         given = inputs(layer, ROW_COUNTS[0] - 1)
         expected = layer(*given)
-        long_runs = prepare(layer)
-        assert long_runs is not None
+        many_rows = prepare(layer)
+        assert many_rows is not None
         assert mx.array_equal(layer(*given), expected)
-        assert not long_runs.was_used
+        assert not many_rows.was_used
 
 
 @pytest.mark.usefixtures("always_faster")
@@ -154,10 +154,10 @@ def test_what_is_not_to_be_dequantised_and_what_is_small_is_left_alone(
     assert prepare(*layers, dequantize=False) is None
     monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", EXPERTS * WIDTH * OUTPUTS)
     assert prepare(*layers) is not None
-    assert [type(layer) for layer in layers[:2]] == [nn.QuantizedLinear, LongRunQuantizedExperts]
+    assert [type(layer) for layer in layers[:2]] == [nn.QuantizedLinear, ManyRowsQuantizedExperts]
 
 
-def test_a_layer_is_left_alone_if_the_other_way_is_not_faster(take: Callable[..., None]) -> None:
+def test_a_layer_is_left_alone_if_nothing_is_faster(take: Callable[..., None]) -> None:
     layers, tried = list(quantised_layers(FOUR_BITS)), []
     take(lambda rows: tried.append(rows) or 0.010, lambda _: 0.009)  # type: ignore[func-returns-value]  # None, as is meant
     assert prepare(*layers) is None
@@ -169,14 +169,14 @@ def test_a_layer_is_left_alone_if_the_other_way_is_not_faster(take: Callable[...
     assert {*tried} == {ROW_COUNTS[0]}, "one that takes a second is not timed with more rows"
 
 
-def test_a_run_is_long_from_the_number_of_rows_on_for_which_the_other_way_is_faster(
+def test_a_layer_has_many_rows_from_the_number_on_for_which_its_other_implementation_is_faster(
     take: Callable[..., None],
 ) -> None:
     layers = list(quantised_layers(FOUR_BITS))
     take(lambda rows: rows * 1e-5, lambda rows: 1e-3 + rows * 1e-6)
     assert prepare(*layers) is not None
     assert [layer.min_rows for layer in layers] == [256] * 4
-    assert {type(layer) for layer in layers} == {LongRunLinear, LongRunQuantizedExperts}
+    assert {type(layer) for layer in layers} == {ManyRowsLinear, ManyRowsQuantizedExperts}
 
 
 @pytest.mark.usefixtures("always_faster")
@@ -254,16 +254,16 @@ def chunk_cost(engine: ThreadedEngine) -> ChunkCost:
 
 
 @pytest.mark.usefixtures("always_faster")
-def test_replies_are_the_same_when_long_runs_are_computed_in_another_way(
+def test_replies_are_the_same_with_layers_for_many_rows(
     folder: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     with load_engine(folder) as engine:
         cost = chunk_cost(engine)
         assert replies(engine) == expected
-    assert "Long prompts are computed with" in caplog.text
-    assert cost.long_runs is not None
-    assert cost.long_runs.min_tokens == (32 if folder.name == "original" else 8), (
+    assert "Long prompts: " in caplog.text
+    assert cost.many_rows is not None
+    assert cost.many_rows.min_tokens == (32 if folder.name == "original" else 8), (
         "rows of experts are sorted from 64 on"
     )
     # Attention is measured without the layers' products: a matrix of scores, 4 heads and 4 bytes each, and some copies.
@@ -274,16 +274,16 @@ def test_replies_are_the_same_when_long_runs_are_computed_in_another_way(
 def test_a_network_that_cannot_wait_for_its_layers_runs_as_it_is(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def applies(long_runs: LongRuns, *_: Any) -> bool:
-        if not long_runs._is_disabled:
+    def applies(many_rows: ManyRows, *_: Any) -> bool:
+        if not many_rows._is_disabled:
             raise RuntimeError("cannot be evaluated while it is compiled")
         return False
 
-    monkeypatch.setattr(LongRuns, "applies", applies)
+    monkeypatch.setattr(ManyRows, "applies", applies)
     with load_engine(folder) as engine:
-        assert chunk_cost(engine).long_runs is None
+        assert chunk_cost(engine).many_rows is None
         assert replies(engine) == expected
-    assert "Long prompts are computed like short ones: RuntimeError" in caplog.text
+    assert "rows not grouped by expert: RuntimeError" in caplog.text
 
 
 # -- what chunks take -------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_network_that_cannot_wait_for_its_layers_runs_as_it_is(
 
 def test_chunks_are_as_long_as_fits_into_the_longest_stall_beside_what_dequantising_takes() -> None:
     # Measured on an H100 with gpt-oss-20b's shapes in mxfp4, where 1,500 tokens a second would be chunks of 256.
-    cost = ChunkCost(1_500, 0, 0, LongRunCost({64: 0.086, 128: 0.145, 512: 0.216, 2048: 0.31}, 1 << 30))
+    cost = ChunkCost(1_500, 0, 0, ManyRowsCost({64: 0.086, 128: 0.145, 512: 0.216, 2048: 0.31}, 1 << 30))
     pacer = PrefillPacer(None, cost.rate, cost.work)
     assert pacer.chunk_size(0, others_wait=True) == 2048
     for _ in range(3):
@@ -301,16 +301,16 @@ def test_chunks_are_as_long_as_fits_into_the_longest_stall_beside_what_dequantis
 
 
 def test_the_time_of_a_chunk_lies_between_those_measured_next_to_it() -> None:
-    cost = LongRunCost({64: 1.0, 256: 2.0, 1024: 4.0}, 0)
+    cost = ManyRowsCost({64: 1.0, 256: 2.0, 1024: 4.0}, 0)
     assert cost.seconds_of(160) == 1.5
     assert [cost.seconds_of(each) for each in cost.seconds] == [1.0, 2.0, 4.0]
     assert cost.seconds_of(2560) == 8.0
-    assert LongRunCost({64: 1.0}, 0).seconds_of(128) == 2.0
-    assert LongRunCost({64: 1.0, 128: 0.5}, 0).seconds_of(256) == 0.5, "a longer one is never faster"
+    assert ManyRowsCost({64: 1.0}, 0).seconds_of(128) == 2.0
+    assert ManyRowsCost({64: 1.0, 128: 0.5}, 0).seconds_of(256) == 0.5, "a longer one is never faster"
 
 
-def test_a_chunk_that_is_no_long_run_needs_no_memory_for_dequantised_weights() -> None:
-    cost = ChunkCost(1_000, 10, 0, LongRunCost({64: 0.1}, 5_000))
+def test_a_chunk_without_many_rows_needs_no_memory_for_dequantised_weights() -> None:
+    cost = ChunkCost(1_000, 10, 0, ManyRowsCost({64: 0.1}, 5_000))
     assert (cost.working_bytes(63, 63), cost.working_bytes(64, 64)) == (630, 5_640)
     assert cost.work(63) == 127
     assert cost.work(64) == 100

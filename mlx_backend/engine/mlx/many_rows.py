@@ -1,11 +1,13 @@
-"""Layers in long runs, as of a chunk of a prompt: computed in another way than for a few tokens, where it is faster.
+"""Layers with a faster implementation for many rows (prefill) than for a few (decode).
+
+Weights are dequantised, and the rows of a mixture of experts are grouped by expert.
 
 MLX's kernels for quantised weights are made for the few tokens of a decode step. Given many, its CUDA backend
 multiplies the rows of a mixture's experts one by one, and its CPU backend does so with every row. There it can be many
-times faster to dequantise a whole layer, to multiply as if it had never been quantised, and to free that memory again.
-On a CPU even the rows of experts that are not quantised are multiplied one by one, though those of one expert could be
-a matrix. What is faster depends on the device, the shape and the format, so layers of each kind are timed both ways
-when a model is loaded. Metal's kernels are made for many rows too, and are left alone.
+times faster to dequantise a whole layer, multiply, and free that memory again. On a CPU even the rows of experts that
+are not quantised are multiplied one by one, though those of one expert could be a matrix. What is faster depends on the
+device, the shape and the format, so each kind of layer is timed with both implementations when a model is loaded. On a
+Mac MLX's own kernels are used: they are made for many rows too.
 
 Knows no caches and no requests. The sources of the layers it replaces are in `KNOWN_SOURCES` (mlx_lm_patches.py).
 """
@@ -40,22 +42,19 @@ ROW_COUNTS = (
     512,
     1024,
     2048,
-)  # for which layers are timed, until the other way is faster
-MIN_ROWS_ON_GPU = 64  # so that decode steps are left alone
+)  # timed until the implementation for many rows is faster
+MIN_ROWS_ON_GPU = 64  # so that decode steps stay as they are
 MIN_GAIN = 1.25  # how many times faster that has to be
-MIN_WEIGHTS = 1 << 16  # of a layer for which it matters
+MIN_WEIGHTS = 1 << 16  # smaller layers are left alone
 TIMED_RUNS = 3
-MAX_TIMED_SECONDS = 0.2  # of a layer as it is, for more rows to be timed
-MAX_OUTPUTS = 128  # of a layer that is timed on a CPU, where both ways take as long for each of them
+MAX_TIMED_SECONDS = 0.2  # of a plain layer, beyond which no more rows are timed
+MAX_OUTPUTS = 128  # that are timed of a layer on a CPU; the ratio is the same for all of them
 MAX_PENDING_BYTES = 1 << 27  # of dequantised weights that wait to be freed,
-MAX_PENDING_SHARE = 1 / 16  # and of a GPU's memory: it stands still for a moment each time that is waited for
+MAX_PENDING_SHARE = 1 / 16  # and of a GPU's memory: each wait stalls it briefly
 
 
-class LongRuns:
-    """What the layers of networks that have another way for long runs have in common.
-
-    Their dequantised weights take `dequantized_bytes` together.
-    """
+class ManyRows:
+    """What the layers that are replaced share. Their dequantised weights would take `dequantized_bytes` together."""
 
     def __init__(self) -> None:
         self.dequantized_bytes = 0
@@ -71,12 +70,12 @@ class LongRuns:
         return min(self._max_pending, self.dequantized_bytes)
 
     def disable(self) -> None:
-        """Compute all runs like short ones from now on."""
+        """Compute everything as the plain layers do from now on."""
         self._is_disabled = True
 
     @contextmanager
     def always(self) -> Iterator[None]:
-        """Compute all runs like long ones, and wait for each layer."""
+        """Use the implementation for many rows whatever their number, and wait for each layer."""
         self._is_forced = True
         try:
             yield
@@ -93,7 +92,7 @@ class LongRuns:
             self.skips_products = False
 
     def applies(self, rows: int, min_rows: int) -> bool:
-        """Whether so many rows are a long run for a layer."""
+        """Whether a layer should use the implementation for many rows."""
         if self._is_disabled or not (self._is_forced or rows >= min_rows):
             return False
         self.was_used = True
@@ -107,30 +106,30 @@ class LongRuns:
             self._pending = 0
 
 
-class LongRunLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules have no types
+class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules have no types
     """A quantised layer that is dequantised for `min_rows` rows and more."""
 
-    long_runs: LongRuns
+    many_rows: ManyRows
     min_rows: int
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the outputs ([..., outputs])."""
-        is_long = self.long_runs.applies(x.size // x.shape[-1], self.min_rows)
-        if self.long_runs.skips_products:
+        is_long = self.many_rows.applies(x.size // x.shape[-1], self.min_rows)
+        if self.many_rows.skips_products:
             return _no_outputs(x, x.shape[:-1], self["weight"].shape[0])
         if not is_long:
             output: mx.array = super().__call__(x)
             return output
         weights = _dequantized(self, x.dtype)
         output = x @ weights.T
-        self.long_runs.wait_for(output, weights.nbytes)
+        self.many_rows.wait_for(output, weights.nbytes)
         return output + self["bias"] if "bias" in self else output
 
 
-class LongRunExperts(SwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
-    """Experts whose rows are grouped for long runs. Many rows come sorted by their experts."""
+class ManyRowsExperts(SwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
+    """Experts whose rows are grouped by expert. mlx-lm sorts them from 64 rows on."""
 
-    long_runs: LongRuns
+    many_rows: ManyRows
     min_rows: int
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
@@ -142,10 +141,10 @@ class LongRunExperts(SwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
         return _grouped(x, indices, lambda expert, rows: rows @ self["weight"][expert].T)
 
 
-class LongRunQuantizedExperts(QuantizedSwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
-    """Quantised experts that are dequantised for long runs: those that have rows, where these have to be grouped."""
+class ManyRowsQuantizedExperts(QuantizedSwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
+    """Quantised experts that are dequantised: all of them on a GPU, on a CPU those that have rows, one at a time."""
 
-    long_runs: LongRuns
+    many_rows: ManyRows
     min_rows: int
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
@@ -158,20 +157,20 @@ class LongRunQuantizedExperts(QuantizedSwitchLinear):  # type: ignore[misc]  # m
             return _grouped(x, indices, self._product)
         weights = _dequantized(self, x.dtype)
         output = mx.gather_mm(x, weights.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=True)
-        self.long_runs.wait_for(output, weights.nbytes)
+        self.many_rows.wait_for(output, weights.nbytes)
         return output
 
     def _product(self, expert: int, rows: mx.array) -> mx.array:
         output = rows @ _dequantized(self, rows.dtype, expert).T
-        mx.eval(output)  # which a CPU loses nothing by, and frees the weights
+        mx.eval(output)  # costs nothing on a CPU, and frees the weights
         return output
 
 
 def _experts_outputs(
     layer: Any, as_it_is: Callable[..., mx.array], x: mx.array, indices: mx.array, is_sorted: bool
 ) -> mx.array:
-    is_long = is_sorted and layer.long_runs.applies(indices.size, layer.min_rows)
-    if layer.long_runs.skips_products:
+    is_long = is_sorted and layer.many_rows.applies(indices.size, layer.min_rows)
+    if layer.many_rows.skips_products:
         rows = mx.broadcast_shapes(x.shape[:-2], indices.shape)
         return _no_outputs(x, (*rows, x.shape[-2]), layer.output_dims)
     if not is_long:
@@ -196,9 +195,9 @@ def _no_outputs(x: mx.array, rows: Sequence[int], outputs: int) -> mx.array:
 
 
 def _dequantized(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.array:
-    """Return the weights of a layer, or of an expert, as numbers.
+    """Return the dequantised weights of a layer or of an expert.
 
-    They are of the kind of its scales, or of `dtype` where those are exponents.
+    They are in the dtype of the scales, or in `dtype` if the scales are exponents (uint8).
     """
     weight, scales, biases = layer["weight"], layer["scales"], layer.get("biases")
     if expert is not None:
@@ -214,46 +213,46 @@ def _dequantized(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.a
     )
 
 
-_OTHER_WAY: dict[type, type] = {
-    nn.QuantizedLinear: LongRunLinear,
-    QuantizedSwitchLinear: LongRunQuantizedExperts,
-    SwitchLinear: LongRunExperts,
+_MANY_ROWS: dict[type, type] = {
+    nn.QuantizedLinear: ManyRowsLinear,
+    QuantizedSwitchLinear: ManyRowsQuantizedExperts,
+    SwitchLinear: ManyRowsExperts,
 }
 
 
-def prepare_long_runs(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize: bool) -> LongRuns | None:
-    """Have layers of networks computed in the other way for as many rows as that is faster for; None if it never is.
+def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize: bool) -> ManyRows | None:
+    """Replace the layers of networks for which another implementation is faster with many rows; None: there are none.
 
     `dtype` is that of their activations. Without `dequantize` no weights are dequantised.
     """
-    long_runs, started = LongRuns(), perf_counter()
+    many_rows, started = ManyRows(), perf_counter()
     limits: dict[tuple[Any, ...], int | None] = {}  # by kind of layer
     for layer in (module for network in networks for module in network.modules()):
-        if not _has_other_way(layer, dequantize=dequantize):
+        if not _is_candidate(layer, dequantize=dequantize):
             continue
         kind = _kind(layer)
         if kind not in limits:
             limits[kind] = _min_rows(layer, dtype)
-            log.debug("From how many rows on a run is long: %s: %s.", kind, limits[kind])
+            log.debug("Implementation for many rows, from how many on: %s: %s.", kind, limits[kind])
         if (min_rows := limits[kind]) is not None:
-            layer.__class__ = _OTHER_WAY[type(layer)]
-            layer.long_runs, layer.min_rows = long_runs, min_rows
+            layer.__class__ = _MANY_ROWS[type(layer)]
+            layer.many_rows, layer.min_rows = many_rows, min_rows
             if "scales" in layer:
-                long_runs.dequantized_bytes += _num_weights(layer) * dtype.size
+                many_rows.dequantized_bytes += _num_weights(layer) * dtype.size
     found = [each for each in limits.values() if each is not None]
     if not found:
         return None
     log.info(
-        "Long prompts are computed %s, from %d rows on (found out in %.1f s).",
-        "with dequantised weights" if long_runs.dequantized_bytes else "with their rows grouped by expert",
+        "Long prompts: %s, from %d rows on (tokens, or tokens times experts per token). Timing took %.1f s.",
+        "weights are dequantised" if many_rows.dequantized_bytes else "rows are grouped by expert",
         min(found),
         perf_counter() - started,
     )
-    return long_runs
+    return many_rows
 
 
-def _has_other_way(layer: Any, *, dequantize: bool) -> bool:
-    if type(layer) not in _OTHER_WAY or mx.metal.is_available():
+def _is_candidate(layer: Any, *, dequantize: bool) -> bool:
+    if type(layer) not in _MANY_ROWS or mx.metal.is_available():
         return False
     if type(layer) is SwitchLinear:
         return not is_gpu() and _num_weights(layer) >= MIN_WEIGHTS
@@ -276,12 +275,12 @@ def _kind(layer: Any) -> tuple[Any, ...]:
 
 
 def _min_rows(layer: Any, dtype: mx.Dtype) -> int | None:
-    """Return from how many rows on a layer should be computed in the other way; None: for no number that was tried."""
+    """Return from how many rows on the implementation for many rows is faster; None: for no number that was tried."""
     timed = layer if is_gpu() else _part(layer)
     for rows in (each for each in ROW_COUNTS if not is_gpu() or each >= MIN_ROWS_ON_GPU):
         inputs = _inputs(timed, rows, dtype)
         seconds = _seconds(timed, inputs)
-        if seconds > MIN_GAIN * _seconds(_with_other_way(timed), inputs):
+        if seconds > MIN_GAIN * _seconds(_for_many_rows(timed), inputs):
             return rows
         if seconds > MAX_TIMED_SECONDS:
             break
@@ -299,9 +298,9 @@ def _part(layer: Any) -> Any:
     return part
 
 
-def _with_other_way(layer: Any) -> Any:
-    copy = _copy(layer, _OTHER_WAY[type(layer)])
-    copy.long_runs, copy.min_rows = LongRuns(), 0
+def _for_many_rows(layer: Any) -> Any:
+    copy = _copy(layer, _MANY_ROWS[type(layer)])
+    copy.many_rows, copy.min_rows = ManyRows(), 0
     return copy
 
 
