@@ -36,6 +36,7 @@ type LayerCaches = list[Any]  # one for each layer of the network
 TOKEN_BYTES = 4  # of a token in `as_bytes`
 _PLAIN = {int, bool, type(None)}  # most of what a layer's attributes hold
 MAX_SLACK = 1.25  # allocated over used length of a layer; beyond it a copy is worth its time
+MAX_OTHERS = 256  # tokens of a step that may be held for a prefix of a few, as caches grow by so many
 
 
 def as_bytes(tokens: Sequence[int] | bytes) -> bytes:
@@ -160,20 +161,33 @@ def can_share(layers: LayerCaches) -> bool:
     return all(isinstance(layer, KVCache | RotatingKVCache) and can_rewind(layer) for layer in layers)
 
 
-def shared_copies(layers: LayerCaches) -> LayerCaches:
+def shared_copies(layers: LayerCaches, others: int = 0) -> LayerCaches:
     """Return copies that share arrays with caches for which `can_share` is true, and their room for growth.
 
-    Only of windows that hold far more than they have to, as behind a long chunk, that is copied. `compact_copies` has
-    to follow when the caches that they share with are gone.
+    A window is a slice of what its last step computed, with so many `others` beside its tokens. Only where that is far
+    more than a prefix needs, as behind a long chunk, it is copied. `compact_copies` has to follow when the caches that
+    the others share with are gone.
     """
     copies = [alias(layer) for layer in layers]
-    cut = [layer for layer in copies if isinstance(layer, RotatingKVCache) and _is_far_longer(layer)]
+    cut = [layer for layer in copies if _is_far_longer(layer, others)]
     evaluate_async([_compact(layer).state for layer in cut])
     return copies
 
 
-def _is_far_longer(window: RotatingKVCache) -> bool:
-    return window.keys is not None and window.keys.shape[2] > MAX_SLACK * window.max_size
+def hidden_bytes(layers: LayerCaches, others: int) -> int:
+    """Return what `shared_copies` of layers hold beside what their `nbytes` tell."""
+    windows = [layer for layer in layers if isinstance(layer, RotatingKVCache) and layer.keys is not None]
+    return sum(
+        others * layer.nbytes // layer.keys.shape[2] for layer in windows if not _is_far_longer(layer, others)
+    )
+
+
+def _is_far_longer(layer: Any, others: int) -> bool:
+    """Whether a layer is a window of which far more is held than a prefix needs."""
+    if not isinstance(layer, RotatingKVCache) or layer.keys is None:
+        return False
+    length: int = layer.keys.shape[2]
+    return length > MAX_SLACK * layer.max_size or others > max(MAX_OTHERS, (MAX_SLACK - 1) * length)
 
 
 def _compact(layer: Any) -> Any:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
-    type OnCheckpoint = Callable[[PrefillJob, int, LayerCaches, int], None]
+    type OnCheckpoint = Callable[[PrefillJob, int, LayerCaches, int, int], None]
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class PrefillQueue:
         """Note that a job's last chunk has run."""
         sequence = job.sequence
         self.jobs.remove(job)
-        _advance(job, job.boundaries[-1], self._on_checkpoint)
+        _advance(job, job.boundaries[-1], self._on_checkpoint, job.remaining)
         if sequence.images is not None:
             job.forget_images()
             self._runtime.cache_budget.reserve_seeing(sequence.key, 0)  # some may have been seen before
@@ -295,14 +295,15 @@ def _run_chunks(
         spare.append(sum(padded_sizes(end - start)) - (end - start) if pad else 0)
         segments.append(job.sequence.segment(network, start, end, job.layers, spare[-1]))
     run_packed(network, segments)
+    total = sum(end - job.num_prefilled for job, end in chunks) + sum(spare)
     for (job, end), segment, count in zip(chunks, segments, spare, strict=True):
         rewind(segment.layers, count)
-        _advance(job, end, on_checkpoint)
+        _advance(job, end, on_checkpoint, total)
     return [layer.state for segment in segments for layer in segment.layers]
 
 
-def _advance(job: PrefillJob, end: int, on_checkpoint: OnCheckpoint | None) -> None:
-    """Note that a prompt has been prefilled up to `end`, and pass on the checkpoints on the way.
+def _advance(job: PrefillJob, end: int, on_checkpoint: OnCheckpoint | None, total: int) -> None:
+    """Note that a prompt has been prefilled up to `end`, in a run of so many tokens, and pass on the checkpoints there.
 
     The prompt's own end is a checkpoint only if no reply follows: a reply appends to the same caches.
     """
@@ -312,4 +313,4 @@ def _advance(job: PrefillJob, end: int, on_checkpoint: OnCheckpoint | None) -> N
     for boundary in job.boundaries:
         is_reply_start = boundary == len(job.sequence.tokens) and job.has_reply
         if on_checkpoint is not None and start < boundary <= end and not is_reply_start:
-            on_checkpoint(job, boundary, layers, end - boundary)
+            on_checkpoint(job, boundary, layers, end - boundary, total - (boundary - start))

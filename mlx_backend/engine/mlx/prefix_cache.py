@@ -36,6 +36,7 @@ from mlx_backend.engine.mlx.kv_cache import (
     can_cut,
     can_share,
     compact_copies,
+    hidden_bytes,
     keep_slice,
     shared_copies,
 )
@@ -137,25 +138,33 @@ class PrefixCache:
         return entry is not None
 
     def insert(
-        self, tokens: Sequence[int] | bytes, layers: LayerCaches, adapter: str = "", *, share: bool = False
+        self,
+        tokens: Sequence[int] | bytes,
+        layers: LayerCaches,
+        adapter: str = "",
+        *,
+        share: bool = False,
+        others: int = 0,
     ) -> bool:
         """Cache a prefix with its caches as they are now; False if they alone are too large.
 
-        With `share` the arrays of these caches are used, where that is possible, and not copied; `compact` has to be
-        called when the caches are gone.
+        With `share` the arrays of these caches are used, where that is possible, and not copied; the last step had so
+        many `others` beside the prefix's tokens. `compact` has to be called when the caches are gone.
         """
         key = as_bytes(tokens)
         if self.has(key, adapter):
             return True
         if not self.enabled:
             return False
+        hidden = 0
         if share and can_share(layers):
-            layers = shared_copies(layers)
+            hidden = hidden_bytes(layers, others)
+            layers = shared_copies(layers, others)
         else:
             layers = compact_copies(layers)
             # Computed from now on, or they would hold on to all that they are still to be computed from.
             evaluate_async([layer.state for layer in layers])
-        size = sum(layer.nbytes for layer in layers)
+        size = sum(layer.nbytes for layer in layers) + hidden
         if size > self.max_bytes:
             return False
         entry = _Entry(adapter, key, layers, size)
@@ -175,16 +184,17 @@ class PrefixCache:
         return (adapter, key) in self._entries
 
     def compact(self, tokens: Sequence[int] | bytes, adapter: str = "") -> None:
-        """Copy what a prefix needs of the arrays that it shared with caches, if no longer one has it by now."""
+        """Copy what a prefix needs of the arrays that it shared with caches, of those that no longer one has by now."""
         entry = self._entries.get((adapter, as_bytes(tokens)))
-        if entry is None or entry.is_view:
+        if entry is None:
             return
         layers = compact_copies(entry.layers)
         evaluate_async([layer.state for layer in layers])
-        saved = sum(layer.nbytes for layer in entry.layers) - sum(layer.nbytes for layer in layers)
+        saved = entry.own_bytes - sum(layer.nbytes for layer in layers)
         entry.layers = layers
         entry.own_bytes -= saved
         self._nbytes -= saved
+        self._touch(entry)  # it saves as much for fewer bytes
 
     def evict_to(self, max_bytes: int) -> None:
         """Evict what saves least for its size until at most `max_bytes` are cached.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_backend.engine.mlx.kv_cache import compact_copies, rewind_copies
+from mlx_backend.engine.mlx.kv_cache import compact_copies, hidden_bytes, rewind_copies
 from mlx_backend.engine.mlx.vision.features import FeatureCache
 
 if TYPE_CHECKING:
@@ -90,17 +90,19 @@ class PrefixStore:
         *,
         surplus: int = 0,
         share: bool = False,
+        others: int = 0,
         persist: bool = False,
     ) -> None:
         """Store the caches of a sequence's first tokens as they are now, with `persist` on disk too.
 
         They hold `surplus` tokens more than those, all of the last step. With `share` nothing is copied as long as
-        there is room: `settle` has to be called when the caches are gone.
+        there is room for the arrays of that step, which had so many `others` beside the sequence's first tokens:
+        `settle` has to be called when the caches are gone.
         """
         if not (self.enabled and sequence.can_store(length)):
             return
         try:
-            self._store(sequence, length, layers, surplus, share=share, persist=persist)
+            self._store(sequence, length, layers, surplus, share=share, others=others, persist=persist)
         except Exception as error:
             self._on_failure(error, f"The caches of a prefix of {length} tokens could not be stored")
 
@@ -112,6 +114,7 @@ class PrefixStore:
         surplus: int,
         *,
         share: bool,
+        others: int,
         persist: bool,
     ) -> None:
         tokens = sequence.packed(length)
@@ -119,8 +122,10 @@ class PrefixStore:
         if not (known := self._prefixes.has(tokens, sequence.adapter)) or persist:
             layers = rewind_copies(layers, surplus)
         if not known:
-            share = share and self._prefixes.nbytes + sum(layer.nbytes for layer in layers) <= self._room()
-            self._prefixes.insert(tokens, layers, sequence.adapter, share=share)
+            if share:
+                size = sum(layer.nbytes for layer in layers) + hidden_bytes(layers, others)
+                share = self._prefixes.nbytes + size <= self._room()
+            self._prefixes.insert(tokens, layers, sequence.adapter, share=share, others=others)
             if share:
                 self._sharing.setdefault(sequence.key, []).append(tokens)
             self.evict_to_fit()
@@ -144,11 +149,16 @@ class PrefixStore:
             raise error
         log.warning("%s: %r", message, error)
 
-    def store_checkpoint(self, job: PrefillJob, position: int, layers: LayerCaches, surplus: int) -> None:
-        """Store a prompt's prefix up to a checkpoint. The layers hold `surplus` tokens more, all of the last step."""
+    def store_checkpoint(
+        self, job: PrefillJob, position: int, layers: LayerCaches, surplus: int, others: int
+    ) -> None:
+        """Store a prompt's prefix up to a checkpoint.
+
+        The layers hold `surplus` tokens more, all of the last step, which had so many `others` beside the prefix's.
+        """
         sequence = job.sequence
         persist = self._is_worth_disk(sequence.request, position)
-        self.store(sequence, position, layers, surplus=surplus, share=True, persist=persist)
+        self.store(sequence, position, layers, surplus=surplus, share=True, others=others, persist=persist)
 
     def evict_to_fit(self, start: int = 0, chunk: int = 0) -> None:
         """Evict what does not fit beside the memory that is reserved, and a chunk from position `start`."""

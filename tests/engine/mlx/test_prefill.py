@@ -183,18 +183,20 @@ def test_where_a_network_cannot_be_run_packed_each_prompt_is_prefilled_by_itself
 
 
 @pytest.mark.parametrize("together", [1, 4])
-def test_cached_prefixes_of_long_prompts_hold_as_much_memory_as_is_counted(
-    models: dict[str, Path], watched: Any, together: int
+@pytest.mark.parametrize(("length", "marks"), [(600, (100, 300)), (600, (20, 34))])
+def test_cached_prefixes_of_prompts_hold_as_much_memory_as_is_counted(
+    models: dict[str, Path], watched: Any, length: int, marks: tuple[int, int], together: int
 ) -> None:
+    """Windows are slices of what a chunk, or a run of several prompts, has computed."""
     batch = watched(models["windowed"])
-    batch.answers([request_for(prompt(0, 600), checkpoints=(100, 300))])
+    batch.answers([request_for(prompt(0, length), checkpoints=marks)])
     gc.collect()
     mx.synchronize()
     mx.clear_cache()  # or larger freed buffers may be reused
     held, counted = mx.get_active_memory(), batch.loaded.runtime.prefixes.nbytes
     for turn in range(1, 5, together):
         batch.answers(
-            [request_for(prompt(turn + at, 600), checkpoints=(100, 300)) for at in range(together)],
+            [request_for(prompt(turn + at, length), checkpoints=marks) for at in range(together)],
         )
     mx.synchronize()
     counted = batch.loaded.runtime.prefixes.nbytes - counted

@@ -13,7 +13,7 @@ from tolerances import held_memory
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.engine.mlx.arrays import as_floats
 from mlx_backend.engine.mlx.cache_cost import CacheCost
-from mlx_backend.engine.mlx.kv_cache import alias, keep_slice
+from mlx_backend.engine.mlx.kv_cache import alias, keep_slice, rewind_copies
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 
 
@@ -75,6 +75,35 @@ def test_a_part_of_a_prefix_is_found_where_it_can_be_cut_and_saves_enough() -> N
         for tokens in stored:
             assert contents(cache.find_longest(tokens)[1] or []) == list(range(size))
         cache.clear()
+
+
+@pytest.mark.parametrize("chunk", [60, 600])
+def test_what_prefixes_hold_of_a_chunk_that_they_share_is_counted_and_given_back(chunk: int) -> None:
+    """Windows that hold a few tokens are slices of all that the chunk computed."""
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()  # or larger freed buffers may be reused
+    before = mx.get_active_memory()
+    cache, marks = PrefixCache(1 << 30), (5, 7)
+    behind = [KVCache(), RotatingKVCache(max_size=8)]
+    for layer in behind:
+        layer.update_and_fetch(*(mx.random.normal((1, 2, chunk, 1 << 10)) for _ in "kv"))
+    mx.eval([layer.state for layer in behind])
+    for length in marks:
+        others = chunk - length
+        cache.insert(range(length), rewind_copies(behind, others), share=True, others=others)
+    del behind, layer
+    mx.synchronize()
+    assert cache.nbytes >= mx.get_active_memory() - before
+    for length in marks:
+        cache.compact(range(length))
+    mx.synchronize()
+    mx.clear_cache()
+    assert mx.get_active_memory() - before == held_memory(cache.nbytes, buffers=3 * 2)
+    apart = PrefixCache(1 << 30)
+    for length in marks:
+        apart.insert(range(length), layers(length, size=1 << 10))
+    assert cache.nbytes == apart.nbytes
 
 
 def test_checkpoints_of_one_conversation_share_what_they_have_in_common() -> None:
