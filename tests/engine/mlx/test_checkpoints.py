@@ -98,6 +98,21 @@ def test_prompts_that_begin_alike_share_that_beginning_where_caches_can_be_cut(
                 )
 
 
+def test_a_warm_up_that_another_prompt_has_begun_with_is_stored_all_the_same(
+    qwen: Path, tmp_path: Path
+) -> None:
+    """On disk, where the other prompt is not, too."""
+    other = GenerationRequest(prompt=PROMPT, max_tokens=1)
+    with loaded_batch(qwen, cache_bytes=1 << 28, cache_folder=tmp_path) as batch:
+        generate(batch, [other])
+        prefixes = batch.loaded.runtime.prefixes
+        assert not prefixes.has(PROMPT[:40])
+        generate(batch, [GenerationRequest(prompt=PROMPT[:40], max_tokens=0)])
+        assert prefixes.has(PROMPT[:40])
+    with load_engine(qwen, cache_folder=tmp_path) as engine:
+        assert reply(engine.generate(other))[1] == 40
+
+
 @pytest.mark.parametrize("cancelled", [False, True], ids=["ended", "cancelled"])
 @pytest.mark.parametrize("others", [0, 2])
 def test_they_are_stored_without_a_copy_and_take_no_more_memory_once_the_reply_is_over(
