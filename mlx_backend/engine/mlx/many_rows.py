@@ -223,11 +223,12 @@ _MANY_ROWS: dict[type, type] = {
 def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize: bool) -> ManyRows | None:
     """Replace the layers of networks for which another implementation is faster with many rows; None: there are none.
 
-    `dtype` is that of their activations. Without `dequantize` no weights are dequantised.
+    `dtype` is that of their activations. Without `dequantize` no weights are dequantised. Layers that compute logits
+    are left alone: a chunk's are never looked at, and not computed as long as nobody waits for them.
     """
     many_rows, started = ManyRows(), perf_counter()
     limits: dict[tuple[Any, ...], int | None] = {}  # by kind of layer
-    for layer in (module for network in networks for module in network.modules()):
+    for layer in (module for network in networks for module in _all_but_logits(network)):
         if not _is_candidate(layer, dequantize=dequantize):
             continue
         kind = _kind(layer)
@@ -249,6 +250,14 @@ def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize
         perf_counter() - started,
     )
     return many_rows
+
+
+def _all_but_logits(network: Any) -> list[Any]:
+    """Return the modules of a network without those that have an output for each word of its vocabulary."""
+    modules = network.modules()
+    embeddings = [each for each in modules if isinstance(each, nn.Embedding | nn.QuantizedEmbedding)]
+    words = max((each.weight.shape[0] for each in embeddings), default=0)
+    return [each for each in modules if not (type(each) is nn.QuantizedLinear and len(each.weight) == words)]
 
 
 def _is_candidate(layer: Any, *, dequantize: bool) -> bool:

@@ -80,7 +80,9 @@ class PrefixStore:
             if stored is not None and (loaded := self._disk.read(stored)) is not None:
                 length, layers = stored.length, loaded
                 self.store(sequence, length, loaded)
-        if length == len(sequence.tokens) and layers is not None:  # a warm-up, of which nothing is left to prefill
+        if (
+            length == len(sequence.tokens) and layers is not None
+        ):  # a warm-up, of which nothing is left to prefill
             self.store(sequence, length, layers, persist=self._is_worth_disk(sequence.request, length))
         return length, layers
 

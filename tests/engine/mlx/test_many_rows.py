@@ -120,6 +120,17 @@ def test_in_every_format_many_rows_have_the_outputs_that_they_have_quantised(
 
 
 @pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("quantised", [True, False])
+def test_the_layer_that_computes_logits_is_left_alone(*, quantised: bool) -> None:
+    """Or all logits of a chunk, which nobody looks at, would be computed to have its weights freed."""
+    words, positions = nn.Embedding(500, WIDTH), nn.Embedding(OUTPUTS, WIDTH)
+    inner, head = (nn.Linear(WIDTH, size).to_quantized(**FOUR_BITS) for size in (OUTPUTS, 500))
+    embeddings = [each.to_quantized(**FOUR_BITS) if quantised else each for each in (words, positions)]
+    assert prepare(*embeddings, inner, head) is not None
+    assert (type(inner), type(head)) == (LongRunLinear, nn.QuantizedLinear)
+
+
+@pytest.mark.usefixtures("always_faster")
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -> None:
     layer = SwitchLinear(WIDTH, OUTPUTS, EXPERTS, bias=bias)
