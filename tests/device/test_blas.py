@@ -131,6 +131,15 @@ def test_a_library_that_is_not_right_is_refused_with_the_reason_and_another_is_t
     assert "Matrix products: OpenBLAS 0." in printed
 
 
+def test_what_a_compiler_says_in_another_encoding_is_no_error(tmp_path: Path) -> None:
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\nprintf 'forward.c: \\305\\344\\377\\n' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    code = "blas.SYSTEM_LIBRARIES = (); print(ascii(blas.use_fast_blas().refused))"
+    printed = in_a_process(code, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert f"NumPy's wheel: {compiler} failed: forward.c: " in printed
+
+
 def test_a_server_starts_although_the_named_library_is_refused(tmp_path: Path) -> None:
     library = compiled(tmp_path, result="-sum")
     with server_process("--blas", str(library)) as server:

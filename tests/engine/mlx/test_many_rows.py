@@ -127,7 +127,7 @@ def test_the_layer_that_computes_logits_is_left_alone(*, quantised: bool) -> Non
     inner, head = (nn.Linear(WIDTH, size).to_quantized(**FOUR_BITS) for size in (OUTPUTS, 500))
     embeddings = [each.to_quantized(**FOUR_BITS) if quantised else each for each in (words, positions)]
     assert prepare(*embeddings, inner, head) is not None
-    assert (type(inner), type(head)) == (LongRunLinear, nn.QuantizedLinear)
+    assert (type(inner), type(head)) == (ManyRowsLinear, nn.QuantizedLinear)
 
 
 @pytest.mark.usefixtures("always_faster")
