@@ -202,7 +202,6 @@ def _run(command: list[str], failure: str) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             errors="replace",  # its messages may be in another encoding
-            errors="replace",
             timeout=_CHECK_SECONDS,
             check=False,
         )
