@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.sequences import DecodingSequence
 
 FIRST_CHUNK = 256  # where nothing was measured
-MAX_STALL_SECONDS = 0.33  # that a running reply should wait for a chunk
+MAX_STALL_SECONDS = 0.3  # that a running reply should wait for a chunk
 MAX_CHUNK_SECONDS = 1.0  # where no reply is running, but a request may arrive
 MEASURED_CHUNKS = 3  # the last ones, by which the machine's speed is judged
 MIN_CHECKPOINT_DISTANCE = 16
