@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 RESERVED_REPLY_TOKENS = 2048  # at a time, for replies that outgrow their reservations
 STEPS_PER_CACHE_CLEAR = 512
+SHORT_REPLY_TOKENS = 32  # up to which a CPU's tokens do not wait for another step
 
 
 class LoadedBatch:
@@ -69,7 +70,7 @@ class LoadedBatch:
         self.prefill_queue = PrefillQueue(runtime, self.prefix_store, self._forget, shared=ranks is not None)
         # Processes that share a model have to draft alike, whatever their times are.
         self.draft_pacer = DraftPacer(self._options.draft_tokens, perf_counter if ranks is None else None)
-        # A CPU has all but finished a step once it is started; a GPU can be given the next one meanwhile.
+        # A CPU has nearly finished a step once it is started; a GPU can be given the next one meanwhile.
         self._computes_ahead = is_gpu()
         self._decoders: dict[str, list[Decoder]] = {}  # by adapter
         self._preempted: deque[DecodingSequence] = deque()  # in mid-reply, for want of memory
@@ -261,10 +262,14 @@ class LoadedBatch:
                 yield from self._deliver(adapter, decoder, decoder.emit_first_tokens())
 
     def _emit_sampled(self) -> Iterator[tuple[int, Outcome]]:
-        """Emit the tokens sampled last before they are fed, so that none waits for another step."""
+        """Emit the tokens sampled last before they are fed, so that none waits for another step.
+
+        Where all replies are long already, their next step is started first: it runs beside what is done here.
+        """
         for adapter, decoders in list(self._decoders.items()):
             for decoder in list(decoders):
-                yield from self._deliver(adapter, decoder, decoder.emit_sampled())
+                if any(sequence.num_emitted < SHORT_REPLY_TOKENS for sequence in decoder.sequences):
+                    yield from self._deliver(adapter, decoder, decoder.emit_sampled())
 
     def _deliver(
         self, adapter: str, decoder: Decoder, generated: Sequence[GeneratedToken]

@@ -74,6 +74,24 @@ def test_every_step_emits_the_tokens_that_it_samples_and_no_reply_is_fed_its_las
     assert emitted == fed == [3, 3, 3, 3, 2, 1]
 
 
+def test_steps_of_long_replies_are_started_ahead_until_a_new_one_joins(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepping, "is_gpu", lambda: False)
+    monkeypatch.setattr(stepping, "SHORT_REPLY_TOKENS", 3)
+    with loaded_batch(windowed) as batch:
+        batch.insert(0, GenerationRequest(prompt=[30] * 5, max_tokens=12))
+        emitted = []
+        while batch.loaded.sequences:
+            if len(emitted) == 6:
+                batch.insert(1, GenerationRequest(prompt=[31] * 5, max_tokens=2))
+            emitted.append(Counter(key for key, each in batch.step() if isinstance(each, TokenDelta)))
+    assert [each[0] for each in emitted[:5]] == [1, 1, 1, 0, 1]
+    assert [each[1] for each in emitted[5:8]] == [0, 1, 1]
+    assert [each[0] for each in emitted[6:]].count(0) == 1, "after the new one has ended"
+    assert [sum(each[key] for each in emitted) for key in (0, 1)] == [12, 2]
+
+
 def test_a_reply_that_a_constraint_masks_is_the_same(windowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for ahead in (True, False):
