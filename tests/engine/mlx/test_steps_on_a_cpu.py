@@ -81,7 +81,7 @@ def test_steps_of_long_replies_are_started_ahead_until_a_new_one_joins(
     monkeypatch.setattr(stepping, "SHORT_REPLY_TOKENS", 3)
     with loaded_batch(windowed) as batch:
         batch.insert(0, GenerationRequest(prompt=[30] * 5, max_tokens=12))
-        emitted = []
+        emitted: list[Counter[int]] = []
         while batch.loaded.sequences:
             if len(emitted) == 6:
                 batch.insert(1, GenerationRequest(prompt=[31] * 5, max_tokens=2))
