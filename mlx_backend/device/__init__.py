@@ -36,7 +36,7 @@ class Device:
     `limit` is how many bytes models and caches may take together. A callable is called when the limit is first
     needed, so that a device can be made before MLX is imported. `wired_limit` returns how much the system allows to
     be wired, and `set_wired_limit` wires so much; without them nothing is wired. `pressure` says how short of memory
-    the system is. `blas` is what whoever imports MLX for this device gives to `importing_mlx`.
+    the system is. `blas` is passed to `importing_mlx` when MLX is imported for this device.
     """
 
     def __init__(

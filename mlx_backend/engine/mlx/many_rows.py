@@ -32,17 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROW_COUNTS = (
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    512,
-    1024,
-    2048,
-)  # timed until the implementation for many rows is faster
+ROW_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # timed until the other implementation is faster
 MIN_ROWS_ON_GPU = 64  # so that decode steps stay as they are
 MIN_GAIN = 1.25  # how many times faster that has to be
 MIN_WEIGHTS = 1 << 16  # smaller layers are left alone
@@ -114,10 +104,10 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the outputs ([..., outputs])."""
-        is_long = self.many_rows.applies(x.size // x.shape[-1], self.min_rows)
+        has_many = self.many_rows.applies(x.size // x.shape[-1], self.min_rows)
         if self.many_rows.skips_products:
             return _no_outputs(x, x.shape[:-1], self["weight"].shape[0])
-        if not is_long:
+        if not has_many:
             output: mx.array = super().__call__(x)
             return output
         weights = _dequantized(self, x.dtype)
@@ -126,30 +116,36 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
         return output + self["bias"] if "bias" in self else output
 
 
-class ManyRowsExperts(SwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
-    """Experts whose rows are grouped by expert. mlx-lm sorts them from 64 rows on."""
+class _SortedExperts:
+    """What both kinds of experts do with rows, of which many come sorted by their experts (mlx-lm: from 64 on)."""
 
     many_rows: ManyRows
     min_rows: int
 
-    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+    def __call__(self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """Return the outputs of each row's expert ([..., outputs])."""
-        return _experts_outputs(self, super().__call__, x, indices, sorted_indices)
+        has_many = sorted_indices and self.many_rows.applies(indices.size, self.min_rows)
+        if self.many_rows.skips_products:
+            rows = mx.broadcast_shapes(x.shape[:-2], indices.shape)
+            return _no_outputs(x, (*rows, x.shape[-2]), self.output_dims)
+        output: mx.array
+        if not has_many:
+            output = super().__call__(x, indices, sorted_indices)  # type: ignore[misc]  # of the class beside this one
+            return output
+        output = self.products(x, indices)
+        return output + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else output
+
+
+class ManyRowsExperts(_SortedExperts, SwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
+    """Experts whose rows are grouped by expert."""
 
     def products(self, x: mx.array, indices: mx.array) -> mx.array:
         """Multiply sorted rows ([rows, 1, inputs]) by their experts' weights."""
         return _grouped(x, indices, lambda expert, rows: rows @ self["weight"][expert].T)
 
 
-class ManyRowsQuantizedExperts(QuantizedSwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
+class ManyRowsQuantizedExperts(_SortedExperts, QuantizedSwitchLinear):  # type: ignore[misc]  # as above
     """Quantised experts that are dequantised: all of them on a GPU, on a CPU those that have rows, one at a time."""
-
-    many_rows: ManyRows
-    min_rows: int
-
-    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """Return the outputs of each row's expert ([..., outputs])."""
-        return _experts_outputs(self, super().__call__, x, indices, sorted_indices)
 
     def products(self, x: mx.array, indices: mx.array) -> mx.array:
         """Multiply sorted rows ([rows, 1, inputs]) by their experts' weights."""
@@ -164,19 +160,6 @@ class ManyRowsQuantizedExperts(QuantizedSwitchLinear):  # type: ignore[misc]  # 
         output = rows @ _dequantized(self, rows.dtype, expert).T
         mx.eval(output)  # costs nothing on a CPU, and frees the weights
         return output
-
-
-def _experts_outputs(
-    layer: Any, as_it_is: Callable[..., mx.array], x: mx.array, indices: mx.array, is_sorted: bool
-) -> mx.array:
-    is_long = is_sorted and layer.many_rows.applies(indices.size, layer.min_rows)
-    if layer.many_rows.skips_products:
-        rows = mx.broadcast_shapes(x.shape[:-2], indices.shape)
-        return _no_outputs(x, (*rows, x.shape[-2]), layer.output_dims)
-    if not is_long:
-        return as_it_is(x, indices, is_sorted)
-    output: mx.array = layer.products(x, indices)
-    return output + mx.expand_dims(layer["bias"][indices], -2) if "bias" in layer else output
 
 
 def _grouped(x: mx.array, indices: mx.array, product: Callable[[int, mx.array], mx.array]) -> mx.array:

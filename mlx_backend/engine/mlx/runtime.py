@@ -176,10 +176,8 @@ class Runtime:
         if many_rows is None:
             return None
         try:
-            tokens, layers = mx.zeros((1, TRIED_TOKENS), mx.int32), self.fresh_layers("")
             with many_rows.always():
-                run_first(self.networks[""], tokens, layers, self.options)
-                mx.eval([layer.state for layer in layers])
+                self._run_all(mx.zeros((1, TRIED_TOKENS), mx.int32))
         except Exception as error:  # such as a network that is compiled, and cannot wait for its layers
             log.warning(
                 "Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error
@@ -187,6 +185,17 @@ class Runtime:
             many_rows.disable()
             return None
         return many_rows
+
+    def _run_all(self, tokens: mx.array) -> None:
+        """Run every network on some tokens, on caches that are thrown away."""
+        for adapter, network in self.networks.items():
+            layers = self.fresh_layers(adapter)
+            run_first(network, tokens, layers, self.options)
+            mx.eval([layer.state for layer in layers])
+        if self.draft is not None:
+            layers = draft_layers(self.draft.network)
+            self.draft.network(tokens, cache=layers)
+            mx.eval([layer.state for layer in layers])
 
     def _warm_up(self, layers: LayerCaches) -> CacheCost:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""

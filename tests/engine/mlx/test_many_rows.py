@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from engine_models import write_model
+from engine_models import write_adapter, write_model
 from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
@@ -295,6 +295,29 @@ def test_a_network_that_cannot_wait_for_its_layers_runs_as_it_is(
         assert chunk_cost(engine).many_rows is None
         assert replies(engine) == expected
     assert "rows not grouped by expert: RuntimeError" in caplog.text
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_every_network_is_tried_the_draft_model_and_adapters_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model", eos_token_id=[])
+    adapter = write_adapter(tmp_path / "adapter", model)
+    networks: set[int] = set()
+    layers_of: dict[int, Any] = {}
+    products = ManyRowsExperts.products
+
+    def counted(layer: Any, *given: mx.array) -> mx.array:
+        layers_of[id(layer)] = layer
+        return products(layer, *given)
+
+    monkeypatch.setattr(ManyRowsExperts, "products", counted)
+    with load_engine(model, draft_model=str(model), adapters={"one": adapter}, warm_up_seconds=0) as engine:
+        runtime = engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # as above
+        for number, network in enumerate([*runtime.networks.values(), runtime.draft.network]):
+            if any(id(module) in layers_of for module in network.modules()):
+                networks.add(number)
+    assert networks == {0, 1, 2}
 
 
 # -- what chunks take -------------------------------------------------------------------------------------------
