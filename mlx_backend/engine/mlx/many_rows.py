@@ -4,10 +4,10 @@ Weights are dequantised, and the rows of a mixture of experts are grouped by exp
 
 MLX's kernels for quantised weights are made for the few tokens of a decode step. Given many, its CUDA backend
 multiplies the rows of a mixture's experts one by one, and its CPU backend does so with every row. There it can be many
-times faster to dequantise a whole layer, multiply, and free that memory again. On a CPU even the rows of experts that
-are not quantised are multiplied one by one, though those of one expert could be a matrix. What is faster depends on the
-device, the shape and the format, so each kind of layer is timed with both implementations when a model is loaded. On a
-Mac MLX's own kernels are used: they are made for many rows too.
+times faster to dequantise a whole layer, multiply, and free that memory again. Rows of experts that are not quantised
+are multiplied one by one on a CPU, too, and slowly with CUDA, though those of one expert could be a matrix. What is
+faster depends on the device, the shape and the format, so each kind of layer is timed with both implementations when a
+model is loaded. On a Mac MLX's own kernels are used: they are made for many rows too.
 
 Knows no caches and no requests. The sources of the layers it replaces are in `KNOWN_SOURCES` (mlx_lm_patches.py).
 """
@@ -26,13 +26,28 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.device.mlx import gpu_memory, is_gpu
 from mlx_backend.engine.mlx.arrays import as_ints
+from mlx_backend.engine.mlx.dequantize import dequantized, fastest_dequantizer
+from mlx_backend.engine.mlx.expert_blocks import RowBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mlx_backend.engine.mlx.dequantize import Dequantizer
+
 log = logging.getLogger(__name__)
 
-ROW_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # timed until the other implementation is faster
+ROW_COUNTS = (
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+    2048,
+    8192,
+)  # timed until the other implementation is faster
 MIN_ROWS_ON_GPU = 64  # so that decode steps stay as they are
 MIN_GAIN = 1.25  # how many times faster that has to be
 MIN_WEIGHTS = 1 << 16  # smaller layers are left alone
@@ -52,6 +67,7 @@ class ManyRows:
         self.skips_products = False  # whether layers compute nothing, and all their outputs are 0
         self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
         self._pending = 0  # bytes that have been dequantised since an output was waited for
+        self._arranged: tuple[mx.array, RowBlocks] | None = None
         self._is_disabled = self._is_forced = False
 
     @property
@@ -88,6 +104,12 @@ class ManyRows:
         self.was_used = True
         return True
 
+    def blocks_of(self, indices: mx.array, num_experts: int) -> RowBlocks:
+        """Return the blocks of rows whose experts are given. A layer's three matrices get the same array of these."""
+        if self._arranged is None or self._arranged[0] is not indices:
+            self._arranged = indices, RowBlocks.of(indices, num_experts)
+        return self._arranged[1]
+
     def wait_for(self, output: mx.array, nbytes: int) -> None:
         """Wait for an output if much has been dequantised; MLX may free it only when that is computed."""
         self._pending += nbytes
@@ -101,6 +123,7 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
 
     many_rows: ManyRows
     min_rows: int
+    dequantize: Dequantizer
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the outputs ([..., outputs])."""
@@ -110,7 +133,7 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
         if not has_many:
             output: mx.array = super().__call__(x)
             return output
-        weights = _dequantized(self, x.dtype)
+        weights = self.dequantize(self, x.dtype, None)
         output = x @ weights.T
         self.many_rows.wait_for(output, weights.nbytes)
         return output + self["bias"] if "bias" in self else output
@@ -137,27 +160,31 @@ class _SortedExperts:
 
 
 class ManyRowsExperts(_SortedExperts, SwitchLinear):  # type: ignore[misc]  # mlx-lm has no types
-    """Experts whose rows are grouped by expert."""
+    """Experts whose rows are grouped by expert: in blocks on a GPU."""
 
     def products(self, x: mx.array, indices: mx.array) -> mx.array:
         """Multiply sorted rows ([rows, 1, inputs]) by their experts' weights."""
+        if is_gpu():
+            return self.many_rows.blocks_of(indices, self.num_experts).multiply(x, self["weight"])
         return _grouped(x, indices, lambda expert, rows: rows @ self["weight"][expert].T)
 
 
 class ManyRowsQuantizedExperts(_SortedExperts, QuantizedSwitchLinear):  # type: ignore[misc]  # as above
     """Quantised experts that are dequantised: all of them on a GPU, on a CPU those that have rows, one at a time."""
 
+    dequantize: Dequantizer
+
     def products(self, x: mx.array, indices: mx.array) -> mx.array:
         """Multiply sorted rows ([rows, 1, inputs]) by their experts' weights."""
         if not is_gpu():
             return _grouped(x, indices, self._product)
-        weights = _dequantized(self, x.dtype)
-        output = mx.gather_mm(x, weights.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=True)
+        weights = self.dequantize(self, x.dtype, None)
+        output = self.many_rows.blocks_of(indices, self.num_experts).multiply(x, weights)
         self.many_rows.wait_for(output, weights.nbytes)
         return output
 
     def _product(self, expert: int, rows: mx.array) -> mx.array:
-        output = rows @ _dequantized(self, rows.dtype, expert).T
+        output = rows @ self.dequantize(self, rows.dtype, expert).T
         mx.eval(output)  # costs nothing on a CPU, and frees the weights
         return output
 
@@ -177,25 +204,6 @@ def _no_outputs(x: mx.array, rows: Sequence[int], outputs: int) -> mx.array:
     return mx.zeros((*rows, outputs), x.dtype) + 0 * x[..., :1]
 
 
-def _dequantized(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.array:
-    """Return the dequantised weights of a layer or of an expert.
-
-    They are in the dtype of the scales, or in `dtype` if the scales are exponents (uint8).
-    """
-    weight, scales, biases = layer["weight"], layer["scales"], layer.get("biases")
-    if expert is not None:
-        weight, scales, biases = (each if each is None else each[expert] for each in (weight, scales, biases))
-    return mx.dequantize(
-        weight,
-        scales,
-        biases,
-        group_size=layer.group_size,
-        bits=layer.bits,
-        mode=layer.mode,
-        dtype=None if mx.issubdtype(scales.dtype, mx.floating) else dtype,
-    )
-
-
 _MANY_ROWS: dict[type, type] = {
     nn.QuantizedLinear: ManyRowsLinear,
     QuantizedSwitchLinear: ManyRowsQuantizedExperts,
@@ -210,20 +218,22 @@ def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize
     are left alone: a chunk's are never looked at, and not computed as long as nobody waits for them.
     """
     many_rows, started = ManyRows(), perf_counter()
-    limits: dict[tuple[Any, ...], int | None] = {}  # by kind of layer
+    limits: dict[tuple[Any, ...], tuple[int | None, Dequantizer]] = {}  # by kind of layer
     for layer in (module for network in networks for module in _all_but_logits(network)):
         if not _is_candidate(layer, dequantize=dequantize):
             continue
         kind = _kind(layer)
         if kind not in limits:
-            limits[kind] = _min_rows(layer, dtype)
-            log.debug("Implementation for many rows, from how many on: %s: %s.", kind, limits[kind])
-        if (min_rows := limits[kind]) is not None:
+            dequantizer = fastest_dequantizer(layer, dtype) if "scales" in layer else dequantized
+            limits[kind] = _min_rows(layer, dtype, dequantizer), dequantizer
+            log.debug("Many rows, and what dequantises: %s: from %s on, %s.", kind, *limits[kind])
+        min_rows, dequantizer = limits[kind]
+        if min_rows is not None:
             layer.__class__ = _MANY_ROWS[type(layer)]
-            layer.many_rows, layer.min_rows = many_rows, min_rows
+            layer.many_rows, layer.min_rows, layer.dequantize = many_rows, min_rows, dequantizer
             if "scales" in layer:
                 many_rows.dequantized_bytes += _num_weights(layer) * dtype.size
-    found = [each for each in limits.values() if each is not None]
+    found = [each for each, _ in limits.values() if each is not None]
     if not found:
         return None
     log.info(
@@ -247,7 +257,7 @@ def _is_candidate(layer: Any, *, dequantize: bool) -> bool:
     if type(layer) not in _MANY_ROWS or mx.metal.is_available():
         return False
     if type(layer) is SwitchLinear:
-        return not is_gpu() and _num_weights(layer) >= MIN_WEIGHTS
+        return _num_weights(layer) >= MIN_WEIGHTS
     # NVFP4 with a scale for each expert is dequantised by no function of MLX's.
     return dequantize and layer.get("global_scale") is None and _num_weights(layer) >= MIN_WEIGHTS
 
@@ -266,13 +276,13 @@ def _kind(layer: Any) -> tuple[Any, ...]:
     return type(layer), layer.weight.shape, format_of
 
 
-def _min_rows(layer: Any, dtype: mx.Dtype) -> int | None:
+def _min_rows(layer: Any, dtype: mx.Dtype, dequantizer: Dequantizer) -> int | None:
     """Return from how many rows on the implementation for many rows is faster; None: for no number that was tried."""
     timed = layer if is_gpu() else _part(layer)
     for rows in (each for each in ROW_COUNTS if not is_gpu() or each >= MIN_ROWS_ON_GPU):
         inputs = _inputs(timed, rows, dtype)
         seconds = _seconds(timed, inputs)
-        if seconds > MIN_GAIN * _seconds(_for_many_rows(timed), inputs):
+        if seconds > MIN_GAIN * _seconds(_for_many_rows(timed, dequantizer), inputs):
             return rows
         if seconds > MAX_TIMED_SECONDS:
             break
@@ -290,9 +300,9 @@ def _part(layer: Any) -> Any:
     return part
 
 
-def _for_many_rows(layer: Any) -> Any:
+def _for_many_rows(layer: Any, dequantizer: Dequantizer) -> Any:
     copy = _copy(layer, _MANY_ROWS[type(layer)])
-    copy.many_rows, copy.min_rows = ManyRows(), 0
+    copy.many_rows, copy.min_rows, copy.dequantize = ManyRows(), 0, dequantizer
     return copy
 
 

@@ -215,6 +215,7 @@ class Runtime:
             self.networks[""],
             partial(self.fresh_layers, ""),
             max_tokens=self.options.context_length or self.model.context_length,
+            num_tokens=self.model.tokenizer.vocabulary_size,
             agree=(lambda value: max(ranks.all_gather(value)))
             if ranks is not None
             else (lambda value: value),

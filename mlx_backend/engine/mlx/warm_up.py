@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
+VARIOUS_TOKENS = 256
 MAX_MEASURED_SECONDS = 0.25  # of a chunk of many rows, beyond which no longer one is measured
 MEASUREMENTS = 3  # of memory where they are fast: what a CPU frees late hides some of it
 GROWTH = 3.0  # how much longer the next length may take than the one before
@@ -89,9 +90,9 @@ class WarmUp:
     """Runs a network on tokens that mean nothing, on caches of its own.
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
-    do the same runs. No run is longer than `max_tokens`. `prepares` says that the device takes time for a length that
-    is new to it, which is then not measured. `many_rows` belongs to the layers with an implementation for many rows,
-    if there are any; then this process has the whole model.
+    do the same runs. No run is longer than `max_tokens`; the model has tokens with the ids below `num_tokens`.
+    `prepares` says that the device takes time for a length that is new to it, which is then not measured. `many_rows`
+    belongs to the layers with an implementation for many rows, if there are any; then this process has the whole model.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class WarmUp:
         make_caches: Callable[[], LayerCaches],
         *,
         max_tokens: int,
+        num_tokens: int,
         agree: Callable[[float], float],
         prepares: bool = False,
         many_rows: ManyRows | None = None,
@@ -107,6 +109,7 @@ class WarmUp:
         self._network = network
         self._make_caches = make_caches
         self._max_tokens = max_tokens
+        self._num_tokens = min(num_tokens, VARIOUS_TOKENS)
         self._agree = agree
         self._prepares = prepares
         self._many_rows = many_rows
@@ -134,8 +137,6 @@ class WarmUp:
         many_rows = self._many_rows
         if many_rows is None or not (sizes := self._many_rows_sizes(many_rows)):
             return self._measure_chunks()
-        with many_rows.always():
-            [(_, nbytes)] = self._run(sizes[:1])
         seconds: dict[int, float] = {}
         for size in sizes:
             if self._prepares:
@@ -143,11 +144,14 @@ class WarmUp:
             [(seconds[size], _)] = self._run([size])
             if seconds[size] > MAX_MEASURED_SECONDS:
                 break
+        longest = max(seconds)
+        with many_rows.always():
+            [(_, nbytes)] = self._run([longest])
         # Without products: dequantised weights would hide the memory of the rest, and quantised kernels are slow.
         with many_rows.without_products():
             costs = [self._measure_chunks() for _ in range(MEASUREMENTS)]
         cost = max(costs, key=lambda each: each.per_pair)
-        nbytes = max(0, nbytes - cost.working_bytes(sizes[0], sizes[0])) + many_rows.max_pending_bytes
+        nbytes = max(0, nbytes - cost.working_bytes(longest, longest)) + many_rows.max_pending_bytes
         rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
         return replace(cost, rate=rate, many_rows=ManyRowsCost(seconds, nbytes))
 
@@ -179,7 +183,8 @@ class WarmUp:
         """Run chunks that follow each other; return the seconds and the working bytes of each."""
         layers, taken = self._make_caches(), []
         for size in sizes:
-            tokens = mx.zeros((1, size), mx.int32)
+            # Various ones: a mixture would have equal rows computed by the same few experts.
+            tokens = mx.random.randint(0, self._num_tokens, (1, size), key=mx.random.key(size))
             mx.eval(tokens)
             mx.reset_peak_memory()
             started = perf_counter()

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from engine_models import write_model
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_sizes import PADDED_SIZES
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.engine.threaded import ThreadedEngine
@@ -52,11 +54,25 @@ def test_a_warm_up_stops_before_its_time_is_up() -> None:
             sizes.extend(lengths)
             return [(0.1, 0)]
 
-    Timed(None, list, max_tokens=4096, agree=lambda value: value).run_lengths(0.25)
+    Timed(None, list, max_tokens=4096, num_tokens=9, agree=lambda value: value).run_lengths(0.25)
     assert sizes == [PADDED_SIZES[0]], "three times 0.1 seconds are too much"
     sizes.clear()
-    Timed(None, list, max_tokens=100, agree=lambda value: value).run_lengths(60)
+    Timed(None, list, max_tokens=100, num_tokens=9, agree=lambda value: value).run_lengths(60)
     assert sizes == [each for each in PADDED_SIZES if each <= 100]
+
+
+def test_chunks_are_measured_with_various_tokens_that_the_model_has() -> None:
+    """Equal ones would all go to the same few of a mixture's experts, and take less time than a text."""
+    seen: list[int] = []
+
+    def network(tokens: mx.array, cache: object) -> None:
+        seen.extend(as_ints(tokens[0]))
+
+    for num_tokens in (9, 100_000):
+        seen.clear()
+        WarmUp(network, list, max_tokens=4096, num_tokens=num_tokens, agree=lambda value: value).measure()
+        assert len(set(seen)) > 8
+        assert 0 <= min(seen) < max(seen) < num_tokens
 
 
 def test_the_working_memory_of_a_chunk_is_what_its_computation_takes(folder: Path) -> None:
