@@ -39,6 +39,11 @@ def gpu_memory() -> int:
     return int(mx.device_info().get("total_memory", 0)) if prepares_for_lengths() else 0
 
 
+def gpu_name() -> str:
+    """Return the name of the NVIDIA GPU that MLX computes on, which is empty if it computes on none."""
+    return str(mx.device_info().get("device_name", "GPU")) if prepares_for_lengths() else ""
+
+
 def working_set_limit() -> int | None:
     """Return how many bytes macOS recommends for the GPU, which is also all it wires; None on other systems.
 

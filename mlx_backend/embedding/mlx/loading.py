@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from mlx_backend.device.compiled_kernels import keep_compiled_kernels
 from mlx_backend.device.mlx import load_weights, set_precision, weight_bytes
 from mlx_backend.embedding.embedding_config import context_length, embedding_config, max_positions
 from mlx_backend.embedding.mlx.bert import ACTIVATIONS, Bert
@@ -69,6 +70,7 @@ def load_embedding_model(
     `check_size` gets the model's name and the bytes of its weights before they are read, and raises if they are too
     large.
     """
+    keep_compiled_kernels()
     folder, name = find_folder(source, allow_download=options.allow_download)
     config = read_config(folder, name)
     is_encoder = config["model_type"] in _NETWORKS

@@ -10,6 +10,7 @@ Knows nothing of what is done with the weights.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import math
 from collections.abc import Callable
@@ -138,12 +139,18 @@ def dequantized_by_kernel(layer: Any, dtype: mx.Dtype, expert: int | None = None
 
 @functools.cache
 def _mxfp4_kernel() -> Any:
-    return mx.fast.cuda_kernel("dequantize_mxfp4", ["weight", "scales"], ["out"], _MXFP4)
+    return _kernel("dequantize_mxfp4", ["weight", "scales"], _MXFP4)
 
 
 @functools.cache
 def _affine_kernel() -> Any:
-    return mx.fast.cuda_kernel("dequantize_affine", ["weight", "scales", "biases"], ["out"], _AFFINE)
+    return _kernel("dequantize_affine", ["weight", "scales", "biases"], _AFFINE)
+
+
+def _kernel(name: str, inputs: list[str], source: str) -> Any:
+    # MLX keeps what it has compiled by its name, also for later versions of this file.
+    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+    return mx.fast.cuda_kernel(f"{name}_{digest}", inputs, ["out"], source)
 
 
 def _seconds(dequantizer: Dequantizer, layer: Any, dtype: mx.Dtype) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_lm
 
+from mlx_backend.device.compiled_kernels import keep_compiled_kernels
 from mlx_backend.device.mlx import load_weights, set_precision, weight_bytes
 from mlx_backend.engine.mlx.kv_cache import can_rewind
 from mlx_backend.engine.mlx.sharding import shard
@@ -74,6 +75,7 @@ def load_model(
     `check_size` is called before the weights are read, and raises for those that are too large. `caches` bounds what
     the tokenizer remembers.
     """
+    keep_compiled_kernels()
     folder, name = find_folder(str(model), allow_download=options.allow_download)
     config = read_config(folder, name)
     check_weights(name, [file.name for file in folder.iterdir()], config, str(folder))
