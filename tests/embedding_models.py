@@ -166,6 +166,25 @@ def write_bert(folder: Path, *, pooling: str | None = "mean", seed: int = 1, **c
     return folder
 
 
+def quantise_bert(folder: Path) -> Path:
+    """Quantise the matrices of a BERT's layers in its file, in 8 bits."""
+    import mlx.core as mx
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization": {"group_size": 64, "bits": 8}}))
+    loaded: Any = mx.load(str(folder / "model.safetensors"))
+    weights: dict[str, mx.array] = {}
+    for name, value in loaded.items():
+        if value.ndim == 2 and ".layer." in name:
+            stem = name.removesuffix(".weight")
+            parts: Any = mx.quantize(value, 64, 8)
+            weights |= {name: parts[0], f"{stem}.scales": parts[1], f"{stem}.biases": parts[2]}
+        else:
+            weights[name] = value
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
+
+
 def write_roberta(folder: Path, *, pooling: str | None = "cls", seed: int = 2, **changes: Any) -> Path:
     """Write an XLM-RoBERTa embedding model, like bge-m3 and multilingual-e5."""
     config = ROBERTA | changes

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_many_rows.py [--layers 8] [--width 512] [--lengths 128 512 2048] [--rounds 3]
 
-The same engine with and without it (engine/mlx/many_rows.py), in turn in one process, on models with random weights: a
+The same engine with and without it (layers/many_rows.py), in turn in one process, on models with random weights: a
 dense one and a mixture of experts, in float32 and quantised. Prints the time to the first token of new prompts, and the
 ratio of both: of processor time on a CPU, which other processes disturb less, of time on a GPU.
 """
@@ -83,7 +83,8 @@ def _write(scratch: Path, name: str, settings: dict[str, Any] | None, options: a
 
 
 def _compare(name: str, folder: Path, options: argparse.Namespace, clock: Any) -> None:
-    from mlx_backend.engine.mlx import load_engine, many_rows
+    from mlx_backend.engine.mlx import load_engine
+    from mlx_backend.layers import many_rows
 
     least = many_rows.MIN_WEIGHTS
     with ExitStack() as stack:

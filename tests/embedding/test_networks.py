@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from embedding_models import (
     convert_to_pickled,
+    quantise_bert,
     write_bert,
     write_gemma,
     write_modernbert,
@@ -218,22 +219,8 @@ def test_weights_saved_without_their_prefix_are_loaded(tmp_path: Path) -> None:
 
 
 def test_quantised_weights_are_loaded(tmp_path: Path) -> None:
-    import mlx.core as mx
-
     plain = write_bert(tmp_path / "plain", hidden_size=64, intermediate_size=64)
-    folder = write_bert(tmp_path / "quantised", hidden_size=64, intermediate_size=64)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization": {"group_size": 64, "bits": 8}}))
-    loaded: Any = mx.load(str(folder / "model.safetensors"))
-    weights: dict[str, mx.array] = {}
-    for name, value in loaded.items():
-        if value.ndim == 2 and ".layer." in name:
-            stem = name.removesuffix(".weight")
-            parts: Any = mx.quantize(value, 64, 8)
-            weights |= {name: parts[0], f"{stem}.scales": parts[1], f"{stem}.biases": parts[2]}
-        else:
-            weights[name] = value
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    folder = quantise_bert(write_bert(tmp_path / "quantised", hidden_size=64, intermediate_size=64))
     [one], [other] = LoadedNetwork(plain).run(texts(9)), LoadedNetwork(folder).run(texts(9))
     assert one != other
     assert np.dot(one, other) > 0.999

@@ -19,6 +19,7 @@ from mlx_backend.embedding.mlx.causal import Causal
 from mlx_backend.embedding.mlx.loading import load_embedding_model
 from mlx_backend.embedding.text_encoder import TextEncoder
 from mlx_backend.errors import EngineError, EngineRefused
+from mlx_backend.layers.many_rows import use_many_rows_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mlx_backend.embedding.base import EncodedText
     from mlx_backend.embedding.embedding_config import EmbeddingOptions, Pooling
     from mlx_backend.embedding.mlx.loading import EmbeddingModel
+    from mlx_backend.layers.many_rows import ManyRows
     from mlx_backend.models.model_type import ModelType
 
 RUNS_PER_CACHE_CLEAR = 64
@@ -58,6 +60,7 @@ class MLXNetwork:
     def _reset(self) -> None:
         self._model: EmbeddingModel | None = None
         self._yes_no_tokens = (0, 0)  # of a causal reranker
+        self._many_rows: ManyRows | None = None
         self._reservation: MemoryReservation | None = None
         self._wired: WiredWeights | None = None
 
@@ -79,6 +82,7 @@ class MLXNetwork:
             self._yes_no_tokens = encoder.yes_no_tokens()
         self._reservation = self._device.memory.reserve(weight_bytes(model.weights), limit=self._limit)
         try:
+            self._many_rows = use_many_rows_layers([model.weights], model.dtype, dequantize=True)
             text = encoder.encode("a b c", WARM_UP_TOKENS)
             [vector] = _run_to_end(self.run([text], None, WARM_UP_TOKENS))
         except Exception as error:
@@ -106,7 +110,7 @@ class MLXNetwork:
         tokens = mx.array([[*text.tokens, *[0] * (longest - len(text.tokens))] for text in texts])
         lengths = mx.array([len(text.tokens) for text in texts])
         try:
-            _reserve_working(reservation, self._working_bytes(len(texts), longest, stage_tokens))
+            self._reserve_working(reservation, len(texts), longest, stage_tokens)
             if isinstance(self._model.network, Causal):
                 output = yield from self._run_causal(tokens, lengths, stage_tokens)
             else:
@@ -142,13 +146,34 @@ class MLXNetwork:
             is_given = self._options.memory_bytes is not None
             raise EngineError(too_large(name, weights, self._limit, is_given=is_given))
 
+    def _reserve_working(
+        self, reservation: MemoryReservation, batch: int, length: int, stage_tokens: int
+    ) -> None:
+        """Reserve what a run takes, dequantised weights too if they fit. Raises EngineRefused if it never will."""
+        nbytes = self._working_bytes(batch, length, stage_tokens)
+        room = reservation.limit - reservation.weights
+        if nbytes > room:
+            raise EngineRefused(
+                f"That much text at once would need {format_bytes(nbytes)} of memory; the model leaves "
+                f"{format_bytes(room)} of {format_bytes(reservation.limit)}. Send shorter texts."
+            )
+        many_rows = self._many_rows
+        if many_rows is not None and self._tokens_at_once(batch, length, stage_tokens) >= many_rows.min_rows:
+            many_rows.is_enabled = nbytes + many_rows.max_dequantized_bytes <= room
+            nbytes += many_rows.max_dequantized_bytes if many_rows.is_enabled else 0
+        reservation.set_working(nbytes)
+
     def _working_bytes(self, batch: int, length: int, stage_tokens: int) -> int:
-        """Return what a run takes: an encoder computes all tokens at once, a causal model a chunk of them."""
+        """Return what a run takes beside dequantised weights."""
         assert self._model is not None
-        at_once = batch * length
-        if isinstance(self._model.network, Causal):
-            at_once = min(at_once, max(stage_tokens, batch))
+        at_once = self._tokens_at_once(batch, length, stage_tokens)
         return at_once * self._model.bytes_per_token + batch * length * self._model.cache_bytes_per_token
+
+    def _tokens_at_once(self, batch: int, length: int, stage_tokens: int) -> int:
+        """Return how many tokens are computed at once: an encoder's are all, a causal model's a chunk of them."""
+        assert self._model is not None
+        tokens = batch * length
+        return min(tokens, max(stage_tokens, batch)) if isinstance(self._model.network, Causal) else tokens
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -221,17 +246,6 @@ class MLXNetwork:
             vector.frombytes(data[start : start + size])
             vectors.append(vector)
         return vectors
-
-
-def _reserve_working(reservation: MemoryReservation, nbytes: int) -> None:
-    """Reserve what a run takes. Raises EngineRefused for what would not fit even alone."""
-    room = reservation.limit - reservation.weights
-    if nbytes > room:
-        raise EngineRefused(
-            f"That much text at once would need {format_bytes(nbytes)} of memory; the model leaves "
-            f"{format_bytes(room)} of {format_bytes(reservation.limit)}. Send shorter texts."
-        )
-    reservation.set_working(nbytes)
 
 
 def _pool(pooling: Pooling, hidden: mx.array, lengths: mx.array) -> mx.array:

@@ -20,8 +20,8 @@ so that an upgrade is a decision and not an accident.
    rotating cache holds window - 1 + S of them; a stored prefix needs only the window. `_idx` says whether they are in
    order, and whether none has left it yet.
 
-4. Many rows (many_rows.py). The classes of quantised layers, and of a mixture's experts, are replaced by ones with an
-   implementation of their own for many rows.
+4. Many rows (layers/many_rows.py). The classes of quantised layers, and of a mixture's experts, are replaced by ones
+   with an implementation of their own for many rows.
 
 5. Rows of merged caches (merged_caches.py). mlx-lm's `BatchKVCache` and `BatchRotatingKVCache` read arrays back to take
    a row out or to drop some, and so wait for the step that is being computed. Subclasses know the rows' lengths as

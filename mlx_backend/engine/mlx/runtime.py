@@ -23,7 +23,6 @@ from mlx_backend.engine.mlx.cache_cost import CacheCost
 from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
-from mlx_backend.engine.mlx.many_rows import use_many_rows_layers
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
@@ -31,6 +30,7 @@ from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
+from mlx_backend.layers.many_rows import use_many_rows_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import DraftNetwork, LoadedNetwork
-    from mlx_backend.engine.mlx.many_rows import ManyRows
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
     from mlx_backend.engine.mlx.warm_up import ChunkCost
+    from mlx_backend.layers.many_rows import ManyRows
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Runtime:
             log.warning(
                 "Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error
             )
-            many_rows.disable()
+            many_rows.is_enabled = False
             return None
         return many_rows
 

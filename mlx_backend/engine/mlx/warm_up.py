@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.many_rows import ManyRows
+    from mlx_backend.layers.many_rows import ManyRows
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ GROWTH = 3.0  # how much longer the next length may take than the one before
 
 @dataclass(frozen=True, slots=True)
 class ManyRowsCost:
-    """What chunks take in which some layers use their implementation for many rows (many_rows.py).
+    """What chunks take in which some layers use their implementation for many rows (layers/many_rows.py).
 
     `seconds` maps sizes of such chunks, ascending, to the seconds measured; `nbytes` is their extra working memory.
     """

@@ -1,6 +1,5 @@
-"""Layers with an implementation for many rows: the same replies, in bounded memory, and only where it is faster."""
+"""An engine whose layers have an implementation for many rows: the same replies, and what its chunks take."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,70 +7,15 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from engine_models import write_adapter, write_model
-from mlx import nn
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.many_rows import (
-    ROW_COUNTS,
-    ManyRows,
-    ManyRowsExperts,
-    ManyRowsLinear,
-    ManyRowsQuantizedExperts,
-    use_many_rows_layers,
-)
 from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
 from mlx_backend.engine.mlx.warm_up import ChunkCost, ManyRowsCost
 from mlx_backend.engine.threaded import ThreadedEngine
+from mlx_backend.layers.many_rows import ManyRows, ManyRowsExperts
 
-MODULE = "mlx_backend.engine.mlx.many_rows"
-WIDTH, OUTPUTS, EXPERTS = 64, 96, 4
-FOUR_BITS = {"mode": "affine", "bits": 4, "group_size": 64}
-FORMATS: list[dict[str, Any]] = [
-    {"mode": "affine", "bits": bits, "group_size": size} for bits in (2, 3, 4, 5, 6, 8) for size in (32, 64)
-] + [
-    {"mode": "mxfp4", "bits": 4, "group_size": 32},
-    {"mode": "mxfp8", "bits": 8, "group_size": 32},
-    {"mode": "nvfp4", "bits": 4, "group_size": 16},
-]
-AS_THEY_ARE = (nn.QuantizedLinear, QuantizedSwitchLinear, SwitchLinear)
-
-
-class Layers(nn.Module):  # type: ignore[misc]  # MLX's modules have no types
-    """A network of layers in a row."""
-
-    def __init__(self, *every: Any) -> None:
-        super().__init__()
-        self.layers = list(every)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def quantised_layers(quantization: dict[str, Any]) -> Iterator[Any]:
-    mx.random.seed(1)
-    for bias in (True, False):
-        yield nn.Linear(WIDTH, OUTPUTS, bias=bias).to_quantized(**quantization)
-        yield SwitchLinear(WIDTH, OUTPUTS, EXPERTS, bias=bias).to_quantized(**quantization)
-
-
-def inputs(layer: Any, rows: int) -> tuple[Any, ...]:
-    x = mx.random.normal((1, rows, WIDTH))
-    if isinstance(layer, nn.QuantizedLinear):
-        return (x,)
-    experts = mx.random.randint(0, EXPERTS, (rows,)).astype(mx.uint32)
-    return (
-        x.reshape(rows, 1, WIDTH),
-        mx.sort(mx.where(experts == 1, 2, experts)),
-        True,
-    )  # one expert has no rows
-
-
-def prepare(*layers: Any, dequantize: bool = True) -> ManyRows | None:
-    return use_many_rows_layers([Layers(*layers)], mx.float32, dequantize=dequantize)
+MODULE = "mlx_backend.layers.many_rows"
 
 
 @pytest.fixture(autouse=True)
@@ -82,152 +26,7 @@ def small_layers_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the implementation for many rows found faster, for any number of rows that is tried."""
-    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(type(layer) in AS_THEY_ARE))
-
-
-@pytest.fixture
-def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what sets how long layers take, as they are and with the implementation for many rows."""
-
-    def set_times(as_it_is: Callable[[int], float], many_rows: Callable[[int], float]) -> None:
-        def seconds(layer: Any, given: tuple[Any, ...]) -> float:
-            rows = given[0].size // WIDTH
-            return as_it_is(rows) if type(layer) in AS_THEY_ARE else many_rows(rows)
-
-        monkeypatch.setattr(f"{MODULE}._seconds", seconds)
-
-    return set_times
-
-
-@pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize(
-    "quantization", FORMATS, ids=lambda each: f"{each['mode']}-{each['bits']}-{each['group_size']}"
-)
-def test_in_every_format_many_rows_have_the_outputs_that_they_have_quantised(
-    quantization: dict[str, Any],
-) -> None:
-    for layer in quantised_layers(quantization):
-        given = inputs(layer, 64)
-        expected = layer(*given)
-        many_rows = prepare(layer)
-        assert many_rows is not None
-        found = layer(*given)
-        assert many_rows.was_used
-        assert found.dtype == expected.dtype
-        assert mx.allclose(found, expected, atol=1e-5)
-        with many_rows.without_products():
-            assert layer(*given).shape == expected.shape
-
-
-@pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("quantised", [True, False])
-def test_the_layer_that_computes_logits_is_left_alone(*, quantised: bool) -> None:
-    """Or all logits of a chunk, which nobody looks at, would be computed to have its weights freed."""
-    words, positions = nn.Embedding(500, WIDTH), nn.Embedding(OUTPUTS, WIDTH)
-    inner, head = (nn.Linear(WIDTH, size).to_quantized(**FOUR_BITS) for size in (OUTPUTS, 500))
-    embeddings = [each.to_quantized(**FOUR_BITS) if quantised else each for each in (words, positions)]
-    assert prepare(*embeddings, inner, head) is not None
-    assert (type(inner), type(head)) == (ManyRowsLinear, nn.QuantizedLinear)
-
-
-@pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_rows_of_experts_that_are_not_quantised_are_grouped(*, bias: bool) -> None:
-    layer = SwitchLinear(WIDTH, OUTPUTS, EXPERTS, bias=bias)
-    given = inputs(layer, 64)
-    expected = layer(*given)
-    many_rows = prepare(layer, dequantize=False)
-    assert many_rows is not None
-    assert type(layer) is ManyRowsExperts
-    assert mx.allclose(layer(*given), expected, atol=1e-5)
-    assert many_rows.was_used
-    assert many_rows.max_pending_bytes == 0
-    with many_rows.without_products():
-        assert layer(*given).shape == expected.shape
-
-
-@pytest.mark.usefixtures("always_faster")
-def test_a_few_rows_are_computed_as_they_were() -> None:
-    for layer in (*quantised_layers(FOUR_BITS), SwitchLinear(WIDTH, OUTPUTS, EXPERTS)):
-        given = inputs(layer, ROW_COUNTS[0] - 1)
-        expected = layer(*given)
-        many_rows = prepare(layer)
-        assert many_rows is not None
-        assert mx.array_equal(layer(*given), expected)
-        assert not many_rows.was_used
-
-
-@pytest.mark.usefixtures("always_faster")
-def test_what_is_not_to_be_dequantised_and_what_is_small_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layers = list(quantised_layers(FOUR_BITS))
-    assert prepare(*layers, dequantize=False) is None
-    monkeypatch.setattr(f"{MODULE}.MIN_WEIGHTS", EXPERTS * WIDTH * OUTPUTS)
-    assert prepare(*layers) is not None
-    assert [type(layer) for layer in layers[:2]] == [nn.QuantizedLinear, ManyRowsQuantizedExperts]
-
-
-def test_a_layer_is_left_alone_if_nothing_is_faster(take: Callable[..., None]) -> None:
-    layers, tried = list(quantised_layers(FOUR_BITS)), []
-    take(lambda rows: tried.append(rows) or 0.010, lambda _: 0.009)  # type: ignore[func-returns-value]  # None, as is meant
-    assert prepare(*layers) is None
-    assert {type(layer) for layer in layers} == {nn.QuantizedLinear, QuantizedSwitchLinear}
-    assert sorted({*tried}) == list(ROW_COUNTS)
-    tried.clear()
-    take(lambda rows: tried.append(rows) or 1.0, lambda _: 0.9)  # type: ignore[func-returns-value]  # as above
-    assert prepare(*layers) is None
-    assert {*tried} == {ROW_COUNTS[0]}, "one that takes a second is not timed with more rows"
-
-
-def test_a_layer_has_many_rows_from_the_number_on_for_which_its_other_implementation_is_faster(
-    take: Callable[..., None],
-) -> None:
-    layers = list(quantised_layers(FOUR_BITS))
-    take(lambda rows: rows * 1e-5, lambda rows: 1e-3 + rows * 1e-6)
-    assert prepare(*layers) is not None
-    assert [layer.min_rows for layer in layers] == [256] * 4
-    assert {type(layer) for layer in layers} == {ManyRowsLinear, ManyRowsQuantizedExperts}
-
-
-@pytest.mark.usefixtures("always_faster")
-def test_on_a_gpu_decode_steps_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = list(quantised_layers(FOUR_BITS))
-    monkeypatch.setattr(f"{MODULE}.is_gpu", lambda: True)
-    assert prepare(*layers) is not None
-    assert [layer.min_rows for layer in layers] == [64] * 4
-
-
-def peak_memory(network: Any, *given: mx.array | bool) -> int:
-    """Return the bytes that a run needs at most beside its inputs and what is quantised."""
-    mx.eval(network.parameters(), [each for each in given if isinstance(each, mx.array)])
-    assert prepare(network) is not None
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    mx.eval(network(*given))
-    return mx.get_peak_memory() - before
-
-
-@pytest.mark.usefixtures("always_faster")
-def test_dequantised_weights_are_freed_before_those_of_many_other_layers_are_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def peak_with(layers_pending: int) -> int:
-        monkeypatch.setattr(f"{MODULE}.MAX_PENDING_BYTES", layers_pending * 4 * 512**2)
-        network = Layers(*(nn.Linear(512, 512, bias=False).to_quantized(64, 4) for _ in range(16)))
-        return peak_memory(network, mx.ones((64, 512)))
-
-    assert peak_with(1) < peak_with(4) < peak_with(16)
-
-
-@pytest.mark.usefixtures("always_faster")
-def test_the_weights_of_one_expert_at_a_time_are_dequantised_on_a_cpu() -> None:
-    network = SwitchLinear(512, 512, 16).to_quantized(64, 4)
-    experts = mx.arange(64, dtype=mx.uint32) // 4
-    assert peak_memory(network, mx.ones((64, 1, 512)), experts, True) < 4 * 4 * 512**2
-
-
-# -- in an engine -----------------------------------------------------------------------------------------------
+    monkeypatch.setattr(f"{MODULE}._seconds", lambda layer, _: float(not hasattr(layer, "many_rows")))
 
 
 @pytest.fixture(scope="module", params=["float32", "affine", "mxfp4"])
@@ -286,7 +85,7 @@ def test_a_network_that_cannot_wait_for_its_layers_runs_as_it_is(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def applies(many_rows: ManyRows, *_: Any) -> bool:
-        if not many_rows._is_disabled:
+        if many_rows.is_enabled:
             raise RuntimeError("cannot be evaluated while it is compiled")
         return False
 

@@ -1,4 +1,4 @@
-"""Layers with a faster implementation for many rows (prefill) than for a few (decode).
+"""Layers with a faster implementation for many rows (prefill, embeddings) than for a few (decode).
 
 Weights are dequantised, and the rows of a mixture of experts are grouped by expert.
 
@@ -9,7 +9,7 @@ are multiplied one by one on a CPU, too, and slowly with CUDA, though those of o
 faster depends on the device, the shape and the format, so each kind of layer is timed with both implementations when a
 model is loaded. On a Mac MLX's own kernels are used: they are made for many rows too.
 
-Knows no caches and no requests. The sources of the layers it replaces are in `KNOWN_SOURCES` (mlx_lm_patches.py).
+The sources of the layers it replaces are in `KNOWN_SOURCES` (engine/mlx/mlx_lm_patches.py).
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlx_backend.device.mlx import gpu_memory, is_gpu
-from mlx_backend.engine.mlx.arrays import as_ints
-from mlx_backend.engine.mlx.dequantize import dequantized, fastest_dequantizer
-from mlx_backend.engine.mlx.expert_blocks import RowBlocks
+from mlx_backend.layers.dequantize import dequantized, fastest_dequantizer
+from mlx_backend.layers.expert_blocks import RowBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from mlx_backend.engine.mlx.dequantize import Dequantizer
+    from mlx_backend.layers.dequantize import Dequantizer
 
 log = logging.getLogger(__name__)
 
@@ -59,25 +58,32 @@ MAX_PENDING_SHARE = 1 / 16  # and of a GPU's memory: each wait stalls it briefly
 
 
 class ManyRows:
-    """What the layers that are replaced share. Their dequantised weights would take `dequantized_bytes` together."""
+    """What the layers that are replaced share.
+
+    They have their implementation for many rows from `min_rows` on, if not later, and while `is_enabled`. Their
+    dequantised weights would take `dequantized_bytes` together, those of the largest one `largest_layer_bytes`.
+    """
 
     def __init__(self) -> None:
-        self.dequantized_bytes = 0
+        self.min_rows = 0
+        self.is_enabled = True
+        self.dequantized_bytes = self.largest_layer_bytes = 0
         self.was_used = False  # since somebody set it to False
         self.skips_products = False  # whether layers compute nothing, and all their outputs are 0
         self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
         self._pending = 0  # bytes that have been dequantised since an output was waited for
         self._arranged: tuple[mx.array, RowBlocks] | None = None
-        self._is_disabled = self._is_forced = False
+        self._is_forced = False
 
     @property
     def max_pending_bytes(self) -> int:
         """The most that may wait to be freed beside the layer that is computed."""
         return min(self._max_pending, self.dequantized_bytes)
 
-    def disable(self) -> None:
-        """Compute everything as the plain layers do from now on."""
-        self._is_disabled = True
+    @property
+    def max_dequantized_bytes(self) -> int:
+        """The most that dequantised weights may take at a time."""
+        return self.max_pending_bytes + self.largest_layer_bytes
 
     @contextmanager
     def always(self) -> Iterator[None]:
@@ -99,7 +105,7 @@ class ManyRows:
 
     def applies(self, rows: int, min_rows: int) -> bool:
         """Whether a layer should use the implementation for many rows."""
-        if self._is_disabled or not (self._is_forced or rows >= min_rows):
+        if not self.is_enabled or not (self._is_forced or rows >= min_rows):
             return False
         self.was_used = True
         return True
@@ -192,7 +198,8 @@ class ManyRowsQuantizedExperts(_SortedExperts, QuantizedSwitchLinear):  # type: 
 def _grouped(x: mx.array, indices: mx.array, product: Callable[[int, mx.array], mx.array]) -> mx.array:
     """Return products of sorted rows ([rows, 1, inputs]), of which `product` computes those of each expert."""
     outputs, start = [], 0
-    for expert, same in groupby(as_ints(indices)):
+    experts: list[int] = indices.tolist()  # type: ignore[assignment]  # declared as any number, or a list of such
+    for expert, same in groupby(experts):
         end = start + len(list(same))
         outputs.append(product(expert, x[start:end, 0]))
         start = end
@@ -232,14 +239,17 @@ def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize
             layer.__class__ = _MANY_ROWS[type(layer)]
             layer.many_rows, layer.min_rows, layer.dequantize = many_rows, min_rows, dequantizer
             if "scales" in layer:
-                many_rows.dequantized_bytes += _num_weights(layer) * dtype.size
+                nbytes = _num_weights(layer) * dtype.size
+                many_rows.dequantized_bytes += nbytes
+                many_rows.largest_layer_bytes = max(many_rows.largest_layer_bytes, nbytes)
     found = [each for each, _ in limits.values() if each is not None]
     if not found:
         return None
+    many_rows.min_rows = min(found)
     log.info(
         "Long prompts: %s, from %d rows on (tokens, or tokens times experts per token). Timing took %.1f s.",
         "weights are dequantised" if many_rows.dequantized_bytes else "rows are grouped by expert",
-        min(found),
+        many_rows.min_rows,
         perf_counter() - started,
     )
     return many_rows

@@ -4,11 +4,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.switch_layers import SwitchGLU
 
-from mlx_backend.engine.mlx.expert_blocks import BLOCK, RowBlocks
-from mlx_backend.engine.mlx.many_rows import use_many_rows_layers
+from mlx_backend.layers.expert_blocks import BLOCK, RowBlocks
+from mlx_backend.layers.many_rows import use_many_rows_layers
 
 INPUTS, OUTPUTS = 32, 48
-MODULE = "mlx_backend.engine.mlx.many_rows"
+MODULE = "mlx_backend.layers.many_rows"
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from mlx import nn
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlx_backend.device.mlx import prepares_for_lengths
-from mlx_backend.engine.mlx.dequantize import (
+from mlx_backend.layers.dequantize import (
     dequantized,
     dequantized_by_kernel,
     fastest_dequantizer,
     has_kernel,
 )
 
-MODULE = "mlx_backend.engine.mlx.dequantize"
+MODULE = "mlx_backend.layers.dequantize"
 WITH_KERNELS: list[dict[str, Any]] = [
     {"mode": "affine", "bits": bits, "group_size": size} for bits in (4, 8) for size in (32, 64, 128)
 ] + [{"mode": "mxfp4", "bits": 4, "group_size": 32}]
