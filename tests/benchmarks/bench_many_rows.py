@@ -4,7 +4,8 @@
 
 The same engine with and without it (layers/many_rows.py), in turn in one process, on models with random weights: a
 dense one and a mixture of experts, in float32 and quantised. Prints the time to the first token of new prompts, and the
-ratio of both: of processor time on a CPU, which other processes disturb less, of time on a GPU.
+ratio of both: of processor time on a CPU, which other processes disturb less, of time on a GPU. At last the same for
+an embedding model in 4 bits, and texts that are computed at once.
 """
 
 from __future__ import annotations
@@ -51,9 +52,14 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as scratch:
                 folder = _write(Path(scratch), name, settings, options)
                 _compare(f"{name}, {kind}", folder, options, clock)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _write(Path(scratch), "dense", FORMATS["4 bits"], options, architectures=["Qwen3Model"])
+        _compare_embeddings(folder, options, clock)
 
 
-def _write(scratch: Path, name: str, settings: dict[str, Any] | None, options: argparse.Namespace) -> Path:
+def _write(
+    scratch: Path, name: str, settings: dict[str, Any] | None, options: argparse.Namespace, **changes: Any
+) -> Path:
     import mlx_lm
     from engine_models import write_model, write_qwen
 
@@ -63,6 +69,8 @@ def _write(scratch: Path, name: str, settings: dict[str, Any] | None, options: a
         "hidden_size": width,
         "max_position_embeddings": 16_384,
         "eos_token_id": [],
+        "vocab_size": 600,
+        **changes,
     }
     if name == "experts":
         windows = ["sliding_attention", "full_attention"] * (layers // 2)
@@ -112,6 +120,42 @@ def _compare_length(
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
         flush=True,
     )
+
+
+def _compare_embeddings(folder: Path, options: argparse.Namespace, clock: Any) -> None:
+    from mlx_backend.device import Device
+    from mlx_backend.embedding.base import EncodedText
+    from mlx_backend.embedding.embedding_config import EmbeddingOptions
+    from mlx_backend.embedding.mlx.network import MLXNetwork
+    from mlx_backend.layers import many_rows
+
+    least = many_rows.MIN_WEIGHTS
+    networks = []
+    for many_rows.MIN_WEIGHTS in (least, sys.maxsize):
+        network = MLXNetwork(
+            str(folder), "embedding", EmbeddingOptions(pooling="last"), device=Device(8 << 30)
+        )
+        network.load(lambda _: None)
+        networks.append(network)
+    many_rows.MIN_WEIGHTS = least
+    for count, length in ((1, 16), (1, 128), (4, 128)):
+        times: list[list[float]] = [[], []]
+        rng = random.Random(length)
+        for number in range(options.rounds + 1):
+            texts = [EncodedText(rng.choices(range(20, 300), k=length)) for _ in range(count)]
+            for which in (0, 1) if number % 2 else (1, 0):
+                started = clock()
+                for _ in networks[which].run(texts, None, 512):
+                    pass
+                if number:
+                    times[which].append(clock() - started)
+        ratios = [new / old for new, old in zip(*times, strict=True)]
+        print(
+            f"embedding, 4 bits {count} texts of {length}: {statistics.median(times[1]):.3f} -> "
+            f"{statistics.median(times[0]):.3f} s, ratio {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f}-{max(ratios):.2f})",
+            flush=True,
+        )
 
 
 def _first_token(engine: ThreadedEngine, prompt: list[int], clock: Any) -> float:
