@@ -86,9 +86,9 @@ class GenerationRequest:
     positions in the prompt (0 < p < len) after which other requests are likely to differ: the end of the
     system part, the end of the history. An engine may cache its state there; it may also ignore them.
 
-    `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit;
-    memory is reserved for that many. `logprobs` asks for the chosen token's log probability and those of that many
-    most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds the
+    `expected_tokens` is how long the reply is likely to be, for a caller whose max_tokens is only a limit; memory is
+    reserved for that many, or for what fits. `logprobs` asks for the chosen token's log probability and those of that
+    many most likely tokens. `adapter` names a LoRA adapter the engine knows. `queue_timeout` is how many seconds the
     request may be queued; at 0 it is started at once or refused. A lower `priority` number is served sooner. `client`
     is whose request it is. `images` are in the order in which they stand in the prompt, prepared by the engine's
     `image_processor`.

@@ -122,6 +122,12 @@ class KVCacheBudget:
         """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
         return self._fitting_tokens(self.room)
 
+    def fitting(self, tokens: int, min_tokens: int, images: ImageBytes = NO_IMAGES) -> int:
+        """Return `tokens`, or how many a request that is alone can have now; at least `min_tokens`."""
+        if self._needed(tokens, images) <= self.room:
+            return tokens
+        return max(min_tokens, min(tokens, self._fitting_tokens(self.room, images)))
+
     def fitting_chunk(self, start: int, tokens: int) -> int:
         """Return `tokens`, or how many fewer a chunk from position `start` has to have to fit into working memory."""
         room = self.room - self._caches_and_images + self._margin

@@ -19,6 +19,8 @@ from mlx_backend.declaration import (
     whole,
 )
 
+GROUP_SIZES = (32, 64, 128)  # in which MLX quantises
+
 _GIBI = 1 << 30
 _GIGABYTES = "a number of gigabytes"
 
@@ -51,7 +53,11 @@ class EngineOptions:
     # the model
     context_length: Annotated[
         int | None,
-        Setting(kind=whole(1), help="use a shorter context than the model allows", group="model"),
+        Setting(
+            kind=whole(1),
+            help="use a shorter context than the model allows, or say how long it is where the model's files do not",
+            group="model",
+        ),
     ] = None
     chat_template: Annotated[
         str | None,
@@ -206,7 +212,7 @@ class EngineOptions:
     kv_group_size: Annotated[
         int,
         Setting(
-            kind=one_of_numbers(32, 64, 128),
+            kind=one_of_numbers(*GROUP_SIZES),
             help="group size of that quantisation",
             group="memory and speed",
         ),
@@ -216,7 +222,7 @@ class EngineOptions:
         Setting(
             kind=whole(16),
             help="keep the first 4 and the last of so many tokens in the KV cache, where the model allows it; prompts "
-            "may not be longer",
+            "may not be longer, and replies are then decoded one after the other in each step, not batched",
             group="memory and speed",
             default="all",
         ),

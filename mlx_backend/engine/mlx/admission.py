@@ -1,16 +1,17 @@
-"""What a request becomes when it is admitted to a loaded model. Knows nothing of memory, queues or steps."""
+"""What a request needs to be admitted to a loaded model, and what it becomes then. Knows nothing of queues or steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mlx_backend.engine.mlx.sampling import RequestSampler
-from mlx_backend.engine.mlx.sequences import DecodingSequence
+from mlx_backend.engine.mlx.sequences import DecodingSequence, expected_tokens
 from mlx_backend.engine.mlx.vision.prompt_images import images_of
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
+    from mlx_backend.engine.kv_cache_budget import ImageBytes, KVCacheBudget
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.models.engine_options import EngineOptions
 
@@ -23,6 +24,17 @@ def check_window(request: GenerationRequest, options: EngineOptions) -> None:
             f"The prompt has {length} tokens, and --max-kv-size keeps {window}: only a reply may go beyond them. "
             "Shorten the prompt, or start the server with a larger --max-kv-size."
         )
+
+
+def tokens_to_reserve(request: GenerationRequest, cache_budget: KVCacheBudget, images: ImageBytes) -> int:
+    """Return for how many tokens a request needs memory.
+
+    A reply that is only expected to be so long starts with what there is room for, be it a single token.
+    """
+    tokens = expected_tokens(request)
+    if request.expected_tokens is None:
+        return tokens
+    return cache_budget.fitting(tokens, len(request.prompt) + 1, images)
 
 
 def new_sequence(key: int, request: GenerationRequest, runtime: Runtime, adapter: str) -> DecodingSequence:

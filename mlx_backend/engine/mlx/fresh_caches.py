@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from mlx_backend.errors import EngineError
+from mlx_backend.models.engine_options import GROUP_SIZES
 
 if TYPE_CHECKING:
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -49,13 +50,14 @@ def run_first(network: Any, tokens: mx.array, layers: LayerCaches, options: Engi
     except Exception as error:
         if options.kv_bits is None and options.max_kv_size is None:
             raise
+        own = make_prompt_cache(network)
         # Raises if the caches are not the reason.
-        mx.eval(network(tokens, cache=make_prompt_cache(network)))
-        raise EngineError(_refusal(options, error)) from error
+        mx.eval(network(tokens, cache=own))
+        raise EngineError(_refusal(options, error, own)) from error
 
 
-def _refusal(options: EngineOptions, error: Exception) -> str:
-    """Say in words why a network that runs on its own caches does not on those that were asked for."""
+def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
+    """Say in words why a network that runs on its `own` caches does not on those that were asked for."""
     if options.kv_bits is None:
         return (
             "--max-kv-size is not possible with this model: its layers cannot run on caches of a limited size. Start "
@@ -66,8 +68,11 @@ def _refusal(options: EngineOptions, error: Exception) -> str:
         f"{options.kv_bits} bits in groups of {options.kv_group_size}"
     )
     if "[quantize]" in str(error):
+        sizes = {each.shape[-1] for layer in own for each in (layer.keys, layer.values) if each is not None}
+        possible = [group for group in GROUP_SIZES if not any(size % group for size in sizes)]
+        advice = f"Give --kv-group-size {max(possible)}, or start" if possible else "Start"
         return (
-            f"{text}, because the sizes of its keys and values are not multiples of that. Try a smaller "
-            "--kv-group-size, or start the server without --kv-bits."
+            f"{text}, because the sizes of its keys and values ({', '.join(map(str, sorted(sizes)))}) are not "
+            f"multiples of that. {advice} the server without --kv-bits."
         )
     return f"{text}, because its attention reads only plain ones. Start the server without it."

@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx.admission import check_window, new_sequence
+from mlx_backend.engine.mlx.admission import check_window, new_sequence, tokens_to_reserve
 from mlx_backend.engine.mlx.decode import Decoder
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
@@ -26,7 +26,6 @@ from mlx_backend.engine.mlx.drafting import Drafting
 from mlx_backend.engine.mlx.packed_forward import ForwardError
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.prefix_store import PrefixStore
-from mlx_backend.engine.mlx.sequences import expected_tokens
 from mlx_backend.engine.mlx.vision.prompt_images import check_images
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -86,7 +85,7 @@ class LoadedBatch:
             raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
         check_window(request, self._options)
         images = check_images(request, self.runtime.vision)
-        tokens = expected_tokens(request)
+        tokens = tokens_to_reserve(request, self._cache_budget, images)
         reply = tokens - len(request.prompt)
         subject = f"{len(request.prompt)} tokens of prompt and {reply} of reply"
         self._cache_budget.check(tokens, subject, images)
@@ -98,7 +97,8 @@ class LoadedBatch:
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""
         sequence = new_sequence(key, request, self.runtime, self._adapter_of(request))
-        self._enqueue(sequence, expected_tokens(request))
+        images = check_images(request, self.runtime.vision)
+        self._enqueue(sequence, tokens_to_reserve(request, self._cache_budget, images))
 
     def remove(self, key: int) -> None:
         """Drop a cancelled request."""
@@ -350,6 +350,7 @@ class LoadedBatch:
                 continue
             max_tokens = len(sequence.request.prompt) + sequence.request.max_tokens
             tokens = min(max_tokens, len(sequence.tokens) + RESERVED_REPLY_TOKENS)
+            tokens = self._cache_budget.fitting(tokens, len(sequence.tokens) + 1)
             self._cache_budget.reserve(sequence.key, tokens, sequence.adapter)
             self.prefix_store.evict_to_fit()
             while self._cache_budget.used > self._cache_budget.room and sequence not in self._preempted:
@@ -380,7 +381,7 @@ class LoadedBatch:
         while self._preempted:
             sequence = self._preempted[0]
             reply = min(sequence.request.max_tokens - sequence.num_emitted, RESERVED_REPLY_TOKENS)
-            tokens = len(sequence.tokens) + reply
+            tokens = self._cache_budget.fitting(len(sequence.tokens) + reply, len(sequence.tokens) + 1)
             is_alone = len(self._preempted) == len(self.sequences)
             if not (is_alone or self._cache_budget.fits(tokens, sequence.adapter, sequence.seeing_bytes(0))):
                 return

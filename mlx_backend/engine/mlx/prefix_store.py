@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_backend.device.memory import format_bytes
 from mlx_backend.engine.mlx.kv_cache import compact_copies, hidden_bytes, rewind_copies
 from mlx_backend.engine.mlx.vision.features import FeatureCache
 
@@ -51,6 +52,7 @@ class PrefixStore:
         self._cache_budget = cache_budget
         self._disk_adapter = disk_adapter
         self._has_prewarmed = False
+        self._has_noted_too_large = False
         self._sharing: dict[int, list[bytes]] = {}  # by sequence: prefixes that share arrays with its caches
 
     @property
@@ -129,7 +131,8 @@ class PrefixStore:
             if share:
                 size = sum(layer.nbytes for layer in layers) + hidden_bytes(layers, others)
                 share = self._prefixes.nbytes + size <= self._room()
-            self._prefixes.insert(tokens, layers, sequence.adapter, share=share, others=others)
+            if not self._prefixes.insert(tokens, layers, sequence.adapter, share=share, others=others):
+                self._note_too_large(length, layers)
             if share:
                 self._sharing.setdefault(sequence.key, []).append(tokens)
             self.evict_to_fit()
@@ -138,6 +141,20 @@ class PrefixStore:
         layers = compact_copies(layers)
         mx.eval([layer.state for layer in layers])  # another thread writes them
         self._disk.write(tokens, layers)
+
+    def _note_too_large(self, length: int, layers: LayerCaches) -> None:
+        """Log, once, that a prefix takes more than all may: whoever waits for its next turn should know why."""
+        size, limit = sum(layer.nbytes for layer in layers), self._prefixes.max_bytes
+        if self._has_noted_too_large or not self._prefixes.enabled or size <= limit:
+            return
+        self._has_noted_too_large = True
+        log.warning(
+            "A prompt of %d tokens is not cached, and the next one that begins with it will be prefilled from its "
+            "start: its caches take %s, and all cached prompts together may take %s. --cache-gb allows them more.",
+            length,
+            format_bytes(size),
+            format_bytes(limit),
+        )
 
     def settle(self, sequence: DecodingSequence) -> None:
         """Have the stored prefixes of a sequence, whose caches are gone, take no more memory than they have to."""

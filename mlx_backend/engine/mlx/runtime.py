@@ -231,7 +231,7 @@ class Runtime:
     def _try_together(self, layers: LayerCaches, ranks: Ranks | None) -> tuple[bool, str]:
         """Try packed runs and batches; return whether prompts and replies can be packed, and why not even batched."""
         if other := sorted({type(layer).__name__ for layer in layers if not can_merge(layer)}):
-            return False, f"its {', '.join(other)} cannot be merged"
+            return False, f"its {', '.join(other)} cannot be merged{_option_behind(self.options)}"
         if ranks is not None and not hasattr(self.networks[""], "shard"):
             return False, ""  # in a pipeline of ranks, one that failed here would leave the others waiting
         trials = [
@@ -308,6 +308,14 @@ class Runtime:
         weights = sum(weight_bytes(network, adapter_only=adapter != "") for adapter, network in networks)
         seen_with = self.vision.nbytes if self.vision is not None else 0
         return weights + seen_with + (weight_bytes(self.draft.network) if self.draft is not None else 0)
+
+
+def _option_behind(options: EngineOptions) -> str:
+    """Name the option that gives a model caches of another kind than its own; empty if none does."""
+    given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
+    return next(
+        (f" (it has them because of {name})" for name, value in given.items() if value is not None), ""
+    )
 
 
 def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:

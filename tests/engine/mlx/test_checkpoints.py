@@ -197,3 +197,17 @@ def test_spaced_checkpoints_are_far_apart_and_none_that_was_left_out_is_far_from
     assert all(after - before >= MIN_CHECKPOINT_DISTANCE for before, after in pairwise(spaced))
     for position in positions:
         assert any(0 <= position - each < MIN_CHECKPOINT_DISTANCE for each in spaced)
+
+
+def test_a_prompt_that_takes_more_than_all_cached_ones_may_is_named_in_the_log_once(
+    qwen: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with load_engine(qwen, cache_bytes=300_000) as engine:
+        for prompt in ([20] * 50, [21] * 300, [21] * 310):
+            *_, end = engine.generate(GenerationRequest(prompt=prompt, max_tokens=2))
+            assert isinstance(end, Finished)
+            assert end.cached_tokens == 0
+            assert ("is not cached" in caplog.text) == (len(prompt) >= 300)
+    assert caplog.text.count("is not cached") == 1
+    assert "A prompt of 299 tokens is not cached" in caplog.text
+    assert "all cached prompts together may take 293 KB. --cache-gb" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 from engine_requests import TEXT, reply_tokens, request_for, room_beside, together
 
 from mlx_backend.device import Device
-from mlx_backend.engine.base import GenerationRequest, Progress, Sampling, TokenDelta
+from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.errors import EngineBusy, EngineError, EngineRefused
@@ -24,6 +24,35 @@ def test_what_could_never_fit_is_refused_with_the_figures(qwen: Path) -> None:
             EngineError, match=r"9 tokens of prompt and 1000 of reply would need .* the model leaves"
         ):
             reply_tokens(engine, GenerationRequest(prompt=[9] * 9, max_tokens=1000))
+
+
+@pytest.mark.parametrize("expected", [20, 2048])
+def test_a_reply_without_a_limit_of_its_own_gets_all_tokens_that_fit(windowed: Path, expected: int) -> None:
+    with load_engine(windowed, memory_bytes=room_beside(windowed, 420_000)) as engine:
+        available = engine.status().available_context
+        assert available is not None
+        assert 300 < available < 700
+        for length in (available - 1, available // 2, 10):
+            prompt = [20 + at % 50 for at in range(length)]
+            request = GenerationRequest(prompt=prompt, max_tokens=1000, expected_tokens=expected)
+            *_, end = engine.generate(request)
+            assert isinstance(end, Finished)
+            assert end.reason == "length"
+            assert available - length <= end.completion_tokens < 1000, "more, where no chunk needs memory"
+        too_long = GenerationRequest(prompt=[20] * available, max_tokens=1000, expected_tokens=expected)
+        with pytest.raises(EngineRefused, match=f"of prompt and 1 of reply .* enough for {available} tokens"):
+            reply_tokens(engine, too_long)
+
+
+def test_a_request_without_a_limit_of_its_own_that_needs_all_memory_waits_for_the_others(
+    windowed: Path,
+) -> None:
+    with load_engine(windowed, cache_bytes=0) as unlimited:
+        short = request_for(unlimited, count=100)
+        long = request_for(unlimited, TEXT * 10, count=400, expected_tokens=2048)
+        expected = [reply_tokens(unlimited, each) for each in (short, long, short)]
+    with load_engine(windowed, cache_bytes=0, memory_bytes=room_beside(windowed, 420_000)) as engine:
+        assert together(engine, [short, long, short]) == expected
 
 
 def test_requests_wait_until_there_is_room_for_their_caches(qwen: Path) -> None:

@@ -93,11 +93,19 @@ def test_quantised_caches_are_refused_in_words_where_the_models_layers_cannot_ru
     )
     with pytest.raises(EngineError, match=plain):
         load_engine(gemma, kv_bits=8)
-    groups = (
-        r"^--kv-bits is not possible .* in groups of 128, because .* Try a smaller --kv-group-size, or .*\.$"
-    )
-    with pytest.raises(EngineError, match=groups):
+
+
+def test_a_refused_group_size_is_followed_by_one_that_fits_and_by_none_where_none_does(
+    qwen: Path, tmp_path: Path
+) -> None:
+    words = r"^--kv-bits is not possible .* groups of {}, because the sizes of its keys and values \({}\) .*\. {} the"
+    with pytest.raises(EngineError, match=words.format(128, 64, "Give --kv-group-size 64, or start")):
         load_engine(qwen, kv_bits=8, kv_group_size=128)
+    with pytest.raises(EngineError, match=words.format(64, 16, "Start")):
+        load_engine(write(tmp_path, "llama"), kv_bits=8)
+
+
+def test_two_kinds_of_caches_are_not_possible_together(qwen: Path) -> None:
     with pytest.raises(EngineError, match="--kv-bits and --max-kv-size are not possible together"):
         load_engine(qwen, kv_bits=8, max_kv_size=64)
 
@@ -142,7 +150,9 @@ def test_replies_with_quantised_caches_are_decoded_one_by_one_and_their_prefixes
 ) -> None:
     batch = MLXBatch(qwen, EngineOptions(kv_bits=8), device=Device(8 << 30))
     with ThreadedEngine(batch) as engine:
-        assert "one after the other in each step: its QuantizedKVCache cannot be merged" in caplog.text
+        reason = "its QuantizedKVCache cannot be merged (it has them because of --kv-bits)"
+        assert f"one after the other in each step: {reason}" in caplog.text
+        assert engine.status().unbatched == reason
         requests = [
             request_for(engine, TEXT * count, sampling=Sampling(temperature=1, seed=2)) for count in (1, 3)
         ]
@@ -170,6 +180,7 @@ def test_a_sliding_context_is_honoured_where_the_model_has_none_of_its_own_and_r
         load_engine(windowed, max_kv_size=64)
     with load_engine(qwen, max_kv_size=32) as engine:
         requests = [request_for(engine, TEXT * count, count=60) for count in (1, 2)]
+        assert engine.status().unbatched.endswith("(it has them because of --max-kv-size)")
         assert max(len(each.prompt) for each in requests) <= 32
         assert together(engine, requests) == [reply_tokens(engine, each) for each in requests]
         with pytest.raises(EngineRefused, match=r"prompt has 33 tokens, and --max-kv-size keeps 32"):
