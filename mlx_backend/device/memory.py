@@ -2,6 +2,10 @@
 
 Everything is counted from shapes and lengths, never from what happens to be allocated, so the same requests are
 admitted in the same order every time and on every machine of a group. Knows neither caches nor requests.
+
+What a model only keeps because it may be of use again (`cached`) is there for the others: one that lacks memory asks
+for it, the models that have some are told (`on_change`), and each gives up its own on its own thread. The one that has
+asked is told when memory has become free, and asks again if that was too little.
 """
 
 from __future__ import annotations
@@ -77,6 +81,7 @@ class MemoryBudget:
         reservation = MemoryReservation(self, weights, self.limit if limit is None else limit)
         with self._guard:
             self._reservations.append(reservation)
+        reservation.ask_for_excess()
         return reservation
 
     def others(self, reservation: MemoryReservation) -> list[MemoryReservation]:
@@ -86,8 +91,19 @@ class MemoryBudget:
     def release(self, reservation: MemoryReservation) -> None:
         """Forget a reservation. Idempotent."""
         with self._guard:
-            if reservation in self._reservations:
-                self._reservations.remove(reservation)
+            if reservation not in self._reservations:
+                return
+            self._reservations.remove(reservation)
+        self.on_freed(reservation, reservation.total)
+
+    def on_freed(self, reservation: MemoryReservation, nbytes: int) -> None:
+        """Tell the others that have asked for memory that a reservation takes so many bytes less."""
+        for other in self.others(reservation):
+            with self._guard:
+                has_asked = other.asked > 0
+                other.asked = max(0, other.asked - nbytes)
+            if has_asked:
+                other.on_change()
 
     def _open(self) -> list[MemoryReservation]:
         with self._guard:
@@ -95,13 +111,18 @@ class MemoryBudget:
 
 
 class MemoryReservation:
-    """What one model takes: its weights for as long as it is loaded, and `working` bytes that vary."""
+    """What one model takes: its weights for as long as it is loaded, and `working` bytes that vary.
+
+    Of those, `cached` are given up when others need them. `asked` are the bytes that this model needs of others.
+    `on_change` is called, on any thread, when others need memory or have freed some.
+    """
 
     def __init__(self, budget: MemoryBudget, weights: int, limit: int) -> None:
         self._budget = budget
         self.weights = weights
         self.limit = limit
-        self.working = 0
+        self.working = self.cached = self.asked = 0
+        self.on_change: Callable[[], None] = _ignore
 
     @property
     def total(self) -> int:
@@ -114,13 +135,37 @@ class MemoryReservation:
         return self._left_by(each.total for each in self._budget.others(self))
 
     @property
+    def room_beside_requests(self) -> int:
+        """The bytes that are left once the other models have given up what they only have cached."""
+        return self._left_by(each.total - each.cached for each in self._budget.others(self))
+
+    @property
     def max_room(self) -> int:
         """The bytes that would be left if the other models, which stay loaded, were idle."""
         return self._left_by(each.weights for each in self._budget.others(self))
 
-    def set_working(self, nbytes: int) -> None:
+    @property
+    def needed_by_others(self) -> int:
+        """How many of the cached bytes others have asked for."""
+        return min(self.cached, sum(each.asked for each in self._budget.others(self)))
+
+    def set_working(self, nbytes: int, cached: int = 0) -> None:
         """Set how much is reserved beside the weights. Without effect once the reservation is closed."""
-        self.working = nbytes
+        freed, self.working, self.cached = self.working - nbytes, nbytes, cached
+        if freed > 0:
+            self._budget.on_freed(self, freed)
+
+    def ask(self, nbytes: int) -> None:
+        """Ask the other models for so many of the bytes that they have cached; they give them up soon, if they can."""
+        self.asked = nbytes
+        for other in self._budget.others(self):
+            if other.cached:
+                other.on_change()
+
+    def ask_for_excess(self) -> None:
+        """Ask for what all models together take beyond the limit."""
+        if (excess := self._budget.reserved - room_for_weights(self.limit)) > 0:
+            self.ask(excess)
 
     def close(self) -> None:
         """Give everything back. Idempotent."""
@@ -128,6 +173,10 @@ class MemoryReservation:
 
     def _left_by(self, others: Iterable[int]) -> int:
         return room_for_weights(self.limit) - self.weights - sum(others)
+
+
+def _ignore() -> None:
+    pass
 
 
 def format_bytes(count: int) -> str:

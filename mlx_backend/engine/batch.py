@@ -30,6 +30,9 @@ class ModelInfo:
     unbatched: str = ""  # why replies are not decoded together; empty if they are
     # How many tokens of prompt and reply fit into memory now; callable from any thread.
     available_context: Callable[[], int | None] = lambda: None
+    # Gets what wakes the engine thread when other models need memory or have freed some, and is called by it then.
+    set_waker: Callable[[Callable[[], None]], None] = lambda wake: None
+    on_wake: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,10 @@ class Batch(Protocol):
         ...
 
     def admits(self, request: GenerationRequest) -> bool:
-        """Whether there is room to start a request now. An empty batch always has room.
+        """Whether there is room to start a request now.
 
-        Raises EngineRefused if there never can be, EngineBusy if other models leave no room for it even alone.
+        An empty batch has room, unless other models still have to give it up; the thread is woken then. Raises
+        EngineRefused if there never can be, EngineBusy if other models leave no room for it even alone.
         """
         ...
 

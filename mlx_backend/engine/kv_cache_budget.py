@@ -47,7 +47,8 @@ class KVCacheBudget:
     `cost` gives the bytes of one sequence's caches for a number of tokens, and `chunk_bytes` the working memory of a
     chunk of so many tokens that ends at a position. Sequences that are decoded together, those of one adapter, are
     padded to the longest of them, but to no more than `max_padded` tokens. `pressure` says how short of memory the
-    system is, and `waiting` how many bytes the images of all requests take.
+    system is, and `waiting` how many bytes the images of all requests take. With `gives_up` other models may ask for
+    the memory of cached prefixes.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class KVCacheBudget:
         chunk_bytes: Callable[[int, int], int] = lambda _tokens, _end: 0,
         pressure: Callable[[], Pressure] = lambda: "none",
         waiting: Callable[[], int] = lambda: 0,
+        gives_up: bool = True,
     ) -> None:
         self._reservation = reservation
         self._cost = cost
@@ -66,6 +68,7 @@ class KVCacheBudget:
         self._pressure = pressure
         self._max_padded = max_padded
         self._waiting = waiting
+        self._gives_up = gives_up
         self._prefix_bytes = self._noted_waiting = 0
         self._sequences: dict[int, tuple[str, int]] = {}
         self._seeing: dict[int, int] = {}  # of the sequences with images that are still to be seen
@@ -74,6 +77,11 @@ class KVCacheBudget:
     def room(self) -> int:
         """The bytes that caches may take now, cached prefixes included."""
         return self._reservation.room
+
+    @property
+    def needed_by_others(self) -> int:
+        """How many bytes of cached prefixes other models have asked for."""
+        return self._reservation.needed_by_others
 
     @property
     def max_room(self) -> int:
@@ -90,6 +98,10 @@ class KVCacheBudget:
         """The bytes that are set aside for sequences, and for images."""
         return self._caches_and_images + self._beyond_margin(self._most_seeing)
 
+    def set_on_change(self, on_change: Callable[[], None]) -> None:
+        """Have it called, on any thread, when other models need memory or have freed some."""
+        self._reservation.on_change = on_change
+
     def set_prefix_bytes(self, nbytes: int) -> None:
         """Note how much the cached prefixes take, and what was made of images."""
         if (nbytes, self._waiting()) != (self._prefix_bytes, self._noted_waiting):
@@ -97,8 +109,11 @@ class KVCacheBudget:
             self._update()
 
     def check(self, tokens: int, subject: str, images: ImageBytes = NO_IMAGES) -> None:
-        """Raise EngineRefused for what could not run even alone, EngineBusy while other models need the memory."""
-        needed, room = self._needed(tokens, images), self.room
+        """Raise EngineRefused for what could not run even alone, EngineBusy while other models need the memory.
+
+        What those have cached does not count: they give it up.
+        """
+        needed, room = self._needed(tokens, images), self._reservation.room_beside_requests
         if needed <= room:
             return
         max_room, limit = self.max_room, format_bytes(self.limit)
@@ -120,18 +135,21 @@ class KVCacheBudget:
 
     def fitting_tokens(self) -> int:
         """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
-        return self._fitting_tokens(self.room)
+        return self._fitting_tokens(self._reservation.room_beside_requests)
 
     def fitting(self, tokens: int, min_tokens: int, images: ImageBytes = NO_IMAGES) -> int:
         """Return `tokens`, or how many a request that is alone can have now; at least `min_tokens`."""
-        if self._needed(tokens, images) <= self.room:
+        room = self._reservation.room_beside_requests
+        if self._needed(tokens, images) <= room:
             return tokens
-        return max(min_tokens, min(tokens, self._fitting_tokens(self.room, images)))
+        return max(min_tokens, min(tokens, self._fitting_tokens(room, images)))
 
     def fitting_chunk(self, start: int, tokens: int) -> int:
         """Return `tokens`, or how many fewer a chunk from position `start` has to have to fit into working memory."""
         room = self.room - self._caches_and_images + self._margin
         tokens = min(tokens, MAX_PRESSED_CHUNK.get(self._pressure(), tokens))
+        if (missing := self._chunk_bytes(tokens, start + tokens) - room) > 0:
+            self._reservation.ask(missing)  # for the chunks to come
         while tokens > MIN_CHUNK and self._chunk_bytes(tokens, start + tokens) > room:
             tokens = max(MIN_CHUNK, tokens // 2)
         return tokens
@@ -143,12 +161,25 @@ class KVCacheBudget:
         working = max(self._chunk_bytes(tokens, start + tokens), self._most_seeing)
         return max(0, self.room - self._caches_and_images - self._beyond_margin(working))
 
-    def fits(self, tokens: int, adapter: str = "", seeing: int = 0) -> bool:
-        """Whether there is room for one more sequence of so many tokens; its images that wait are counted already."""
+    def fits(self, tokens: int, adapter: str = "", seeing: int = 0, *, asks: bool = True) -> bool:
+        """Whether there is room for one more sequence of so many tokens; its images that wait are counted already.
+
+        If not, with `asks`, other models are asked for what they have cached.
+        """
         every = [*self._sequences.values(), (adapter, tokens)]
         longest = max(each for _, each in every)
         working = max(self._chunk_bytes(MIN_CHUNK, longest), self._most_seeing, seeing)
-        return self._total(every) + self._waiting() + self._beyond_margin(working) <= self.room
+        missing = self._total(every) + self._waiting() + self._beyond_margin(working) - self.room
+        if missing > 0 and asks:
+            self._reservation.ask(missing)
+        return missing <= 0
+
+    def fits_alone(self, tokens: int, images: ImageBytes, *, asks: bool) -> bool:
+        """Whether there is room for a sequence and nothing else; if not, with `asks`, other models are asked too."""
+        missing = self._needed(tokens, images) - self.room
+        if missing > 0 and asks:
+            self._reservation.ask(missing)
+        return missing <= 0
 
     def reserve(self, key: int, tokens: int, adapter: str = "", seeing: int = 0) -> None:
         """Set memory aside for a sequence, or change how much is."""
@@ -202,7 +233,10 @@ class KVCacheBudget:
 
     def _update(self) -> None:
         self._noted_waiting = self._waiting()
-        self._reservation.set_working(self._prefix_bytes + self.used)
+        cached = self._prefix_bytes if self._gives_up else 0
+        self._reservation.set_working(self._prefix_bytes + self.used, cached)
+        if (missing := self.used - self.room) > 0:  # a reply has outgrown what was expected of it
+            self._reservation.ask(missing)
 
     def _total(self, sequences: Iterable[tuple[str, int]]) -> int:
         groups: dict[str, list[int]] = {}

@@ -131,7 +131,7 @@ class Scheduler:
         self._inbox.put(Warmup(next(self._keys), make_request))
 
     def wake(self) -> None:
-        """Have the thread ask its batch again whether it is ready."""
+        """Have the thread ask its batch again whether it is ready, and has room."""
         self._inbox.put(Signal.WAKE)
 
     def terminate(self, error: EngineStopped, *, timeout: float) -> bool:
@@ -201,6 +201,7 @@ class Scheduler:
         """Load, and step until told to stop (True) or until something breaks (False)."""
         try:
             self._info = self._batch.load(self._on_progress)
+            self._info.set_waker(self.wake)
             self._restart_reason, self._restart_delay = "", 0.0
             self._started.set()
             while self._wait_for_work():
@@ -269,7 +270,8 @@ class Scheduler:
             case Signal.STOP:
                 return False
             case Signal.WAKE:
-                pass
+                if self._info is not None:
+                    self._info.on_wake()
             case EngineStopped():
                 raise message
             case Warmup():

@@ -171,7 +171,7 @@ class EngineOptions:
             kind=size(_GIBI, "GB", _GIGABYTES),
             help="how much of it cached prompts may use, in gigabytes; 0: no prompt cache",
             group="memory and speed",
-            default="a quarter of what the model leaves",
+            default="half of what the model leaves",
             option="--cache-gb",
             in_file=False,
         ),

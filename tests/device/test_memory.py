@@ -78,3 +78,44 @@ def test_sizes_are_written_in_the_unit_that_fits() -> None:
         "1020 MB",
         "5 GB",
     ]
+
+
+def test_a_model_that_lacks_memory_asks_the_others_for_what_they_have_cached() -> None:
+    budget = MemoryBudget(1000)
+    one, two, three = (budget.reserve(100) for _ in range(3))
+    told: list[str] = []
+    for name, each in (("one", one), ("two", two), ("three", three)):
+        each.on_change = lambda name=name: told.append(name)  # type: ignore[misc]  # the default is that of the loop
+    one.set_working(400, cached=300)
+    two.set_working(50)
+    assert (three.room, three.room_beside_requests) == (200, 500)
+    three.ask(250)
+    assert told == ["one"], "the second has nothing cached"
+    assert (one.needed_by_others, two.needed_by_others) == (250, 0)
+    one.set_working(150, cached=50)
+    assert told == ["one", "three"]
+    assert one.needed_by_others == 0
+    assert three.room == 450
+    two.close()
+    assert told == ["one", "three"], "who has asked for nothing is not woken"
+
+
+def test_who_got_too_little_may_ask_again_and_nobody_gives_up_more_than_is_cached() -> None:
+    budget = MemoryBudget(1000)
+    one, two = budget.reserve(100), budget.reserve(100)
+    one.set_working(500, cached=100)
+    two.ask(300)
+    assert one.needed_by_others == 100
+    one.set_working(400)
+    assert one.needed_by_others == 0
+    two.ask(200)
+    one.close()
+    assert two.asked == 0, "the weights of the one that was unloaded are free, too"
+
+
+def test_weights_that_do_not_fit_beside_what_others_have_cached_ask_for_it() -> None:
+    budget = MemoryBudget(1000)
+    one = budget.reserve(300)
+    one.set_working(600, cached=500)
+    budget.reserve(400)
+    assert one.needed_by_others == 300 + 600 + 400 - 950

@@ -75,3 +75,30 @@ def test_what_a_chunk_takes_is_measured_while_no_other_model_computes(
     monkeypatch.setattr(WarmUp, "measure", watched)
     with load_engine(model, device=device):
         assert held == [True], "MLX counts the memory of all models together"
+
+
+def test_the_cached_prompts_of_one_model_give_way_to_a_request_to_another(model: Path) -> None:
+    """Its thread sleeps until it is asked for their memory."""
+    device = Device(LIMIT)
+    with (
+        load_engine(model, device=device, cache_bytes=LIMIT) as one,
+        load_engine(model, device=device, cache_bytes=LIMIT) as two,
+    ):
+        reservation, other = device.memory._reservations
+        taken = device.memory.reserve(0)
+        long = [20 + at % 200 for at in range(900)]
+        list(two.generate(GenerationRequest(prompt=long, max_tokens=3)))
+        needed = other.cached  # by its prompt
+        for at in range(6):
+            list(one.generate(GenerationRequest(prompt=[*long[at * 7 :], at], max_tokens=3)))
+        cached = reservation.cached
+        assert cached > 3 * needed > 0
+        taken.set_working(other.room - needed // 2)
+        assert other.room < needed
+        available = two.status().available_context
+        assert available is not None
+        assert available > len(long)
+        second = GenerationRequest(prompt=long[::-1], max_tokens=3)
+        assert sum(isinstance(item, TokenDelta) for item in two.generate(second)) == 3
+        assert reservation.cached < cached
+        assert device.memory.reserved <= LIMIT

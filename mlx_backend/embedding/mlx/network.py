@@ -162,6 +162,7 @@ class MLXNetwork:
             many_rows.is_enabled = nbytes + many_rows.max_dequantized_bytes <= room
             nbytes += many_rows.max_dequantized_bytes if many_rows.is_enabled else 0
         reservation.set_working(nbytes)
+        reservation.ask_for_excess()
 
     def _working_bytes(self, batch: int, length: int, stage_tokens: int) -> int:
         """Return what a run takes beside dequantised weights."""

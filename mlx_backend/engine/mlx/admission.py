@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from mlx_backend.engine.mlx.sampling import RequestSampler
 from mlx_backend.engine.mlx.sequences import DecodingSequence, expected_tokens
-from mlx_backend.engine.mlx.vision.prompt_images import images_of
+from mlx_backend.engine.mlx.vision.prompt_images import check_images, images_of
 from mlx_backend.errors import EngineRefused
 
 if TYPE_CHECKING:
     from mlx_backend.engine.base import GenerationRequest
-    from mlx_backend.engine.kv_cache_budget import ImageBytes, KVCacheBudget
+    from mlx_backend.engine.kv_cache_budget import ImageBytes
     from mlx_backend.engine.mlx.runtime import Runtime
     from mlx_backend.models.engine_options import EngineOptions
 
@@ -26,15 +26,16 @@ def check_window(request: GenerationRequest, options: EngineOptions) -> None:
         )
 
 
-def tokens_to_reserve(request: GenerationRequest, cache_budget: KVCacheBudget, images: ImageBytes) -> int:
-    """Return for how many tokens a request needs memory.
+def needed_memory(request: GenerationRequest, runtime: Runtime) -> tuple[int, ImageBytes]:
+    """Return for how many tokens a request needs memory, and for which images. Raises EngineRefused.
 
     A reply that is only expected to be so long starts with what there is room for, be it a single token.
     """
+    images = check_images(request, runtime.vision)
     tokens = expected_tokens(request)
-    if request.expected_tokens is None:
-        return tokens
-    return cache_budget.fitting(tokens, len(request.prompt) + 1, images)
+    if request.expected_tokens is not None:
+        tokens = runtime.cache_budget.fitting(tokens, len(request.prompt) + 1, images)
+    return tokens, images
 
 
 def new_sequence(key: int, request: GenerationRequest, runtime: Runtime, adapter: str) -> DecodingSequence:

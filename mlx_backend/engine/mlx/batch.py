@@ -83,6 +83,8 @@ class MLXBatch:
             image_processor=runtime.vision,
             image_support=support_of(model.folder, runtime.vision),
             available_context=partial(_available_context, runtime.cache_budget, context_length),
+            set_waker=runtime.cache_budget.set_on_change,
+            on_wake=self._on_wake,
         )
 
     def unload(self) -> None:
@@ -123,6 +125,10 @@ class MLXBatch:
     def remove(self, key: int) -> None:
         """Drop a cancelled request."""
         self.loaded.remove(key)
+
+    def _on_wake(self) -> None:
+        if self._loaded is not None:
+            self._loaded.prefix_store.give_up_needed()
 
     @property
     def rate(self) -> float | None:

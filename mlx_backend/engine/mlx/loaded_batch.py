@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.base import TokenDelta
 from mlx_backend.engine.batch import Ended
-from mlx_backend.engine.mlx.admission import check_window, new_sequence, tokens_to_reserve
+from mlx_backend.engine.mlx.admission import check_window, needed_memory, new_sequence
 from mlx_backend.engine.mlx.decode import Decoder
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError
 from mlx_backend.engine.mlx.draft_pacer import DraftPacer
@@ -26,7 +26,6 @@ from mlx_backend.engine.mlx.drafting import Drafting
 from mlx_backend.engine.mlx.packed_forward import ForwardError
 from mlx_backend.engine.mlx.prefill_queue import PrefillQueue
 from mlx_backend.engine.mlx.prefix_store import PrefixStore
-from mlx_backend.engine.mlx.vision.prompt_images import check_images
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:
@@ -84,21 +83,22 @@ class LoadedBatch:
         if request.max_tokens == 0 and not self.prefix_store.enabled:
             raise EngineRefused("No prefixes are cached here, so there is nothing to warm up.")
         check_window(request, self._options)
-        images = check_images(request, self.runtime.vision)
-        tokens = tokens_to_reserve(request, self._cache_budget, images)
+        tokens, images = needed_memory(request, self.runtime)
         reply = tokens - len(request.prompt)
         subject = f"{len(request.prompt)} tokens of prompt and {reply} of reply"
         self._cache_budget.check(tokens, subject, images)
         if self._preempted:
             return False
-        adapter = self._adapter_of(request)
-        return not self.sequences or self._cache_budget.fits(tokens, adapter, images.seeing)
+        asks = request.max_tokens > 0  # a warm-up takes nothing from other models
+        if not self.sequences:
+            return self._cache_budget.fits_alone(tokens, images, asks=asks)
+        return self._cache_budget.fits(tokens, self._adapter_of(request), images.seeing, asks=asks)
 
     def insert(self, key: int, request: GenerationRequest) -> None:
         """Queue a request for prefill."""
         sequence = new_sequence(key, request, self.runtime, self._adapter_of(request))
-        images = check_images(request, self.runtime.vision)
-        self._enqueue(sequence, tokens_to_reserve(request, self._cache_budget, images))
+        tokens, _ = needed_memory(request, self.runtime)
+        self._enqueue(sequence, tokens)
 
     def remove(self, key: int) -> None:
         """Drop a cancelled request."""

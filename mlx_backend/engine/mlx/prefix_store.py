@@ -187,6 +187,16 @@ class PrefixStore:
         self._features.evict_to(int(room * FEATURES_SHARE))
         self._prefixes.evict_to(room - self._features.nbytes)
 
+    def give_up_needed(self) -> None:
+        """Evict as much as other models have asked for."""
+        if (nbytes := self._cache_budget.needed_by_others) <= 0:
+            return
+        log.debug("Cached prompts give up %s, which another model needs.", format_bytes(nbytes))
+        kept = max(0, self._prefixes.nbytes + self._features.nbytes - nbytes)
+        self._features.evict_to(int(kept * FEATURES_SHARE))
+        self._prefixes.evict_to(kept - self._features.nbytes)
+        self.report_usage()
+
     def _room(self) -> int:
         """Return how many bytes prefixes may take now."""
         room = self._cache_budget.prefix_room() - self._features.nbytes

@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREFIX_CACHE_SHARE = 0.25  # of the memory that the model leaves
+PREFIX_CACHE_SHARE = (
+    0.5  # of the memory that the model leaves: a prefix is there twice while its next turn runs
+)
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
@@ -127,6 +129,7 @@ class Runtime:
                 # Processes that share a model have to prefill alike, however short of memory each one's machine is.
                 pressure=device.memory.pressure if ranks is None else lambda: "none",
                 waiting=lambda: waiting.nbytes,
+                gives_up=ranks is None,
             )
             self._check_room(cost)
             prefix_bytes = _prefix_cache_bytes(options, self.cache_budget) if are_alike else 0
