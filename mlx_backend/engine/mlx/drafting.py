@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_REPLAY = (
-    16  # tokens that run again beside drafts: if one of these is wrong, they run once more, and others too
-)
+MAX_REPLAY = 16
+"""Tokens that run again beside drafts. If one of these is wrong, they run once more, and others with them."""
 
 
 class Drafting:

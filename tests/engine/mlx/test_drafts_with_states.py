@@ -21,6 +21,8 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.drafting import MAX_REPLAY
+from mlx_backend.engine.mlx.loading import load_model
+from mlx_backend.engine.mlx.speculative import ModelDrafter
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 
@@ -319,6 +321,23 @@ def test_a_draft_model_with_states_drafts_for_one_without(tmp_path: Path) -> Non
         found = generate(drafting, asked)
     assert tokens(found) == expected
     assert drafted(found)[0] > 0
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "falcon_h1", "recurrent_gemma"])
+def test_a_draft_model_with_states_drafts_what_follows_the_text_whatever_it_drafted_before(
+    tmp_path: Path, architecture: str
+) -> None:
+    network = load_model(write(tmp_path / "model", architecture), EngineOptions(), lambda _: None).network
+    drafter, text = (
+        ModelDrafter(network, 512),
+        as_ints(mx.random.randint(10, 250, (9,), key=mx.random.key(1))),
+    )
+    for right in (0, 1, 3, 4, 2):
+        expected = ModelDrafter(network, 512).propose(text, 4)
+        assert drafter.propose(text, 4) == expected
+        assert drafter.propose(text, 4) == expected, "as after a step that failed"
+        assert expected is not None
+        text = [*text, *expected[:right], 17 + right]
 
 
 def test_memory_is_reserved_for_the_states_that_are_held(model: Path) -> None:
