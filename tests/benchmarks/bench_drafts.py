@@ -60,6 +60,9 @@ def main() -> None:
     parser.add_argument("--replies", type=int, nargs="+", default=[1, 3], help="at once")
     parser.add_argument("--tokens", type=int, default=200, help="of each reply")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of this process, where others work too"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(use_fast_blas() or "MLX's own matrix products", file=sys.stderr)
@@ -145,6 +148,7 @@ def _compare(
     engines: dict[str, ThreadedEngine], replies: int, temperature: float, options: argparse.Namespace
 ) -> None:
     times: dict[str, list[float]] = {name: [] for name in engines}
+    clock = time.process_time if options.processor_time else time.perf_counter
     drafts = {name: [0, 0, 0] for name in engines}  # drafted, accepted, replies as those without drafts
     for round_number in range(options.rounds + 1):
         said: dict[str, list[list[int]]] = {}
@@ -152,10 +156,10 @@ def _compare(
         at = round_number % len(in_order)
         for name, engine in in_order[at:] + in_order[:at]:
             asked = list(_requests(round_number, replies, temperature, options))
-            started = time.perf_counter()
+            started = clock()
             done = _replies(engine, asked)
             if round_number:
-                times[name].append(time.perf_counter() - started)
+                times[name].append(clock() - started)
                 drafts[name][0] += sum(each[1] for each in done)
                 drafts[name][1] += sum(each[2] for each in done)
             said[name] = [each[0] for each in done]

@@ -5,8 +5,8 @@ one: by what drafting takes at all (the token sampled last has to be waited for,
 what each drafted token adds. Both are measured, for each number of replies (draft_costs.py). What drafts save follows
 from how many were right before (draft_record.py): if each is right with probability p, the j-th of them is accepted
 with p**j, and a token that a reply need not wait for is worth a plain step's share. Of a network with states one more
-thing is expected: if a draft is wrong, the tokens before it in its step run again with the next (rewinding.py), and
-each costs as much as a drafted one.
+thing is expected: if a draft is wrong, the tokens before it in its step run again with the next (rewinding.py), which
+takes time as well.
 
 To find that out takes time too, as does what those steps do not show: caches are separated and merged, the device has
 nothing to do between two steps, and a draft model prefills a text before it drafts. So an account is kept of all time
@@ -108,7 +108,7 @@ class DraftPacer:
             if step.plain_steps > 2:
                 costs.record_plain(step.context, seconds)
         elif step.follows_ahead == (not step.drafted):
-            costs.record_drafted(step.context, step.drafted + step.replayed, seconds)
+            costs.record_drafted(step.context, step.drafted, seconds, step.replayed)
 
     def record_prefill(self, tokens: int, seconds: float) -> None:
         """Note how long a draft model took to prefill so many tokens: none, if it does not know one of them."""
@@ -131,14 +131,10 @@ class DraftPacer:
         for row, (reply, limit) in enumerate(zip(replies, limits, strict=True)):
             if reply.pause or not limit:
                 continue
-            replayed = reply.to_replay if self.replays else None
-            count, gain = _best_count(
-                reply.acceptance, costs.per_token / share, min(limit, self.max_drafts), replayed
-            )
+            count, gain = self._best_count(reply, min(limit, self.max_drafts), costs, share, 0)
             if not count:
                 reply.stop(is_wrong=True)
                 continue
-            gain *= share * reply.frequency
             if self._is_prefill_worth_it(reply, gain, limit, plain):
                 saved += gain
                 counts[row] = count
@@ -153,7 +149,32 @@ class DraftPacer:
             reply.is_started = True
         if self.clock is not None and not costs.are_known:
             return [min(count, 1) for count in counts]  # to find out
+        for row, reply in enumerate(replies):
+            if counts[row] and reply.to_replay:
+                count, gain = self._best_count(reply, counts[row], costs, share, reply.to_replay)
+                counts[row] = (
+                    count if gain > costs.overhead else 0
+                )  # in this step alone, after which nothing is left
         return counts
+
+    def _best_count(
+        self, reply: DraftRecord, limit: int, costs: DraftCosts, share: float, to_replay: int
+    ) -> tuple[int, float]:
+        """Return how many drafted tokens save most, and how many plain steps beyond what they cost.
+
+        Each is less likely to be accepted than the one before. `to_replay` tokens run in the same step.
+        """
+        acceptance, best, most = reply.acceptance, 0, 0.0
+        likely, accepted, again = 1.0, 0.0, 0.0  # likely: that all drafts so far are right
+        for count in range(1, limit + 1):
+            if self.replays:  # all that runs before a wrong draft
+                again += likely * (1 - acceptance) * (to_replay + count)
+            likely *= acceptance
+            accepted += likely
+            gain = share * accepted - costs.per_token * count - costs.per_replayed * again
+            if gain > most:
+                best, most = count, gain
+        return best, most * reply.frequency
 
     def _is_prefill_worth_it(self, reply: DraftRecord, gain: float, limit: int, plain: float) -> bool:
         if reply.is_started and reply.to_prefill <= MIN_PREFILL:
@@ -181,22 +202,3 @@ class DraftPacer:
         if step.drafted:
             tokens += 1 + step.accepted / step.replies
         self._lost += min(seconds - tokens * plain, MAX_LOSS * plain)
-
-
-def _best_count(acceptance: float, cost: float, limit: int, replayed: int | None) -> tuple[int, float]:
-    """Return how many drafted tokens save most beyond what they cost, and how much, in tokens.
-
-    Each is less likely to be accepted than the one before. `replayed` tokens run in the same step, and all before a
-    wrong draft run again; None: nothing ever does.
-    """
-    best, most = 0, 0.0
-    likely, accepted, again = 1.0, 0.0, 0.0  # likely: that all drafts so far are right
-    for count in range(1, limit + 1):
-        if replayed is not None:
-            again += likely * (1 - acceptance) * (replayed + count)
-        likely *= acceptance
-        accepted += likely
-        gain = accepted - cost * (count + again)
-        if gain > most:
-            best, most = count, gain
-    return best, most

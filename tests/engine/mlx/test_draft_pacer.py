@@ -133,9 +133,11 @@ def test_what_runs_again_after_wrong_drafts_takes_no_time_where_they_do_not_pay(
     [
         (by_model(0.9), Costs(replays=True)),
         (by_model(0.7), Costs(replays=True)),
+        (by_model(0.8), Costs(replays=True, verified=2.0)),
+        (by_model(0.4), Costs(replays=True, verified=0.2)),
         (quoting(0.5), Costs(replays=True, verified=1.0)),
     ],
-    ids=["right drafts", "half of the drafts", "texts that repeat themselves"],
+    ids=["right drafts", "half of the drafts", "most on a CPU", "a few", "texts that repeat themselves"],
 )
 def test_drafts_that_pay_although_some_tokens_run_again_save_most_of_what_they_can(
     lengths: tuple[int, int], make: Make, costs: Costs
@@ -148,6 +150,7 @@ def test_fewer_tokens_are_drafted_where_those_before_a_wrong_one_run_again() -> 
     def planned(*, replays: bool, to_replay: int = 0) -> int:
         reply = DraftRecord(to_replay=to_replay)
         [count] = DraftPacer(16, None, replays=replays).plan([reply], [UNLIMITED], 0, is_drafting=True)
+        assert not reply.pause, "drafts pay, if not in this step"
         return count
 
     assert planned(replays=False) == 5, "2/3 of those that are right so far, of which each costs 0.1"
@@ -259,6 +262,16 @@ def test_what_drafting_costs_at_all_is_told_from_what_each_token_costs() -> None
     assert costs.per_token == pytest.approx(0.05)
     only = costs_of(0.02, 0.3, 0.05, [4, 4])
     assert only.overhead + 4 * only.per_token == pytest.approx(0.5)
+
+
+def test_what_runs_again_is_told_from_what_is_drafted() -> None:
+    costs = costs_of(0.02, 0.3, 0.2, [1, 2])
+    assert costs.per_replayed == ASSUMED_COST
+    for drafted, replayed in ((1, 3), (2, 1), (2, 5)):
+        costs.record_drafted(0, drafted, 0.02 * (1.3 + 0.2 * drafted + 0.05 * replayed), replayed)
+    assert costs.per_replayed == pytest.approx(0.05)
+    assert costs.overhead == pytest.approx(0.3)
+    assert costs.per_token == pytest.approx(0.2)
 
 
 def test_a_plain_step_is_known_for_texts_of_about_the_same_length_only() -> None:
