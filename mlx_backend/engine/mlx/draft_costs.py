@@ -27,7 +27,7 @@ class DraftCosts:
     def __init__(self) -> None:
         self.overhead = 0.0  # of drafting at all,
         self.per_token = ASSUMED_COST  # of each token that is drafted,
-        self.per_replayed = ASSUMED_COST  # and of each that runs again as a draft after it was wrong
+        self.per_replayed = ASSUMED_COST  # and of each that runs again, because a draft after it was wrong
         # Seconds, by about how long the texts are: attention takes longer the longer they are.
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
         # Beyond a plain step, by the tokens that were drafted and that ran again; those measured last come last.

@@ -151,10 +151,9 @@ class DraftPacer:
             return [min(count, 1) for count in counts]  # to find out
         for row, reply in enumerate(replies):
             if counts[row] and reply.to_replay:
+                # Drafts pay, but in this step more than usual would run again. After one without there is nothing left.
                 count, gain = self._best_count(reply, counts[row], costs, share, reply.to_replay)
-                counts[row] = (
-                    count if gain > costs.overhead else 0
-                )  # in this step alone, after which nothing is left
+                counts[row] = count if gain > costs.overhead else 0
         return counts
 
     def _best_count(
@@ -162,12 +161,12 @@ class DraftPacer:
     ) -> tuple[int, float]:
         """Return how many drafted tokens save most, and how many plain steps beyond what they cost.
 
-        Each is less likely to be accepted than the one before. `to_replay` tokens run in the same step.
+        Each is less likely to be accepted than the one before. `to_replay` tokens run again in the same step.
         """
         acceptance, best, most = reply.acceptance, 0, 0.0
         likely, accepted, again = 1.0, 0.0, 0.0  # likely: that all drafts so far are right
         for count in range(1, limit + 1):
-            if self.replays:  # all that runs before a wrong draft
+            if self.replays:  # what runs before this one, if it is the first that is wrong
                 again += likely * (1 - acceptance) * (to_replay + count)
             likely *= acceptance
             accepted += likely
