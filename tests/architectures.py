@@ -14,12 +14,14 @@ import pkgutil
 import re
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from architecture_fields import OWN, SIZES, VARIANTS, VOCABULARY
 from engine_models import byte_level, write_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
 _TEXT_CLASSES = ("TextArgs", "TextConfig", "TextModelArgs")
@@ -41,14 +43,16 @@ def architectures() -> list[str]:
     return sorted(name for name, text in texts.items() if re.search(r"^class Model\b", text, re.MULTILINE))
 
 
-def config_of(name: str) -> dict[str, Any]:
-    """Return the configuration of a tiny model of an architecture or a variant."""
+def config_of(name: str, sizes: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the configuration of a tiny model of an architecture or a variant; `sizes` replace fields."""
     architecture, changes = VARIANTS.get(name, (name, {}))
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     own = OWN.get(architecture, {}) | changes
-    config = {"model_type": architecture, "vocab_size": VOCABULARY} | _sizes(module.ModelArgs) | own
+    config = (
+        {"model_type": architecture, "vocab_size": VOCABULARY} | _sizes(module.ModelArgs) | own | dict(sizes)
+    )
     if "text_config" in own:
-        config["text_config"] = _text_config(module, own["text_config"])
+        config["text_config"] = _text_config(module, own["text_config"]) | dict(sizes)
     return config
 
 
@@ -69,16 +73,24 @@ def _text_config(module: ModuleType, own: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": "text"} | _sizes(arguments) | own
 
 
-def write(folder: Path, name: str, *, seed: int = 3, dtype: str = "float32", bits: int | None = None) -> Path:
+def write(
+    folder: Path,
+    name: str,
+    *,
+    seed: int = 3,
+    dtype: str = "float32",
+    bits: int | None = None,
+    sizes: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
     """Write a tiny model with a tokenizer; its `sanitize` is expected to leave MLX's own names alone.
 
-    `bits` quantises the layers that can be, in groups of 32.
+    `bits` quantises the layers that can be, in groups of 32. `sizes` are fields for one that is less tiny.
     """
     import mlx.core as mx
     from mlx import nn
     from mlx.utils import tree_flatten, tree_unflatten
 
-    config = config_of(name) | {"eos_token_id": []}
+    config = config_of(name, sizes) | {"eos_token_id": []}
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)
     network = module.Model(module.ModelArgs.from_dict(json.loads(json.dumps(config))))

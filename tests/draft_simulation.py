@@ -39,11 +39,12 @@ class Costs:
     host: float = 0.3  # between two steps, if it has nothing to do,
     own_caches: float = 0.5  # for each of several replies whose caches are not merged,
     switch: float = 2.0  # to merge or separate those, for each,
-    verified: float = 0.5  # for each drafted token,
+    verified: float = 0.5  # for each drafted token, and each that runs again after a wrong one,
     guess: float = 1.0  # to draft one with a draft model for one reply, and a tenth of it for each more,
     prefill: float = 0.01  # and for a draft model to prefill one.
     noise: float = 0.05  # as a part of each step
     interrupted: float = 0.0  # how many of the steps are interrupted
+    replays: bool = False  # whether what was right before a wrong draft runs again, as with states
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Generated:
     tokens: list[int]
     drafts: DraftRecord = field(default_factory=DraftRecord)
     is_pending: bool = True
+    num_to_replay: int = 0
     request: Any = field(default_factory=lambda: SimpleNamespace(max_tokens=UNLIMITED, sampling=Sampling()))
 
     @property
@@ -153,7 +155,8 @@ class SimulatedDevice:
 
     def _forward(self, drafted: int) -> None:
         costs, number = self.costs, len(self._running)
-        took = STEP + costs.reply * (number - 1) + costs.verified * drafted
+        again = sum(generated.num_to_replay for generated in self._running)
+        took = STEP + costs.reply * (number - 1) + costs.verified * (drafted + again)
         took += costs.context * sum(len(generated.tokens) for generated in self._running) / 1000
         if number > 1 and not self._is_merged:
             took += costs.own_caches * number
@@ -173,6 +176,7 @@ class SimulatedDevice:
             self._set_merged(merged=True)
             before = self._busy_until
             self._forward(0)
+            self._replayed()
             self._now = max(self._now, before)
             self._emit_pending()
             drafted, accepted = None, 0
@@ -186,12 +190,18 @@ class SimulatedDevice:
             if drafted:
                 self.drafted_steps += 1
                 self.wait()
+            else:
+                self._replayed()
             accepted = sum(map(self._accept, self._running, drafts))
         for generated in self._running:
             generated.is_pending = True
         if drafting is not None:
             drafting.on_step(self._sequences, drafted, accepted)
         self._running = [generated for generated in self._running if generated.next_token is not None]
+
+    def _replayed(self) -> None:
+        for generated in self._running:
+            generated.num_to_replay = 0
 
     def _emit_pending(self) -> None:
         for generated in self._running:
@@ -206,6 +216,8 @@ class SimulatedDevice:
             count += 1
         if drafts:
             generated.drafts.record(len(drafts), count)
+            is_wrong = self.costs.replays and count < len(drafts)
+            generated.num_to_replay = generated.num_to_replay + 1 + count if is_wrong else 0
         return count
 
 
@@ -287,7 +299,8 @@ class Always(DraftPacer):
 def share_of_plain(users: Sequence[Sequence[Reply]], costs: Costs, *, seed: int = 1) -> float:
     """Return how much of the time without drafts the pacer's take."""
     plain = SimulatedDevice(costs, None, seed=seed).run(users)
-    return SimulatedDevice(costs, lambda clock: DraftPacer(4, clock), seed=seed).run(users) / plain
+    device = SimulatedDevice(costs, lambda clock: DraftPacer(4, clock, replays=costs.replays), seed=seed)
+    return device.run(users) / plain
 
 
 def best_share(users: Sequence[Sequence[Reply]], costs: Costs) -> float:

@@ -1,12 +1,16 @@
 """What drafts take and save in real time: the same engine with and without them, on models that draft well or badly.
 
     python tests/benchmarks/bench_drafts.py [--layers 8] [--width 512] [--replies 1 3] [--tokens 200] [--rounds 5]
+    python tests/benchmarks/bench_drafts.py --architecture qwen3_5 --layers 12 --replies 1
 
 The model is a gpt_oss with random weights, whose layers behind the first two add nothing. So a model of these two
 drafts what it says itself (*right drafts*), in a fraction of the time; one of two other layers never does (*wrong
 drafts*). Drafts from the text are tried on greedy replies, which come to repeat themselves, and on sampled ones, which
-do not. Engines alternate in one process, one more round is not counted; each line has the median ratio of the time of a
-round to that without drafts, of the same replies, and how many of the drafted tokens were accepted.
+do not. With `--architecture` it is one of another architecture, such as one with states, four layers stand for those
+two, and nothing comes of what mixes tokens, though it is computed: else no greedy reply would repeat itself.
+
+Engines alternate in one process, one more round is not counted; each line has the median ratio of the time of a round
+to that without drafts, of the same replies, and how many of the drafted tokens were accepted.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from architecture_fields import LAYERS
+from architectures import write as write_other
 from engine_models import write_model
 
 from mlx_backend.device.blas import use_fast_blas
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
     from mlx_backend.engine.threaded import ThreadedEngine
 
 DRAFTING: Final = 2  # layers of a draft model
+MIXED: Final = ("o_proj", "out_proj")  # what a layer adds comes from these,
+OUTPUTS: Final = (*MIXED, "down_proj")  # and this
 PROMPT: Final = 200  # tokens
 KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "without drafts": ("target", {}),
@@ -44,12 +52,17 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 def main() -> None:
     """Write the models and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--architecture", help="of mlx-lm; without it a gpt_oss")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--replies", type=int, nargs="+", default=[1, 3], help="at once")
     parser.add_argument("--tokens", type=int, default=200, help="of each reply")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of this process, where others work too"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(use_fast_blas() or "MLX's own matrix products", file=sys.stderr)
@@ -62,7 +75,20 @@ def write_models(folder: Path, options: argparse.Namespace) -> None:
     """Write the model, and the two that draft for it."""
     import mlx.core as mx
 
+    drafting = DRAFTING if options.architecture is None else LAYERS
+
     def write(name: str, layers: int, seed: int) -> Path:
+        if options.architecture is not None:
+            sizes = {
+                "vocab_size": options.vocabulary,
+                "max_position_embeddings": 16_384,
+                "num_hidden_layers": layers,
+                "hidden_size": options.width,
+                "intermediate_size": 2 * options.width,
+            }
+            return write_other(
+                folder / name, options.architecture, seed=seed, dtype=options.dtype, sizes=sizes
+            )
         return write_model(
             folder / name,
             seed=seed,
@@ -81,23 +107,24 @@ def write_models(folder: Path, options: argparse.Namespace) -> None:
             eos_token_id=[],
         )
 
-    target, right = write("target", options.layers, 3), write("right", DRAFTING, 3)
-    write("wrong", DRAFTING, 4)
+    target, right = write("target", options.layers, 3), write("right", drafting, 3)
+    write("wrong", drafting, 4)
     weights: dict[str, mx.array] = mx.load(str(target / "model.safetensors"))  # type: ignore[assignment]  # of this format, a dict
+    nothing = () if options.architecture is None else MIXED
     for name, value in weights.items():
-        at = name.split(".")
-        if at[1] == "layers" and int(at[2]) >= DRAFTING and ("o_proj" in name or "down_proj" in name):
+        if any(output in name for output in (OUTPUTS if _layer(name) >= drafting else nothing)):
             weights[name] = mx.zeros_like(value)
-    first = {name: value for name, value in weights.items() if not _is_behind(name)}
+    first = {name: value for name, value in weights.items() if _layer(name) < drafting}
     mx.save_safetensors(str(right / "model.safetensors"), first)
     mx.eval(weights)
     mx.save_safetensors(str(target / "part.safetensors"), weights)
     (target / "part.safetensors").replace(target / "model.safetensors")
 
 
-def _is_behind(name: str) -> bool:
+def _layer(name: str) -> int:
+    """Return which layer a weight belongs to; -1: none."""
     at = name.split(".")
-    return at[1] == "layers" and int(at[2]) >= DRAFTING
+    return int(at[at.index("layers") + 1]) if "layers" in at else -1
 
 
 def compare(folder: Path, options: argparse.Namespace) -> None:
@@ -110,7 +137,7 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
         if "draft_model" in named:
             named["draft_model"] = str(folder / str(named["draft_model"]))
         engines[name] = load_engine(folder / model, cache_bytes=0, memory_bytes=1 << 38, **named)
-    for temperature in (0.0, 1.0):
+    for temperature in options.temperatures:
         for replies in options.replies:
             _compare(engines, replies, temperature, options)
     for engine in engines.values():
@@ -121,6 +148,7 @@ def _compare(
     engines: dict[str, ThreadedEngine], replies: int, temperature: float, options: argparse.Namespace
 ) -> None:
     times: dict[str, list[float]] = {name: [] for name in engines}
+    clock = time.process_time if options.processor_time else time.perf_counter
     drafts = {name: [0, 0, 0] for name in engines}  # drafted, accepted, replies as those without drafts
     for round_number in range(options.rounds + 1):
         said: dict[str, list[list[int]]] = {}
@@ -128,10 +156,10 @@ def _compare(
         at = round_number % len(in_order)
         for name, engine in in_order[at:] + in_order[:at]:
             asked = list(_requests(round_number, replies, temperature, options))
-            started = time.perf_counter()
+            started = clock()
             done = _replies(engine, asked)
             if round_number:
-                times[name].append(time.perf_counter() - started)
+                times[name].append(clock() - started)
                 drafts[name][0] += sum(each[1] for each in done)
                 drafts[name][1] += sum(each[2] for each in done)
             said[name] = [each[0] for each in done]
@@ -141,7 +169,7 @@ def _compare(
             )
     plain = times["without drafts"]
     print(
-        f"\n{replies} at once, {'sampled' if temperature else 'greedy'}: without drafts "
+        f"\n{replies} at once, {f'sampled at {temperature}' if temperature else 'greedy'}: without drafts "
         f"{statistics.median(plain) / options.tokens * 1e3:.2f} ms a step",
         flush=True,
     )

@@ -158,15 +158,10 @@ class BatchCaches:
         return outputs if positions == sorted(positions) else outputs[mx.array(positions)]
 
     def rewindable_segment(self, row: int, tokens: mx.array, shift: int = 0) -> Segment:
-        """Return what runs tokens ([length]) of a row that has its own caches; `rewind` can take back all but one."""
+        """Return what runs tokens ([length]) of a row that has its own caches; all but one can be taken back."""
         layers = [RewindableRotatingKVCache.of(layer) for layer in self.extract(row)]
         self._own[row] = layers
         return Segment(tokens[None], layers, shift=shift_of([shift]))
-
-    def rewind(self, row: int, count: int) -> None:
-        """Take back the last tokens of a row that has its own caches."""
-        for layer in self.extract(row) if count else ():
-            layer.trim(count)
 
     def _is_long(self, length: int) -> bool:
         return self._max_merged_length is not None and length > self._max_merged_length

@@ -7,6 +7,9 @@ queries too far. So a few short texts are run alone, and then in every way in wh
 joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
 compared, row by row. It takes about twenty runs of a few tokens.
 
+Where drafts are wanted of a network with states (rewinding.py), it is also tried whether each text, alone, can take
+tokens back and go on with others.
+
 Nor does a few tokens' run show that a device's kernels take many. In a packed run each token is rotated by a position
 of its own, and on an H200 MLX could not start that kernel for 160 tokens where 16 elements of a head are rotated,
 though it could for 40 (cudaGraphAddKernelNode: invalid argument). So with `many_tokens` longer prompts are packed too.
@@ -26,6 +29,7 @@ from mlx_backend.engine.mlx.arrays import as_ints, coarsest_dtype
 from mlx_backend.engine.mlx.kv_cache import alias, merged, select_rows
 from mlx_backend.engine.mlx.mlx_lm_patches import patch_for_packing
 from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed
+from mlx_backend.engine.mlx.rewinding import RewindPoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +44,7 @@ log = logging.getLogger(__name__)
 TEXTS = ((1, 2, 3, 4), (5,), (2, 6))
 LONG_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 16  # two of them are packed
 FIRST, SECOND = (4, 7, 3), (6, 2, 5)  # the two tokens that follow each text
+TAKEN_BACK = (8, 1)  # after the first of them
 ROW_COUNTS = (3, 5)
 MAX_ROWS = 8  # of a batch that is tried: the caches of each row get room for 256 tokens
 
@@ -107,6 +112,10 @@ class BatchTrial:
         """Try batches as mlx-lm runs them: a row for each sequence. Raises BatchTrialError."""
         self._try(lambda alone: self._run_together(alone, self._step_rows))
 
+    def try_rewinding(self) -> None:
+        """Try to take tokens back and to run others instead. Raises BatchTrialError."""
+        self._try(self._rewind)
+
     def _try(self, compare: Callable[[Sequence[_Reference]], None]) -> None:
         """Compare, with other texts again if logits differ: in half precision rounding may choose other experts."""
         least: list[float] = []  # of each row, by how much it is off with the text that suits it best
@@ -170,6 +179,18 @@ class BatchTrial:
         mx.eval(logits, after_first, after_second)
         return _Reference(text, first, second, before, logits, after_first, after_second)
 
+    def _rewind(self, alone: Sequence[_Reference]) -> None:
+        """Run tokens as drafts are, take back all but the first, and run another behind it."""
+        for each in alone:
+            layers, run = _copies(each.layers), [each.first, *TAKEN_BACK]
+            point = RewindPoint(layers)
+            logits = self._network(mx.array([run]), cache=layers)[0]
+            mx.eval(logits)
+            self._compare(logits[:1], [each.after_first], 1)
+            again = run[: point.rewind(len(TAKEN_BACK), len(run))]
+            logits = self._network(mx.array([[*again, each.second]]), cache=layers)[0]
+            self._compare(logits[-1:], [each.after_second], 1)
+
     def _pack_prompts(self, alone: Sequence[_Reference]) -> None:
         """Run prompts beside each other, one beside the replies to others, and replies on caches of their own."""
         one, other, late = alone
@@ -219,6 +240,8 @@ class BatchTrial:
 
 
 def _off_by(sequences: int, difference: float) -> str:
+    if sequences == 1:
+        return f"the logits of a sequence from which tokens were taken back are off by {difference:.0%}"
     return f"with {sequences} sequences at once the logits of one are off by {difference:.0%}"
 
 

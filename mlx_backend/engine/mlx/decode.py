@@ -9,8 +9,8 @@ by itself where the network cannot be run packed (packed_forward.py), and sample
 
 With drafters (drafting.py), a few sequences are decoded several tokens at a time, on caches of their own: the drafts of
 all are run through the model in one packed run and compared with what the model samples after each of them, and each
-sequence's caches are rewound to where the two part. A sampled token depends on nothing but text, seed and position, so
-drafts never change a reply. A network that cannot be run packed gets them for a sequence alone.
+sequence's caches are rewound to where the two part (rewinding.py). A sampled token depends on nothing but text, seed
+and position, so drafts never change a reply. A network that cannot be run packed gets them for a sequence alone.
 
 A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
 the token before is known, and gets no drafts, unless its constraint has promised not to mask the next tokens.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -31,8 +30,9 @@ from mlx_backend.device.mlx import prepares_for_lengths
 from mlx_backend.engine.mlx.arrays import as_ints, evaluate_async
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH, BatchCaches, CacheError
 from mlx_backend.engine.mlx.decode_errors import BatchError, LostCachesError, is_device_failure
+from mlx_backend.engine.mlx.decode_runs import replay, run_replies, run_with_prompts
 from mlx_backend.engine.mlx.drafting import DraftedRows
-from mlx_backend.engine.mlx.packed_forward import ForwardError, Segment, run_packed, run_rows
+from mlx_backend.engine.mlx.packed_forward import ForwardError, run_packed
 from mlx_backend.engine.mlx.sampling import sample
 from mlx_backend.engine.mlx.sequences import AdmittedSequences, cache_lengths, emit_pending, start_computing
 
@@ -118,6 +118,7 @@ class Decoder:
         together = [*self.sequences, *admitted.sequences]
         self._was_drafting = self._can_pack and self._is_drafting(together)
         try:
+            replay(self._network, self._caches, self.sequences)
             self._caches.join(caches, cache_lengths(together), merge=not self._was_drafting)
         except CacheError as error:
             _log_unmerged(error)
@@ -243,26 +244,12 @@ class Decoder:
         Raises ForwardError only if there are prefilled sequences. If there are none: BatchError where the caches are
         untried, LostCachesError where the network cannot run these sequences, and anything if the device fails.
         """
-        segments = list[Segment]()
-        if sequences:
-            assert self._next is not None
-            segments = self._caches.segments(self._next, [sequence.position_shift for sequence in sequences])
-        if not prefilled:
-            return self._forward_replies(segments)
-        segments += [each.segment(self._network) for each in prefilled]
-        every = run_packed(self._network, segments)
-        ends = list(accumulate((len(each.last_chunk) for each in prefilled), initial=len(sequences) - 1))[1:]
-        positions = self._caches.positions() if sequences else []
-        return every[mx.array([*positions, *ends])]
-
-    def _forward_replies(self, segments: Sequence[Segment]) -> mx.array:
+        if prefilled:
+            return run_with_prompts(self._network, self._caches, sequences, self._next, prefilled)
+        assert self._next is not None
         before = self._caches.copy() if self._caches.is_untried else None
         try:
-            if self._can_pack or not self._caches.is_merged:
-                logits = self._caches.by_row(run_packed(self._network, segments, restore=False))
-            else:
-                [replies] = segments
-                logits = run_rows(self._network, replies)
+            logits = run_replies(self._network, self._caches, sequences, self._next, can_pack=self._can_pack)
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, ForwardError) else error
             if self._agree is not None or (before is None and is_device_failure(cause)):
@@ -379,11 +366,11 @@ class Decoder:
             raise ForwardError from error.__cause__
         rows = DraftedRows(self.sequences, tokens, drafts, ended)
         singly = self._can_pack and prepares_for_lengths()
-        logits = run_packed(self._network, rows.segments(self._caches), single_queries=singly)
+        every = run_packed(self._network, rows.segments(self._caches), single_queries=singly)
         self._caches.on_step()
-        sampled = self._sample(logits, rows.owners, rows.next_positions())
+        sampled = self._sample(rows.logits(every), rows.owners, rows.next_positions())
         start_computing(self.sequences, sampled)
-        generated, last = rows.accept(as_ints(sampled), self._caches)
+        generated, last = rows.accept(as_ints(sampled))
         self._next = sampled[mx.array(last)]
         return generated
 

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 MIN_TIMES = 3  # plain steps measured before drafts are compared with them
 MAX_TIMES = 9  # that are remembered of each kind
+MAX_KINDS = 32  # of steps with drafts, by their tokens, that are remembered
 FIRST_MEMORY, MAX_MEMORY = 128, 4096
 """Plain steps in a row, after which something is forgotten that was measured with drafts."""
 STEPS_PER_MEASUREMENT = 256
 """Drafted in a row before plain steps are measured again."""
-ASSUMED_COST = 0.1  # plain steps per drafted token, until it is measured
+ASSUMED_COST = 0.1  # plain steps per drafted token, and each that runs again, until it is measured
 
 
 class DraftCosts:
@@ -25,11 +26,12 @@ class DraftCosts:
 
     def __init__(self) -> None:
         self.overhead = 0.0  # of drafting at all,
-        self.per_token = ASSUMED_COST  # and of each token that is drafted
+        self.per_token = ASSUMED_COST  # of each token that is drafted,
+        self.per_replayed = ASSUMED_COST  # and of each that runs again, because a draft after it was wrong
         # Seconds, by about how long the texts are: attention takes longer the longer they are.
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
-        # Beyond a plain step, by the tokens that were drafted; those measured last come last.
-        self._drafted: dict[int, deque[float]] = {}
+        # Beyond a plain step, by the tokens that were drafted and that ran again; those measured last come last.
+        self._drafted: dict[tuple[int, int], deque[float]] = {}
         self._steps_without = 0  # in a row,
         self._steps_with_drafts = 0  # or since plain steps were measured
         self._memory = FIRST_MEMORY
@@ -58,8 +60,8 @@ class DraftCosts:
                 del self._drafted[next(iter(self._drafted))]
                 self._fit()
 
-    def record_drafted(self, context: int, tokens: int, seconds: float) -> None:
-        """Note a step with drafts. After many of them, have plain steps measured again."""
+    def record_drafted(self, context: int, tokens: int, seconds: float, replayed: int = 0) -> None:
+        """Note a step with drafts, where `replayed` tokens ran again. After many, have plain steps measured again."""
         plain = self.plain_step(context)
         if plain is None:
             return
@@ -68,13 +70,18 @@ class DraftCosts:
         if self._steps_with_drafts == STEPS_PER_MEASUREMENT:
             self._plain[_magnitude(context)].clear()
             self._memory = FIRST_MEMORY
-        times = self._drafted.pop(tokens, None) or deque[float](maxlen=MAX_TIMES)
+        kind = tokens, replayed
+        times = self._drafted.pop(kind, None) or deque[float](maxlen=MAX_TIMES)
         times.append(seconds / plain - 1)
-        self._drafted[tokens] = times
+        self._drafted[kind] = times
+        if len(self._drafted) > MAX_KINDS:
+            del self._drafted[next(iter(self._drafted))]
         self._fit()
 
     def _fit(self) -> None:
-        self.overhead, self.per_token = _line([(x, median(times)) for x, times in self._drafted.items()])
+        points = [(*kind, median(times)) for kind, times in self._drafted.items()]
+        self.per_replayed = _per_replayed(points)
+        self.overhead, self.per_token = _line([(x, y - self.per_replayed * again) for x, again, y in points])
 
 
 def _magnitude(context: int) -> int:
@@ -82,9 +89,19 @@ def _magnitude(context: int) -> int:
     return int(log(context + 1024, 1.5))
 
 
+def _per_replayed(points: Sequence[tuple[int, int, float]]) -> float:
+    """Return what a token that runs again costs, from (drafted, replayed, y): steps in which as much was drafted."""
+    slopes = [
+        (y2 - y1) / (again2 - again1)
+        for (x1, again1, y1), (x2, again2, y2) in combinations(points, 2)
+        if x1 == x2
+    ]
+    return max(0.0, median(slopes or [ASSUMED_COST]))
+
+
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Return a line through points, as (y at 0, slope): Theil and Sen's, which outliers hardly move. Never negative."""
-    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2)]
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x1 != x2]
     if not slopes:  # what was measured is the tokens' doing up to what was assumed of them
         slopes = [ASSUMED_COST, *(min(ASSUMED_COST, y / x) for x, y in points if x)]
     slope = max(0.0, median(slopes))

@@ -4,7 +4,9 @@ Times are counted in plain steps, in which every reply gets one token. A step wi
 one: by what drafting takes at all (the token sampled last has to be waited for, and caches are not merged), and by
 what each drafted token adds. Both are measured, for each number of replies (draft_costs.py). What drafts save follows
 from how many were right before (draft_record.py): if each is right with probability p, the j-th of them is accepted
-with p**j, and a token that a reply need not wait for is worth a plain step's share.
+with p**j, and a token that a reply need not wait for is worth a plain step's share. Of a network with states one more
+thing is expected: if a draft is wrong, the tokens before it in its step run again with the next (rewinding.py), which
+takes time as well.
 
 To find that out takes time too, as does what those steps do not show: caches are separated and merged, the device has
 nothing to do between two steps, and a draft model prefills a text before it drafts. So an account is kept of all time
@@ -42,13 +44,15 @@ class Step:
     """A step that was taken with so many replies.
 
     `context` counts the tokens of all their texts, `accepted` the drafted ones among those it generated. `drafted` is
-    None if nothing was to be drafted in it, and `plain_steps` counts such steps in a row, with this one. The step
-    before had `replies_before`; with `follows_ahead` the device was still computing a token when that ended.
+    None if nothing was to be drafted in it, and `plain_steps` counts such steps in a row, with this one. `replayed`
+    tokens ran again in what it waited for. The step before had `replies_before`; with `follows_ahead` the device was
+    still computing a token when that ended.
     """
 
     replies: int
     context: int
     drafted: int | None
+    replayed: int
     accepted: int
     plain_steps: int
     replies_before: int
@@ -59,11 +63,13 @@ class DraftPacer:
     """What one model's drafts took and saved, and what follows from that.
 
     Without a `clock` nothing is measured, and the cost is assumed: processes that share a model have to decide alike.
+    With `replays` tokens run again after a wrong draft.
     """
 
-    def __init__(self, max_drafts: int, clock: Callable[[], float] | None) -> None:
+    def __init__(self, max_drafts: int, clock: Callable[[], float] | None, *, replays: bool = False) -> None:
         self.max_drafts = max_drafts
         self.clock = clock
+        self.replays = replays
         # By whether replies are sampled: drafts are what is most likely, and greedy replies always take that.
         self.of_all = {False: shared_counts(), True: shared_counts()}
         self.num_interruptions = 0  # steps in which the device had something else to do as well
@@ -102,7 +108,7 @@ class DraftPacer:
             if step.plain_steps > 2:
                 costs.record_plain(step.context, seconds)
         elif step.follows_ahead == (not step.drafted):
-            costs.record_drafted(step.context, step.drafted, seconds)
+            costs.record_drafted(step.context, step.drafted, seconds, step.replayed)
 
     def record_prefill(self, tokens: int, seconds: float) -> None:
         """Note how long a draft model took to prefill so many tokens: none, if it does not know one of them."""
@@ -125,12 +131,10 @@ class DraftPacer:
         for row, (reply, limit) in enumerate(zip(replies, limits, strict=True)):
             if reply.pause or not limit:
                 continue
-            count = _best_count(reply.acceptance, costs.per_token / share, min(limit, self.max_drafts))
+            count, gain = self._best_count(reply, min(limit, self.max_drafts), costs, share, 0)
             if not count:
                 reply.stop(is_wrong=True)
                 continue
-            gain = share * _expected(reply.acceptance, count) - costs.per_token * count
-            gain *= reply.frequency
             if self._is_prefill_worth_it(reply, gain, limit, plain):
                 saved += gain
                 counts[row] = count
@@ -145,7 +149,31 @@ class DraftPacer:
             reply.is_started = True
         if self.clock is not None and not costs.are_known:
             return [min(count, 1) for count in counts]  # to find out
+        for row, reply in enumerate(replies):
+            if counts[row] and reply.to_replay:
+                # Drafts pay, but in this step more than usual would run again. After one without there is nothing left.
+                count, gain = self._best_count(reply, counts[row], costs, share, reply.to_replay)
+                counts[row] = count if gain > costs.overhead else 0
         return counts
+
+    def _best_count(
+        self, reply: DraftRecord, limit: int, costs: DraftCosts, share: float, to_replay: int
+    ) -> tuple[int, float]:
+        """Return how many drafted tokens save most, and how many plain steps beyond what they cost.
+
+        Each is less likely to be accepted than the one before. `to_replay` tokens run again in the same step.
+        """
+        acceptance, best, most = reply.acceptance, 0, 0.0
+        likely, accepted, again = 1.0, 0.0, 0.0  # likely: that all drafts so far are right
+        for count in range(1, limit + 1):
+            if self.replays:  # what runs before this one, if it is the first that is wrong
+                again += likely * (1 - acceptance) * (to_replay + count)
+            likely *= acceptance
+            accepted += likely
+            gain = share * accepted - costs.per_token * count - costs.per_replayed * again
+            if gain > most:
+                best, most = count, gain
+        return best, most * reply.frequency
 
     def _is_prefill_worth_it(self, reply: DraftRecord, gain: float, limit: int, plain: float) -> bool:
         if reply.is_started and reply.to_prefill <= MIN_PREFILL:
@@ -173,16 +201,3 @@ class DraftPacer:
         if step.drafted:
             tokens += 1 + step.accepted / step.replies
         self._lost += min(seconds - tokens * plain, MAX_LOSS * plain)
-
-
-def _best_count(acceptance: float, cost: float, limit: int) -> int:
-    """Return how many tokens save more than they cost: each is less likely to be accepted than the one before."""
-    count = 0
-    while count < limit and acceptance ** (count + 1) > cost:
-        count += 1
-    return count
-
-
-def _expected(acceptance: float, count: int) -> float:
-    """Return how many of `count` drafted tokens will be accepted."""
-    return sum(acceptance**position for position in range(1, count + 1))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, MIN_PREFILL, Step
+from mlx_backend.engine.mlx.rewinding import RewindPoint
 from mlx_backend.engine.mlx.speculative import DraftTask, num_to_prefill, propose
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_REPLAY = 16
+"""Tokens that run again beside drafts. If one of these is wrong, they run once more, and others with them."""
+
 
 class Drafting:
     """Drafts for a decoder's sequences. The pacer may be shared with other decoders."""
@@ -36,6 +40,8 @@ class Drafting:
         self._is_ahead = True  # whether the device still computes a token when a step has ended
         self._last_step: tuple[int, float] | None = None  # of how many sequences, and when it ended
         self._num_interruptions = 0  # by then
+        self._num_replayed = 0  # tokens that run again in this step,
+        self._num_replayed_before = 0  # and in the last one
 
     def is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
         """Whether drafts are being used, and these sequences may get some in their next step together."""
@@ -48,17 +54,20 @@ class Drafting:
         `unconstrained_tokens` says for how many tokens each constraint has promised not to mask any.
         """
         self._is_drafting = False
+        self._num_replayed_before = self._num_replayed
+        self._num_replayed = sum(sequence.num_to_replay for sequence in sequences)
         if self._is_broken or len(sequences) > MAX_REPLIES:
             return [0] * len(sequences)
         was_drafting = self._plain_steps == 0
         limits = []
         for sequence, unconstrained in zip(sequences, unconstrained_tokens, strict=True):
-            if (drafter := sequence.drafter) is None:
+            record, drafter = sequence.drafts, sequence.drafter
+            record.to_replay = sequence.num_to_replay
+            if drafter is None or sequence.num_to_replay > MAX_REPLAY:
                 limits.append(0)
                 continue
             # The token sampled last is unconstrained already; one more is sampled after it and after every draft.
             limits.append(max(0, min(sequence.request.max_tokens - sequence.num_sampled, unconstrained - 2)))
-            record = sequence.drafts
             record.of_all = self._pacer.of_all[sequence.request.sampling.temperature > 0]
             record.is_rehearsed = drafter.can_rehearse
             record.length, record.to_prefill = sequence.num_sampled, drafter.num_to_prefill(sequence.tokens)
@@ -130,6 +139,8 @@ class Drafting:
                 number,
                 _context(sequences),
                 num_drafted,
+                # A step that verifies nothing waits for the one before.
+                self._num_replayed if num_drafted else self._num_replayed_before,
                 num_accepted,
                 self._plain_steps,
                 number_before,
@@ -162,6 +173,8 @@ class DraftedRows:
     ) -> None:
         self._sequences = sequences
         self._fed = [[token, *own] for token, own in zip(tokens, drafts, strict=True)]
+        self._replayed = [sequence.to_replay for sequence in sequences]  # run first, and not sampled after
+        self._points: list[RewindPoint] = []
         self._arrays = [mx.array(row) for row in self._fed]
         self._ended = ended
         self._positions: list[list[SamplePosition]] = []
@@ -173,10 +186,23 @@ class DraftedRows:
 
     def segments(self, caches: BatchCaches) -> list[Segment]:
         """Return what is to be run, on caches that are not merged."""
-        return [
-            caches.rewindable_segment(row, tokens, sequence.position_shift)
-            for row, (sequence, tokens) in enumerate(zip(self._sequences, self._arrays, strict=True))
-        ]
+        segments = []
+        for row, (sequence, tokens) in enumerate(zip(self._sequences, self._arrays, strict=True)):
+            segment = caches.rewindable_segment(row, tokens, sequence.position_shift)
+            self._points.append(RewindPoint(segment.layers))
+            segments.append(segment.behind(self._replayed[row]) if self._replayed[row] else segment)
+        return segments
+
+    def logits(self, every: mx.array) -> mx.array:
+        """Return the logits to sample from ([tokens, vocabulary]) among those of all that was run."""
+        if not any(self._replayed):
+            return every
+        sampled, start = list[int](), 0
+        for replayed, fed in zip(self._replayed, self._fed, strict=True):
+            start += len(replayed)
+            sampled += range(start, start + len(fed))
+            start += len(fed)
+        return every[mx.array(sampled)]
 
     def next_positions(self) -> list[SamplePosition]:
         """Return the position to sample at after each of all tokens."""
@@ -189,7 +215,7 @@ class DraftedRows:
         ]
         return [position for own in self._positions for position in own]
 
-    def accept(self, sampled: Sequence[int], caches: BatchCaches) -> tuple[list[GeneratedToken], list[int]]:
+    def accept(self, sampled: Sequence[int]) -> tuple[list[GeneratedToken], list[int]]:
         """Emit the drafts that were sampled too, and take back the others.
 
         `sampled` is what the model samples after each of all tokens. Returns what was emitted, and which of these are
@@ -200,7 +226,8 @@ class DraftedRows:
         start = 0
         for row, (sequence, fed) in enumerate(zip(self._sequences, self._fed, strict=True)):
             emitted = self._accept_row(row, sampled[start : start + len(fed)], start)
-            caches.rewind(row, len(fed) - 1 - len(emitted))
+            rejected, num_run = len(fed) - 1 - len(emitted), len(self._replayed[row]) + len(fed)
+            sequence.num_to_replay = self._points[row].rewind(rejected, num_run)
             generated += emitted
             last.append(start + len(emitted))
             if len(fed) > 1:

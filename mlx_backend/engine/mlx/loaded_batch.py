@@ -67,7 +67,8 @@ class LoadedBatch:
         self._forget = partial(_forget, self.sequences, self._cache_budget, self.prefix_store)
         self.prefill_queue = PrefillQueue(runtime, self.prefix_store, self._forget, shared=ranks is not None)
         # Processes that share a model have to draft alike, whatever their times are.
-        self.draft_pacer = DraftPacer(self._options.draft_tokens, perf_counter if ranks is None else None)
+        clock = perf_counter if ranks is None else None
+        self.draft_pacer = DraftPacer(self._options.draft_tokens, clock, replays=runtime.replays_drafts)
         # A CPU has nearly finished a step once it is started; a GPU can be given the next one meanwhile.
         self._computes_ahead = is_gpu()
         self._decoders: dict[str, list[Decoder]] = {}  # by adapter

@@ -15,7 +15,7 @@ import mlx_lm
 
 from mlx_backend.device.compiled_kernels import keep_compiled_kernels
 from mlx_backend.device.mlx import load_weights, set_precision, weight_bytes
-from mlx_backend.engine.mlx.kv_cache import can_rewind
+from mlx_backend.engine.mlx.rewinding import can_take_back
 from mlx_backend.engine.mlx.sharding import shard
 from mlx_backend.engine.mlx.speculative import draft_layers
 from mlx_backend.engine.mlx.tokenizer import MLXTokenizer
@@ -176,7 +176,7 @@ def load_draft(
     encoded = wrapper.encode(sample, add_special_tokens=False)
     if encoded != model.tokenizer.encode(sample, control_tokens=False):
         raise EngineError(f"{name!r} cannot draft for {model.name!r}: its tokens are not the same.")
-    if stuck := sorted({type(layer).__name__ for layer in draft_layers(network) if not can_rewind(layer)}):
+    if stuck := sorted({type(layer).__name__ for layer in draft_layers(network) if not can_take_back(layer)}):
         raise EngineError(f"{name!r} cannot draft: its {', '.join(stuck)} cannot be rewound.")
     # Embedding tables are padded to different sizes: the draft network must not see an id beyond the end of its own.
     own_size = network(mx.array([[0]])).shape[-1]

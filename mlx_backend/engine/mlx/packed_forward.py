@@ -15,7 +15,7 @@ What this replaces in mlx-lm's networks is in mlx_lm_patches.py. Knows nothing o
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -62,6 +62,11 @@ class Segment:
     def is_plain(self) -> bool:
         """Whether its tokens are embedded by their ids, and their positions count on from what precedes them."""
         return self.images is None and self.shift is None
+
+    def behind(self, tokens: Sequence[int]) -> Segment:
+        """Return what runs other tokens of its only row first, and its own behind them."""
+        first = mx.array([list(tokens)], dtype=self.tokens.dtype)
+        return replace(self, tokens=mx.concatenate([first, self.tokens], axis=1))
 
     @property
     def has_axes(self) -> bool:

@@ -20,10 +20,12 @@ from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.cache_cost import CacheCost
+from mlx_backend.engine.mlx.draft_loading import load_drafts, try_drafts, try_packing_drafts
 from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
-from mlx_backend.engine.mlx.loading import load_adapter, load_draft, load_model
+from mlx_backend.engine.mlx.loading import load_adapter, load_model
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
+from mlx_backend.engine.mlx.rewinding import has_to_replay, held_layers
 from mlx_backend.engine.mlx.sampling import text_token_mask
 from mlx_backend.engine.mlx.speculative import ModelDrafter, TextDrafter, draft_layers
 from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.engine.mlx.loading import DraftNetwork, LoadedNetwork
+    from mlx_backend.engine.mlx.loading import LoadedNetwork
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
     from mlx_backend.engine.mlx.warm_up import ChunkCost
@@ -65,7 +67,8 @@ class Runtime:
     """Loads the model when it is made. Raises EngineError with a text for people.
 
     `networks` are by adapter; "" is the model without one. `can_rewind` says whether the caches can take back the last
-    tokens of a step, and `can_pack` whether prompts and replies can run together without padding (packed_forward.py).
+    tokens of a step, all but the first, and `can_pack` whether prompts and replies can run together without padding
+    (packed_forward.py). With `replays_drafts` what was right before a wrong draft has to run again (rewinding.py).
     `unbatched` says why replies cannot be decoded together (batch_trial.py); it is empty if they can. `pads_chunks`
     says whether chunks are filled up to a few lengths, and `chunk_cost` what one takes. `vision` is None
     for a model that cannot see images here.
@@ -98,7 +101,8 @@ class Runtime:
             layers = self.fresh_layers("")
             self.can_rewind = all(can_rewind(layer) for layer in layers)
             self.pads_chunks = self.can_rewind and prepares_for_lengths()
-            self.draft = _load_draft(model, options, layers, sizes)
+            self.draft = load_drafts(model, options, layers, sizes.add)
+            self.replays_drafts = has_to_replay(layers)
             if ranks is not None:
                 ranks.check_alike(model.folder, options)
             try:
@@ -106,7 +110,10 @@ class Runtime:
                 self._many_rows = self._use_many_rows_layers() if ranks is None else None
                 cost = self._warm_up(layers)
                 self.can_pack, self.unbatched = self._try_together(layers, ranks)
-                self._can_pack_drafts = self.can_pack and self._try_packing_drafts()
+                self._can_draft = self._try_drafts(layers, ranks)
+                self._can_pack_drafts = self.can_pack and try_packing_drafts(
+                    self.draft, many_tokens=prepares_for_lengths()
+                )
             except EngineError:
                 raise
             except Exception as error:
@@ -165,7 +172,7 @@ class Runtime:
                 can_pack=self._can_pack_drafts,
                 pads=prepares_for_lengths(),
             )
-        return TextDrafter() if self.options.draft_from_text and self.can_rewind else None
+        return TextDrafter() if self._can_draft else None
 
     def fresh_layers(self, adapter: str) -> LayerCaches:
         """Return empty caches for a prompt of which nothing is cached."""
@@ -204,10 +211,12 @@ class Runtime:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""
         tokens = mx.array([[0] * WARM_UP_TOKENS])
         run_first(self.networks[""], tokens, layers, self.options)
+        if self.draft is not None or self.options.draft_from_text:
+            layers = [*layers, *held_layers(layers)]
         if self.draft is not None:  # each reply has caches of the draft network too
             drafts = draft_layers(self.draft.network)
             self.draft.network(tokens, cache=drafts)
-            layers = [*layers, *drafts]
+            layers = [*layers, *drafts, *held_layers(drafts)]
         mx.eval([layer.state for layer in layers])
         mx.clear_cache()
         return CacheCost(layers, WARM_UP_TOKENS)
@@ -256,18 +265,16 @@ class Runtime:
             return False, str(error)
         return False, ""
 
-    def _try_packing_drafts(self) -> bool:
-        """Try packed runs of the draft model, which then drafts for several replies at once."""
-        if self.draft is None:
-            return False
-        network = self.draft.network
-        try:
-            trial = BatchTrial(network, partial(draft_layers, network))
-            trial.try_packing(many_tokens=prepares_for_lengths())
-        except BatchTrialError as error:
-            log.debug("The draft model cannot be run packed: %s.", error)
-            return False
-        return True
+    def _try_drafts(self, layers: LayerCaches, ranks: Ranks | None) -> bool:
+        """Try what drafts need of the networks; return whether replies can get any."""
+        is_pipeline = ranks is not None and not hasattr(self.networks[""], "shard")
+        trials = (
+            BatchTrial(network, partial(self.fresh_layers, adapter))
+            for adapter, network in self.networks.items()
+            if not is_pipeline  # in which one rank that failed would leave the others waiting
+        )
+        can_draft = try_drafts(self.options, layers, trials, self.draft)
+        return can_draft if ranks is None else all(ranks.all_gather(can_draft))
 
     def _reserve_memory(
         self, memory: MemoryBudget, cost: CacheCost, ranks: Ranks | None
@@ -354,26 +361,6 @@ def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeChe
     if options.adapter is not None and options.adapter not in options.adapters:
         raise EngineError(f"There is no adapter {options.adapter!r}.")
     return networks
-
-
-def _load_draft(
-    model: LoadedNetwork, options: EngineOptions, layers: LayerCaches, sizes: _SizeCheck
-) -> DraftNetwork | None:
-    """Load the draft model if there is one. Raises EngineError if it is named and drafts are not possible."""
-    if options.draft_model is None and not options.draft_from_text:
-        return None
-    if options.draft_model is not None and options.draft_from_text:
-        raise EngineError("Drafts come from a draft model or from the text itself, not from both: name one.")
-    stuck = sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)})
-    if stuck:
-        reason = f"Drafts are not possible with this model: its {', '.join(stuck)} cannot be rewound"
-        if options.draft_model is not None:
-            raise EngineError(f"{reason}.")
-        log.warning("%s. It runs without.", reason)
-        return None
-    if options.draft_model is None:
-        return None
-    return load_draft(options.draft_model, options, model, sizes.add)
 
 
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:

@@ -47,6 +47,9 @@ class DecodingSequence:
     num_cached: int = 0  # tokens of the prompt that were in the prefix cache
     num_sampled: int = 0
     num_emitted: int = 0
+    num_to_replay: int = (
+        0  # tokens before the one sampled last that were taken back from its caches, as in rewinding.py
+    )
     penalties: PenaltyState | None = None
     logprobs: tuple[StepLogprobs, int] | None = None  # of the token sampled last: its step, and its row there
     images: PromptImages | None = None
@@ -59,8 +62,17 @@ class DecodingSequence:
 
     @property
     def cache_length(self) -> int:
-        """How many tokens are in the KV cache, once the first was sampled: all but the one sampled last."""
-        return len(self.request.prompt) + self.num_sampled - 1
+        """How many tokens are in the caches, once the first was sampled.
+
+        All but the one sampled last, and those that have to run again before it.
+        """
+        return len(self.request.prompt) + self.num_sampled - 1 - self.num_to_replay
+
+    @property
+    def to_replay(self) -> list[int]:
+        """The tokens that have to run again before the one sampled last. All of them were emitted."""
+        start = self.cache_length
+        return self.tokens[start : start + self.num_to_replay]
 
     def packed(self, count: int) -> bytes:
         """Return the first tokens as bytes, as the prefix cache compares them; each is packed once."""
@@ -128,7 +140,7 @@ class DecodingSequence:
         if self.num_emitted and not self.has_pending_token:
             # The last token was emitted before it was fed, so the constraint has not seen it.
             self.sampler.advance(self.tokens[-1])
-        self.num_sampled = self.num_emitted
+        self.num_sampled, self.num_to_replay = self.num_emitted, 0
         self.penalties = self.sampler.penalty_state(self.tokens[len(self.request.prompt) :])
         self.logprobs = None
         self.drafter = drafter  # the old one has caches of its own

@@ -15,6 +15,7 @@ from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_sizes import padded_sizes
 from mlx_backend.engine.mlx.mlx_lm_patches import MAX_SINGLE_QUERIES
 from mlx_backend.engine.mlx.packed_forward import Segment, run_packed
+from mlx_backend.engine.mlx.rewinding import RewindPoint, has_to_replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +112,7 @@ class ModelDrafter:
 
     `can_pack` says whether the model drafts for several replies in packed runs. With `pads`, for a device that prepares
     for lengths, texts are prefilled in chunks of few lengths, and attention is computed token by token behind that.
+    A model with states (rewinding.py) does neither; where a draft was wrong, it runs again what it has drafted right.
     """
 
     CHUNK = 512
@@ -119,11 +121,13 @@ class ModelDrafter:
     def __init__(self, network: Any, num_tokens: int, *, can_pack: bool = False, pads: bool = False) -> None:
         self.network = network
         self.num_tokens = num_tokens
-        self.can_pack = can_pack
-        self.pads = pads
         self.layers = draft_layers(network)
+        self._replays = has_to_replay(self.layers)
+        self.can_pack = can_pack and not self._replays
+        self.pads = pads and not self._replays
         self._cached: list[int] = []  # the tokens in its caches
         self._num_known = 0  # of them, that are certainly the text's
+        self._point: RewindPoint | None = None  # behind those, where drafts cannot be trimmed
 
     def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
         """Guess with the model. While it still has to prefill the text, a chunk in each call, it proposes nothing."""
@@ -147,8 +151,7 @@ class ModelDrafter:
         while same < end and self._cached[same] == tokens[same]:
             same += 1
         if excess := len(self._cached) - same:
-            for layer in self.layers:
-                layer.trim(excess)
+            same -= self._rewind(excess)
             del self._cached[same:]
         self._num_known = same
         fresh = list(tokens[same:])
@@ -161,6 +164,22 @@ class ModelDrafter:
             self._prefill(fresh[:-1])
             return fresh[-1:]
         return fresh
+
+    def _rewind(self, count: int) -> int:
+        """Take the last tokens back from the caches; return how many before them have to run again."""
+        if not self._replays:
+            for layer in self.layers:
+                layer.trim(count)
+            return 0
+        drafted = len(self._cached) - self._num_known
+        if self._point is None or count > drafted:  # into the text, as after a step that failed
+            self.layers = draft_layers(self.network)
+            return len(self._cached) - count
+        return self._point.rewind(count, drafted)
+
+    def on_text_run(self) -> None:
+        """Note that its caches hold the text, and drafts are what follows."""
+        self._point = RewindPoint(self.layers) if self._replays else None
 
     def _prefill(self, tokens: list[int]) -> None:
         """Run tokens of the text."""
@@ -229,6 +248,8 @@ def _draft_with_model(
     while rows := [row for row, count in enumerate(counts) if len(drafts[row]) < count]:
         segments = [Segment(inputs[row], drafters[row].layers) for row in rows]
         for row, logits in zip(rows, _last_logits(drafters[0], segments), strict=True):
+            if not drafts[row]:
+                drafters[row].on_text_run()
             token = mx.argmax(logits[:, : drafters[row].num_tokens], axis=-1)
             drafts[row].append(token)
             inputs[row] = token[None]

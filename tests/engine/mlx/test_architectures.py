@@ -10,13 +10,10 @@ from architecture_checks import CHECKS, Model
 from architectures import write
 from tolerances import check_replies
 
-from mlx_backend.errors import EngineError
-
 MOST_USED = (
     *("gpt_oss", "llama", "qwen3", "qwen3_5", "qwen3_moe", "gemma3_text", "gemma4_text"),
     *("ministral3", "glm4_moe", "deepseek_v3", "lfm2", "nemotron_h", "mamba2"),
 )
-WITHOUT_REWIND = ("qwen3_5", "lfm2", "nemotron_h", "mamba2")  # their states cannot take a token back
 
 
 @pytest.fixture(scope="module", params=MOST_USED)
@@ -28,10 +25,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_reply_is_the_one_that_mlx_lm_gives_to_the_prompt_alone(model: Model, check: str) -> None:
-    if check == "model drafts" and model.folder.name in WITHOUT_REWIND:
-        with pytest.raises(EngineError, match="cannot be rewound"):
-            CHECKS[check](model)
-        return
     replies = CHECKS[check](model)
     check_replies(
         model.engine,

@@ -110,6 +110,55 @@ def test_drafts_may_become_right_or_wrong_within_a_reply(users: int, before: flo
     assert share_of_plain(asked, Costs()) < 0.87
 
 
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("make", "costs"),
+    [
+        (by_model(0.05), Costs(replays=True)),
+        (by_model(0.4), Costs(replays=True, verified=2.5)),
+        (quoting(0.0), Costs(replays=True)),
+        (quoting(0.2), Costs(replays=True, verified=8.0)),
+    ],
+    ids=["wrong drafts", "wrong drafts on a CPU", "nothing repeats itself", "little repeats itself on a CPU"],
+)
+def test_what_runs_again_after_wrong_drafts_takes_no_time_where_they_do_not_pay(
+    lengths: tuple[int, int], make: Make, costs: Costs
+) -> None:
+    assert share_of_plain(ask(1, 30 if lengths == SHORT else 4, lengths, make), costs) < 1.02
+
+
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("make", "costs"),
+    [
+        (by_model(0.9), Costs(replays=True)),
+        (by_model(0.7), Costs(replays=True)),
+        (by_model(0.8), Costs(replays=True, verified=2.0)),
+        (by_model(0.4), Costs(replays=True, verified=0.2)),
+        (quoting(0.5), Costs(replays=True, verified=1.0)),
+    ],
+    ids=["right drafts", "half of the drafts", "most on a CPU", "a few", "texts that repeat themselves"],
+)
+def test_drafts_that_pay_although_some_tokens_run_again_save_most_of_what_they_can(
+    lengths: tuple[int, int], make: Make, costs: Costs
+) -> None:
+    asked = ask(1, 30 if lengths == SHORT else 4, lengths, make)
+    assert 1 - share_of_plain(asked, costs) > 0.75 * (1 - best_share(asked, costs))
+
+
+def test_fewer_tokens_are_drafted_where_those_before_a_wrong_one_run_again() -> None:
+    def planned(*, replays: bool, to_replay: int = 0) -> int:
+        reply = DraftRecord(to_replay=to_replay)
+        [count] = DraftPacer(16, None, replays=replays).plan([reply], [UNLIMITED], 0, is_drafting=True)
+        assert not reply.pause, "drafts pay, if not in this step"
+        return count
+
+    assert planned(replays=False) == 5, "2/3 of those that are right so far, of which each costs 0.1"
+    assert planned(replays=True) == 4
+    assert 0 < planned(replays=True, to_replay=6) < 4, "these would run a third time"
+    assert planned(replays=True, to_replay=40) == 0
+
+
 def test_a_long_prompt_is_prefilled_for_drafts_only_if_they_save_more() -> None:
     asked = ask(1, 30, SHORT, by_model(0.9, prompt=4000))
     assert share_of_plain(asked, Costs(prefill=0.2)) < 1.02, "each prefill takes as long as 80 tokens"
@@ -213,6 +262,16 @@ def test_what_drafting_costs_at_all_is_told_from_what_each_token_costs() -> None
     assert costs.per_token == pytest.approx(0.05)
     only = costs_of(0.02, 0.3, 0.05, [4, 4])
     assert only.overhead + 4 * only.per_token == pytest.approx(0.5)
+
+
+def test_what_runs_again_is_told_from_what_is_drafted() -> None:
+    costs = costs_of(0.02, 0.3, 0.2, [1, 2])
+    assert costs.per_replayed == ASSUMED_COST
+    for drafted, replayed in ((1, 3), (2, 1), (2, 5)):
+        costs.record_drafted(0, drafted, 0.02 * (1.3 + 0.2 * drafted + 0.05 * replayed), replayed)
+    assert costs.per_replayed == pytest.approx(0.05)
+    assert costs.overhead == pytest.approx(0.3)
+    assert costs.per_token == pytest.approx(0.2)
 
 
 def test_a_plain_step_is_known_for_texts_of_about_the_same_length_only() -> None:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from architectures import write
 from drafting import FoundReply, generate, loaded_batch
-from engine_models import WrappedNetwork, write_mamba, write_qwen
+from engine_models import WrappedNetwork, write_qwen
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
@@ -257,13 +257,13 @@ def test_quantised_caches_cannot_be_packed_and_draft_for_each_reply_by_itself(
 def test_text_drafts_are_left_out_where_caches_cannot_be_rewound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = write_mamba(tmp_path / "mamba")
+    model = write(tmp_path / "model", "llama4")
     asked = requests(2)
     with loaded_batch(model) as batch:
         expected = tokens(alone(batch, asked))
     with loaded_batch(model, draft_from_text=True) as drafting:
         assert tokens(generate(drafting, asked)) == expected
-    assert caplog.text.count("its ArraysCache cannot be rewound. It runs without.") == 1
+    assert caplog.text.count("its ChunkedKVCache cannot be rewound. It runs without.") == 1
 
 
 def test_only_the_time_between_two_steps_of_the_same_replies_is_measured(tmp_path: Path) -> None:

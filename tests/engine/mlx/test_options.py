@@ -215,12 +215,17 @@ def test_with_a_sliding_context_a_preempted_reply_is_resumed_unchanged(qwen: Pat
 
 
 def test_a_draft_model_is_refused_where_a_cache_cannot_be_rewound(tmp_path: Path) -> None:
-    mamba = write_mamba(tmp_path / "mamba")
+    model = write(tmp_path / "llama4", "llama4")
     with pytest.raises(
-        EngineError, match="Drafts are not possible with this model: its ArraysCache cannot be"
+        EngineError, match="Drafts are not possible with this model: its ChunkedKVCache cannot be"
     ):
-        load_engine(mamba, draft_model=str(mamba))
-    with load_engine(mamba) as engine:
+        load_engine(model, draft_model=str(model))
+
+
+def test_replies_of_a_model_whose_caches_are_states_are_the_same_alone_together_and_from_cached_states(
+    tmp_path: Path,
+) -> None:
+    with load_engine(write_mamba(tmp_path / "mamba")) as engine:
         requests = [request_for(engine, TEXT * count) for count in (1, 2, 3)]
         alone = [reply_tokens(engine, each) for each in requests]
         check_replies(engine, requests, together(engine, requests), alone)

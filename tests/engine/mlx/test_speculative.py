@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from architectures import write
 from drafting import drafting_engine, generate, loaded_batch
-from engine_models import write_mamba, write_qwen
+from engine_models import write_qwen
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.device import Device
@@ -141,8 +142,8 @@ def test_a_draft_model_never_sees_ids_beyond_its_table(windowed: Path) -> None:
 
 
 def test_a_draft_model_whose_caches_cannot_be_rewound_is_refused_at_start(tmp_path: Path) -> None:
-    model, draft = write_qwen(tmp_path / "qwen"), write_mamba(tmp_path / "mamba")
-    with pytest.raises(EngineError, match="'mamba' cannot draft: its ArraysCache cannot be rewound"):
+    model, draft = write_qwen(tmp_path / "qwen"), write(tmp_path / "llama4", "llama4")
+    with pytest.raises(EngineError, match="'llama4' cannot draft: its ChunkedKVCache cannot be rewound"):
         load_engine(model, draft_model=str(draft))
 
 

@@ -1,0 +1,97 @@
+"""Taking back what a run added to one sequence's caches, as of drafts that are rejected.
+
+Keys and values are trimmed: those of any number of tokens at the end can go. A recurrent state cannot be trimmed, since
+each token changes all of it; but a state is replaced in each run and never written to, so to hold on to the one before
+a run copies nothing. If any token of the run has to go, that state is put back, everything else is trimmed to the same
+length, and the tokens of the run that were right have to run again: with the next tokens, in one run, they cost little.
+
+Windows beside states are put back like these: trimmed by a whole run they would be a token short. Knows nothing of
+drafts, networks or replies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache
+
+from mlx_backend.engine.mlx.kv_cache import alias, can_rewind, rewind
+
+if TYPE_CHECKING:
+    from mlx_backend.engine.mlx.kv_cache import LayerCaches
+
+
+def can_take_back(layer: Any) -> bool:
+    """Whether a cache of this kind can be as it was before a run; whether a network can go on from there is tried."""
+    if isinstance(layer, CacheList):
+        return all(can_take_back(each) for each in layer.caches)
+    return type(layer) is ArraysCache or can_rewind(layer)
+
+
+def has_to_replay(layers: LayerCaches) -> bool:
+    """Whether tokens of a run that were right have to run again if any other is taken back."""
+    return not all(can_rewind(layer) or _is_trimmable(layer) for layer in layers)
+
+
+def held_layers(layers: LayerCaches) -> LayerCaches:
+    """Return those layers of one network of which a second version is held until the outcome of a run is known."""
+    if not (has_to_replay(layers) and all(map(can_take_back, layers))):
+        return []
+    return [each for layer in layers for each in _held(layer)]
+
+
+class RewindPoint:
+    """One sequence's caches as they are now, so that they can be so again after a run. Copies nothing.
+
+    `layers` is the list that they are in; what is put back replaces layers in it.
+    """
+
+    def __init__(self, layers: LayerCaches) -> None:
+        self._layers = layers
+        self._before = [_saved(layer) for layer in layers] if has_to_replay(layers) else None
+
+    def rewind(self, count: int, num_run: int) -> int:
+        """Take back the last `count` of the `num_run` tokens that were run since, which must be fewer.
+
+        Returns how many of the others were taken back with them, and have to run again: all or none.
+        """
+        if not count:
+            return 0
+        if self._before is None:
+            rewind(self._layers, count)
+            return 0
+        pairs = zip(self._layers, self._before, strict=True)
+        self._layers[:] = [_restored(layer, before, num_run) for layer, before in pairs]
+        return num_run - count
+
+
+def _is_trimmable(layer: Any) -> bool:
+    """Whether all tokens of a run can be trimmed, its first too."""
+    if isinstance(layer, CacheList):
+        return all(_is_trimmable(each) for each in layer.caches)
+    return type(layer) in (KVCache, QuantizedKVCache)
+
+
+def _held(layer: Any) -> LayerCaches:
+    if isinstance(layer, CacheList):
+        return [each for part in layer.caches for each in _held(part)]
+    return [] if _is_trimmable(layer) else [layer]
+
+
+def _saved(layer: Any) -> Any:
+    """Return what puts a layer back; None if it is trimmed."""
+    if isinstance(layer, CacheList):
+        return [_saved(each) for each in layer.caches]
+    return None if _is_trimmable(layer) else alias(layer)
+
+
+def _restored(layer: Any, before: Any, num_run: int) -> Any:
+    """Return a layer as it was before a run of so many tokens."""
+    if isinstance(layer, CacheList):
+        pairs = zip(layer.caches, before, strict=True)
+        layer.caches = tuple(_restored(each, saved, num_run) for each, saved in pairs)
+        return layer
+    if before is not None:
+        return before
+    layer.trim(num_run)
+    return layer
