@@ -79,6 +79,11 @@ class KVCacheBudget:
         return self._reservation.room
 
     @property
+    def room_beside_requests(self) -> int:
+        """The bytes that caches may take once other models have given up what they only have cached."""
+        return self._reservation.room_beside_requests
+
+    @property
     def needed_by_others(self) -> int:
         """How many bytes of cached prefixes other models have asked for."""
         return self._reservation.needed_by_others
@@ -113,7 +118,7 @@ class KVCacheBudget:
 
         What those have cached does not count: they give it up.
         """
-        needed, room = self._needed(tokens, images), self._reservation.room_beside_requests
+        needed, room = self._needed(tokens, images), self.room_beside_requests
         if needed <= room:
             return
         max_room, limit = self.max_room, format_bytes(self.limit)
@@ -135,11 +140,11 @@ class KVCacheBudget:
 
     def fitting_tokens(self) -> int:
         """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
-        return self._fitting_tokens(self._reservation.room_beside_requests)
+        return self._fitting_tokens(self.room_beside_requests)
 
     def fitting(self, tokens: int, min_tokens: int, images: ImageBytes = NO_IMAGES) -> int:
         """Return `tokens`, or how many a request that is alone can have now; at least `min_tokens`."""
-        room = self._reservation.room_beside_requests
+        room = self.room_beside_requests
         if self._needed(tokens, images) <= room:
             return tokens
         return max(min_tokens, min(tokens, self._fitting_tokens(room, images)))

@@ -366,7 +366,7 @@ def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeChe
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:
     if options.cache_bytes is not None:
         return options.cache_bytes
-    return int(max(0, budget.room) * PREFIX_CACHE_SHARE)
+    return int(max(0, budget.room_beside_requests) * PREFIX_CACHE_SHARE)
 
 
 def _open_disk_cache(
