@@ -105,6 +105,11 @@ class MemoryBudget:
             if has_asked:
                 other.on_change()
 
+    def set_asked(self, reservation: MemoryReservation, nbytes: int) -> None:
+        """Note how many bytes a reservation needs of others."""
+        with self._guard:  # or `on_freed`, on another thread, may write back what it was before
+            reservation.asked = nbytes
+
     def _open(self) -> list[MemoryReservation]:
         with self._guard:
             return list(self._reservations)
@@ -156,11 +161,19 @@ class MemoryReservation:
             self._budget.on_freed(self, freed)
 
     def ask(self, nbytes: int) -> None:
-        """Ask the other models for so many of the bytes that they have cached; they give them up soon, if they can."""
-        self.asked = nbytes
+        """Ask the other models for so many of the bytes that they have cached; they give them up soon, if they can.
+
+        What had been freed just before tells nobody: look again at `room` before waiting.
+        """
+        self._budget.set_asked(self, nbytes)
         for other in self._budget.others(self):
             if other.cached:
                 other.on_change()
+
+    def withdraw(self) -> None:
+        """Need nothing of the others any more."""
+        if self.asked:
+            self._budget.set_asked(self, 0)
 
     def ask_for_excess(self) -> None:
         """Ask for what all models together take beyond the limit."""

@@ -149,12 +149,21 @@ class KVCacheBudget:
             return tokens
         return max(min_tokens, min(tokens, self._fitting_tokens(room, images)))
 
-    def fitting_chunk(self, start: int, tokens: int) -> int:
-        """Return `tokens`, or how many fewer a chunk from position `start` has to have to fit into working memory."""
-        room = self.room - self._caches_and_images + self._margin
+    def fitting_chunk(self, start: int, tokens: int, *, asks: bool = True) -> int:
+        """Return `tokens`, or how many fewer a chunk from position `start` has to have to fit into working memory.
+
+        With `asks` other models are asked, for the chunks to come, for what they have cached: as much as makes chunks
+        longer.
+        """
+        taken = self._caches_and_images - self._margin
         tokens = min(tokens, MAX_PRESSED_CHUNK.get(self._pressure(), tokens))
-        if (missing := self._chunk_bytes(tokens, start + tokens) - room) > 0:
-            self._reservation.ask(missing)  # for the chunks to come
+        tokens = self._shortened(start, tokens, self.room_beside_requests - taken)
+        room = self.room - taken
+        if asks and (missing := self._chunk_bytes(tokens, start + tokens) - room) > 0:
+            self._reservation.ask(missing)
+        return self._shortened(start, tokens, room)
+
+    def _shortened(self, start: int, tokens: int, room: int) -> int:
         while tokens > MIN_CHUNK and self._chunk_bytes(tokens, start + tokens) > room:
             tokens = max(MIN_CHUNK, tokens // 2)
         return tokens
@@ -174,17 +183,12 @@ class KVCacheBudget:
         every = [*self._sequences.values(), (adapter, tokens)]
         longest = max(each for _, each in every)
         working = max(self._chunk_bytes(MIN_CHUNK, longest), self._most_seeing, seeing)
-        missing = self._total(every) + self._waiting() + self._beyond_margin(working) - self.room
-        if missing > 0 and asks:
-            self._reservation.ask(missing)
-        return missing <= 0
+        needed = self._total(every) + self._waiting() + self._beyond_margin(working)
+        return self._has_room(needed, asks=asks)
 
     def fits_alone(self, tokens: int, images: ImageBytes, *, asks: bool) -> bool:
         """Whether there is room for a sequence and nothing else; if not, with `asks`, other models are asked too."""
-        missing = self._needed(tokens, images) - self.room
-        if missing > 0 and asks:
-            self._reservation.ask(missing)
-        return missing <= 0
+        return self._has_room(self._needed(tokens, images), asks=asks)
 
     def reserve(self, key: int, tokens: int, adapter: str = "", seeing: int = 0) -> None:
         """Set memory aside for a sequence, or change how much is."""
@@ -206,7 +210,17 @@ class KVCacheBudget:
     def release(self, key: int) -> None:
         """Give back what was set aside for a sequence."""
         if self._sequences.pop(key, None) is not None:
+            self._reservation.withdraw()  # whoever still lacks memory asks again
             self.reserve_seeing(key, 0)
+
+    def _has_room(self, needed: int, *, asks: bool) -> bool:
+        missing = needed - self.room
+        if missing > 0 and asks:
+            self._reservation.ask(missing)
+            missing = needed - self.room  # what was freed before it was asked for wakes nobody
+        if missing <= 0:
+            self._reservation.withdraw()
+        return missing <= 0
 
     @property
     def _margin(self) -> int:

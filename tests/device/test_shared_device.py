@@ -102,3 +102,24 @@ def test_the_cached_prompts_of_one_model_give_way_to_a_request_to_another(model:
         assert sum(isinstance(item, TokenDelta) for item in two.generate(second)) == 3
         assert reservation.cached < cached
         assert device.memory.reserved <= LIMIT
+
+
+def test_cached_prompts_stay_once_the_requests_that_needed_their_memory_have_ended(model: Path) -> None:
+    device = Device(LIMIT)
+    with (
+        load_engine(model, device=device, cache_bytes=LIMIT) as one,
+        load_engine(model, device=device, cache_bytes=0) as two,
+    ):
+        reservation, other = device.memory._reservations
+        taken = device.memory.reserve(0)
+        long = [20 + at % 200 for at in range(900)]
+        taken.set_working(other.room - (1 << 20))
+        list(two.generate(GenerationRequest(prompt=long, max_tokens=3)))
+        taken.close()
+        for at in range(3):
+            list(one.generate(GenerationRequest(prompt=[*long[at * 7 :], at], max_tokens=3)))
+        cached = reservation.cached
+        assert cached > 1 << 20
+        one._scheduler.wake()  # as whenever another model asks for memory, however little
+        list(one.generate(REQUEST))
+        assert reservation.cached >= cached

@@ -349,6 +349,18 @@ def test_memory_is_reserved_while_it_runs_and_released_afterwards(tmp_path: Path
     assert device.memory.reserved == 0
 
 
+def test_what_a_run_needs_of_others_it_needs_no_longer_when_it_has_ended(tmp_path: Path) -> None:
+    device = Device(8 << 30)
+    other = device.memory.reserve(0)
+    loaded = LoadedNetwork(write_bert(tmp_path), device=device)
+    other.set_working(8 << 30, cached=4 << 30)
+    stages = loaded.network.run(texts(60, 60), None, 1)
+    next(stages)
+    assert other.needed_by_others > 0
+    stages.close()
+    assert other.needed_by_others == 0
+
+
 def test_a_causal_model_needs_memory_for_a_chunk_and_for_its_cache(tmp_path: Path) -> None:
     network = LoadedNetwork(write_qwen_embedding(tmp_path)).network
     assert network._model is not None

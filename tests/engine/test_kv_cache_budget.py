@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_backend.device.memory import MemoryBudget
-from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
+from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, NO_IMAGES, KVCacheBudget
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 WEIGHTS, BYTES_PER_TOKEN = 1000, 10
@@ -122,3 +122,55 @@ def test_only_what_leaves_no_room_for_the_shortest_chunk_is_refused_and_told_wha
     budget.reserve(0, 20)
     assert budget.fits(340)
     assert not budget.fits(361)
+
+
+def test_what_another_model_frees_just_before_it_is_asked_is_seen_by_who_asks() -> None:
+    """Nobody would wake it: when that was freed it had not asked yet."""
+    memory = MemoryBudget(4000)
+    budget, other = budget_of(memory), memory.reserve(0)
+    other.set_working(2500, cached=2500)
+    reservation = memory.others(other)[0]
+    ask = reservation.ask
+
+    def ask_late(nbytes: int) -> None:
+        other.set_working(0)
+        ask(nbytes)
+
+    reservation.ask = ask_late  # type: ignore[method-assign]
+    assert budget.fits(200)
+    other.set_working(2500, cached=2500)
+    assert other.needed_by_others == 0
+    assert budget.fits_alone(200, NO_IMAGES, asks=True)
+
+
+def test_a_request_that_has_been_admitted_or_has_ended_asks_for_nothing_any_more() -> None:
+    memory = MemoryBudget(4000)
+    budget, other = budget_of(memory), memory.reserve(0)
+    other.set_working(2500, cached=500)
+    assert not budget.fits(200)
+    assert other.needed_by_others == 500
+    assert budget.fits(20)
+    assert other.needed_by_others == 0
+    budget.reserve(0, 70)
+    assert other.needed_by_others == 400, "it has outgrown what there was room for"
+    budget.release(0)
+    assert other.needed_by_others == 0
+
+
+def test_chunks_ask_for_as_much_as_makes_them_longer_and_for_nothing_that_does_not() -> None:
+    memory = MemoryBudget(100_000)
+    budget = KVCacheBudget(
+        memory.reserve(0),
+        lambda tokens: BYTES_PER_TOKEN * tokens,
+        max_padded=0,
+        chunk_bytes=lambda tokens, _: 1000 * tokens,
+    )
+    other = memory.reserve(0)
+    other.set_working(80_000, cached=20_000)
+    assert budget.fitting_chunk(0, 64, asks=False) == 16
+    assert other.needed_by_others == 0, "as of a warm-up"
+    assert budget.fitting_chunk(0, 64) == 16
+    assert other.needed_by_others == 32_000 - 15_000 - 4000, "64 tokens would not fit beside its requests"
+    other.set_working(80_000, cached=5000)
+    budget.release(0)
+    assert budget.fitting_chunk(0, 64) == 16

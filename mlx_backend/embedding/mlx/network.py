@@ -118,6 +118,7 @@ class MLXNetwork:
             return self._vectors(output, dimensions)
         finally:
             reservation.set_working(0)
+            reservation.withdraw()
             self._runs += 1
             if self._runs % RUNS_PER_CACHE_CLEAR == 0:
                 mx.clear_cache()

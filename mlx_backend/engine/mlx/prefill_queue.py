@@ -117,7 +117,9 @@ class PrefillQueue:
         others_wait = is_decoding or len(self.jobs) > 1 or not is_urgent
         shares = share_chunk(
             list(self.jobs),
-            partial(self._chunk_size, others_wait),
+            partial(
+                self._chunk_size, others_wait, first.has_reply
+            ),  # a warm-up takes nothing from other models
             count_remaining=self._count_remaining,
             estimate_remaining=self._estimate_remaining,
             should_wait=self._should_wait,
@@ -247,9 +249,9 @@ class PrefillQueue:
         )
         return list(dict.fromkeys(map(job.whole_end, ends)))
 
-    def _chunk_size(self, others_wait: bool, start: int, share: float) -> int:
+    def _chunk_size(self, others_wait: bool, asks: bool, start: int, share: float) -> int:
         size = self.pacer.chunk_size(start, others_wait=others_wait, share=share)
-        return self._runtime.cache_budget.fitting_chunk(start, size)
+        return self._runtime.cache_budget.fitting_chunk(start, size, asks=asks)
 
     def _count_remaining(self, job: PrefillJob) -> int:
         if job.layers is None:
