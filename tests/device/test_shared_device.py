@@ -7,6 +7,7 @@ from embedding_models import write_bert
 from engine_models import write_model
 
 from mlx_backend.device import Device
+from mlx_backend.device.memory import MemoryReservation
 from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
@@ -123,3 +124,22 @@ def test_cached_prompts_stay_once_the_requests_that_needed_their_memory_have_end
         one._scheduler.wake()  # as whenever another model asks for memory, however little
         list(one.generate(REQUEST))
         assert reservation.cached >= cached
+
+
+def test_what_is_stored_of_a_reply_is_counted_before_others_are_told_that_its_memory_is_free(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(LIMIT)
+    with load_engine(model, device=device, cache_bytes=LIMIT) as engine:
+        cached, counted = [], []
+
+        def note(reservation: MemoryReservation, _nbytes: int) -> None:
+            counted.append(reservation.cached)
+            cached.append(prefixes.nbytes)
+
+        prefixes = engine._scheduler._batch.loaded.runtime.prefixes  # type: ignore[attr-defined]  # of MLX's
+        monkeypatch.setattr(device.memory, "on_freed", note)
+        list(engine.generate(GenerationRequest(prompt=[20 + at % 200 for at in range(900)], max_tokens=40)))
+        list(engine.generate(REQUEST))  # by its first step the other's last has ended
+        assert counted == cached
+        assert max(cached) > 0

@@ -373,8 +373,8 @@ class LoadedBatch:
         self._suspend(sequence)
 
     def _suspend(self, sequence: DecodingSequence) -> None:
-        self._cache_budget.release(sequence.key)
         self.prefix_store.settle(sequence)
+        self._cache_budget.release(sequence.key)
         sequence.suspend(self.runtime.drafter())
         self._preempted.append(sequence)
 
@@ -396,5 +396,5 @@ def _forget(
     sequence: DecodingSequence,
 ) -> None:
     sequences.pop(sequence.key, None)
-    cache_budget.release(sequence.key)
     prefix_store.settle(sequence)
+    cache_budget.release(sequence.key)

@@ -157,12 +157,16 @@ class PrefixStore:
         )
 
     def settle(self, sequence: DecodingSequence) -> None:
-        """Have the stored prefixes of a sequence, whose caches are gone, take no more memory than they have to."""
+        """Have the stored prefixes of a sequence, whose caches are gone, take no more memory than they have to.
+
+        Before its memory is released, which wakes other models: what was stored of it has to be counted by then.
+        """
         for tokens in self._sharing.pop(sequence.key, ()):
             try:
                 self._prefixes.compact(tokens, sequence.adapter)
             except Exception as error:
                 self._on_failure(error, "A cached prefix could not be compacted")
+        self.report_usage()
 
     def _on_failure(self, error: Exception, message: str) -> None:
         """Log an exception; raise it where other processes do not know of it."""
