@@ -103,6 +103,14 @@ class KVCacheBudget:
         """The bytes that are set aside for sequences, and for images."""
         return self._caches_and_images + self._beyond_margin(self._most_seeing)
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether more is set aside than there is room for.
+
+        What other models only have cached is room: they were asked for it, and give it up within a step of theirs.
+        """
+        return self.used > self.room_beside_requests
+
     def set_on_change(self, on_change: Callable[[], None]) -> None:
         """Have it called, on any thread, when other models need memory or have freed some."""
         self._reservation.on_change = on_change

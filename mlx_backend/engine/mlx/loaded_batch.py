@@ -354,7 +354,7 @@ class LoadedBatch:
             tokens = self._cache_budget.fitting(tokens, len(sequence.tokens) + 1)
             self._cache_budget.reserve(sequence.key, tokens, sequence.adapter)
             self.prefix_store.evict_to_fit()
-            while self._cache_budget.used > self._cache_budget.room and sequence not in self._preempted:
+            while self._cache_budget.lacks_room and sequence not in self._preempted:
                 others = [other for other in self.sequences.values() if other not in self._preempted]
                 if len(others) > 1:
                     self.preempt(max(others, key=lambda other: (other.request.priority, other.key)))

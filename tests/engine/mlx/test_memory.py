@@ -149,6 +149,30 @@ def test_another_models_passing_work_neither_refuses_a_request_for_good_nor_cuts
         batch.unload()
 
 
+def test_no_reply_is_preempted_for_memory_that_another_model_is_about_to_give_up(
+    windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mlx_backend.engine.mlx.loaded_batch.RESERVED_REPLY_TOKENS", 100)
+    caplog.set_level("INFO")
+    device = Device(room_beside(windowed, 2_000_000))
+    batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)
+    batch.load(lambda _share: None)
+    other = device.memory.reserve(0)
+    for key in range(2):
+        batch.insert(key, GenerationRequest(prompt=[20 + key] * 30, max_tokens=400, expected_tokens=20))
+    list(batch.step())
+    left = batch.loaded.runtime.cache_budget.room - batch.loaded.runtime.cache_budget.used
+    other.set_working(left, cached=left)
+    while batch.loaded.sequences:
+        list(batch.step())
+        if other.needed_by_others and batch.loaded.steps % 5 == 0:  # it is in a step of its own meanwhile
+            rest = other.cached - other.needed_by_others
+            other.set_working(rest, cached=rest)
+    assert 0 < other.cached < left
+    assert "Memory is short" not in caplog.text
+    batch.unload()
+
+
 def test_a_model_that_cannot_be_loaded_takes_no_memory_from_the_others(qwen: Path, tmp_path: Path) -> None:
     taken = tmp_path / "not a folder"
     taken.write_text("")
