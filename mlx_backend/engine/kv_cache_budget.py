@@ -150,9 +150,15 @@ class KVCacheBudget:
         """Return how many tokens, of prompt and reply together, a request can have now. Callable from any thread."""
         return self._fitting_tokens(self.room_beside_requests)
 
-    def fitting(self, tokens: int, min_tokens: int, images: ImageBytes = NO_IMAGES) -> int:
+    def fitting(self, tokens: int, min_tokens: int) -> int:
         """Return `tokens`, or how many a request that is alone can have now; at least `min_tokens`."""
-        room = self.room_beside_requests
+        return self._fitting(tokens, min_tokens, NO_IMAGES, self.room_beside_requests)
+
+    def fitting_ever(self, tokens: int, min_tokens: int, images: ImageBytes) -> int:
+        """Return `tokens`, or how many a request can have while this model and all others are idle."""
+        return self._fitting(tokens, min_tokens, images, self.max_room)
+
+    def _fitting(self, tokens: int, min_tokens: int, images: ImageBytes, room: int) -> int:
         if self._needed(tokens, images) <= room:
             return tokens
         return max(min_tokens, min(tokens, self._fitting_tokens(room, images)))

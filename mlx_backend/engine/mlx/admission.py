@@ -29,12 +29,13 @@ def check_window(request: GenerationRequest, options: EngineOptions) -> None:
 def needed_memory(request: GenerationRequest, runtime: Runtime) -> tuple[int, ImageBytes]:
     """Return for how many tokens a request needs memory, and for which images. Raises EngineRefused.
 
-    A reply that is only expected to be so long starts with what there is room for, be it a single token.
+    A reply that is only expected to be so long needs no more than this model leaves, be it a single token. What other
+    models' requests leave now is no measure: it would grow into their memory, since no reply is cut short for them.
     """
     images = check_images(request, runtime.vision)
     tokens = expected_tokens(request)
     if request.expected_tokens is not None:
-        tokens = runtime.cache_budget.fitting(tokens, len(request.prompt) + 1, images)
+        tokens = runtime.cache_budget.fitting_ever(tokens, len(request.prompt) + 1, images)
     return tokens, images
 
 

@@ -149,6 +149,20 @@ def test_another_models_passing_work_neither_refuses_a_request_for_good_nor_cuts
         batch.unload()
 
 
+def test_a_request_without_a_limit_of_its_own_starts_in_no_memory_that_other_models_requests_take(
+    windowed: Path,
+) -> None:
+    device = Device(room_beside(windowed, 2_000_000))
+    other = device.memory.reserve(0)
+    with load_engine(windowed, device=device, cache_bytes=0) as engine:
+        asked = GenerationRequest(prompt=[20] * 30, max_tokens=5000, expected_tokens=2000)
+        other.set_working(1_700_000)
+        with pytest.raises(EngineBusy, match="other models' work leaves"):
+            list(engine.generate(asked))
+        other.set_working(0)
+        assert reply_tokens(engine, asked)
+
+
 def test_no_reply_is_preempted_for_memory_that_another_model_is_about_to_give_up(
     windowed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
