@@ -12,6 +12,7 @@ Counts tokens by a cost function and reserves bytes on the device; knows no MLX 
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from mlx_backend.device.memory import format_bytes, step_margin
 from mlx_backend.errors import EngineBusy, EngineRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mlx_backend.device.memory import MemoryReservation
     from mlx_backend.device.pressure import Pressure
@@ -69,6 +70,7 @@ class KVCacheBudget:
         self._max_padded = max_padded
         self._waiting = waiting
         self._gives_up = gives_up
+        self._asks_nobody = False
         self._prefix_bytes = self._noted_waiting = 0
         self._sequences: dict[int, tuple[str, int]] = {}
         self._seeing: dict[int, int] = {}  # of the sequences with images that are still to be seen
@@ -110,6 +112,15 @@ class KVCacheBudget:
         What other models only have cached is room: they were asked for it, and give it up within a step of theirs.
         """
         return self.used > self.room_beside_requests
+
+    @contextmanager
+    def asking_nobody(self) -> Iterator[None]:
+        """Leave other models what they have cached, as for requests that nobody made."""
+        self._asks_nobody = True
+        try:
+            yield
+        finally:
+            self._asks_nobody = False
 
     def set_on_change(self, on_change: Callable[[], None]) -> None:
         """Have it called, on any thread, when other models need memory or have freed some."""
@@ -174,7 +185,7 @@ class KVCacheBudget:
         tokens = self._shortened(start, tokens, self.room_beside_requests - taken)
         room = self.room - taken
         if asks and (missing := self._chunk_bytes(tokens, start + tokens) - room) > 0:
-            self._reservation.ask(missing)
+            self._ask(missing)
         return self._shortened(start, tokens, room)
 
     def _shortened(self, start: int, tokens: int, room: int) -> int:
@@ -227,10 +238,14 @@ class KVCacheBudget:
             self._reservation.withdraw()  # whoever still lacks memory asks again
             self.reserve_seeing(key, 0)
 
+    def _ask(self, nbytes: int) -> None:
+        if not self._asks_nobody:
+            self._reservation.ask(nbytes)
+
     def _has_room(self, needed: int, *, asks: bool) -> bool:
         missing = needed - self.room
         if missing > 0 and asks:
-            self._reservation.ask(missing)
+            self._ask(missing)
             missing = needed - self.room  # what was freed before it was asked for wakes nobody
         if missing <= 0:
             self._reservation.withdraw()
@@ -269,7 +284,7 @@ class KVCacheBudget:
         cached = self._prefix_bytes if self._gives_up else 0
         self._reservation.set_working(self._prefix_bytes + self.used, cached)
         if (missing := self.used - self.room) > 0:  # a reply has outgrown what was expected of it
-            self._reservation.ask(missing)
+            self._ask(missing)
 
     def _total(self, sequences: Iterable[tuple[str, int]]) -> int:
         groups: dict[str, list[int]] = {}

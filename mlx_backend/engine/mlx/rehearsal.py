@@ -41,7 +41,8 @@ def rehearse(batch: LoadedBatch, context_length: int, seconds: float) -> None:
     rate, draft_pacer = batch.prefill_queue.pacer.rate, batch.draft_pacer
     batch.draft_pacer = _EveryLength(min(draft_pacer.max_drafts, MAX_DRAFTS))
     try:
-        _answer(batch, context_length, seconds)
+        with batch.runtime.cache_budget.asking_nobody():
+            _answer(batch, context_length, seconds)
     except EngineError as error:  # little memory
         log.debug("Requests were not rehearsed: %s", error)
     finally:

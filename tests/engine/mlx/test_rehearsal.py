@@ -8,10 +8,14 @@ import mlx.core as mx
 import pytest
 from drafting import generate, loaded_batch
 from engine_models import write_model
+from engine_requests import room_beside
 from mlx_lm.models import base
 
+from mlx_backend.device import Device
 from mlx_backend.engine.base import GenerationRequest, Sampling
+from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.rehearsal import FIRST, LONG, SECOND, rehearse
+from mlx_backend.models.engine_options import EngineOptions
 
 MODULES = ("runtime", "decode", "rehearsal")
 
@@ -104,3 +108,18 @@ def test_a_rehearsed_reply_that_the_model_would_end_goes_on_until_the_long_promp
     assert {FIRST} in beside
     assert {FIRST, SECOND} in beside
     assert {FIRST, LONG} in beside
+
+
+def test_a_rehearsal_takes_nothing_that_other_models_have_cached(windowed: Path) -> None:
+    device = Device(room_beside(windowed, 2_000_000))
+    batch = MLXBatch(windowed, EngineOptions(cache_bytes=0), device=device)
+    batch.load(lambda _share: None)
+    asked: list[int] = []
+    reservation, other = device.memory._reservations[0], device.memory.reserve(0)
+    other.on_change = lambda: asked.append(reservation.asked)
+    other.set_working(1_900_000, cached=1_900_000)
+    rehearse(batch.loaded, context_length=1024, seconds=5)
+    assert not asked
+    assert not batch.loaded.admits(GenerationRequest(prompt=[20] * 300, max_tokens=100))
+    assert asked, "as a request does"
+    batch.unload()
