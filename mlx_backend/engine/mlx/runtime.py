@@ -53,9 +53,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREFIX_CACHE_SHARE = (
-    0.5  # of the memory that the model leaves: a prefix is there twice while its next turn runs
-)
+# Of the memory that the model leaves. A prefix is there twice while its next turn runs.
+PREFIX_CACHE_SHARE = 0.5
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
