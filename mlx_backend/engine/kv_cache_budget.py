@@ -80,7 +80,7 @@ class KVCacheBudget:
 
     @property
     def room_beside_requests(self) -> int:
-        """The bytes that caches may take once other models have given up what they only have cached."""
+        """The bytes that caches could take if other models gave up what they have only cached."""
         return self._reservation.room_beside_requests
 
     @property
@@ -104,7 +104,7 @@ class KVCacheBudget:
         return self._caches_and_images + self._beyond_margin(self._most_seeing)
 
     def set_on_change(self, on_change: Callable[[], None]) -> None:
-        """Have it called, on any thread, when other models need memory or have freed some."""
+        """Set what is called, on any thread, when other models need memory or have freed some."""
         self._reservation.on_change = on_change
 
     def set_prefix_bytes(self, nbytes: int) -> None:
@@ -116,7 +116,7 @@ class KVCacheBudget:
     def check(self, tokens: int, subject: str, images: ImageBytes = NO_IMAGES) -> None:
         """Raise EngineRefused for what could not run even alone, EngineBusy while other models need the memory.
 
-        What those have cached does not count: they give it up.
+        What other models have cached does not count: they give it up.
         """
         needed, room = self._needed(tokens, images), self.room_beside_requests
         if needed <= room:
@@ -143,7 +143,7 @@ class KVCacheBudget:
         return self._fitting_tokens(self.room_beside_requests)
 
     def fitting(self, tokens: int, min_tokens: int, images: ImageBytes = NO_IMAGES) -> int:
-        """Return `tokens`, or how many a request that is alone can have now; at least `min_tokens`."""
+        """Return `tokens`, or how many fewer a request could have now if it were alone; at least `min_tokens`."""
         room = self.room_beside_requests
         if self._needed(tokens, images) <= room:
             return tokens
@@ -154,7 +154,7 @@ class KVCacheBudget:
         room = self.room - self._caches_and_images + self._margin
         tokens = min(tokens, MAX_PRESSED_CHUNK.get(self._pressure(), tokens))
         if (missing := self._chunk_bytes(tokens, start + tokens) - room) > 0:
-            self._reservation.ask(missing)  # for the chunks to come
+            self._reservation.ask(missing)  # for later chunks: this one does not wait
         while tokens > MIN_CHUNK and self._chunk_bytes(tokens, start + tokens) > room:
             tokens = max(MIN_CHUNK, tokens // 2)
         return tokens
@@ -167,9 +167,9 @@ class KVCacheBudget:
         return max(0, self.room - self._caches_and_images - self._beyond_margin(working))
 
     def fits(self, tokens: int, adapter: str = "", seeing: int = 0, *, asks: bool = True) -> bool:
-        """Whether there is room for one more sequence of so many tokens; its images that wait are counted already.
+        """Whether there is room for one more sequence of so many tokens, whose waiting images are counted already.
 
-        If not, with `asks`, other models are asked for what they have cached.
+        If there is none, with `asks`, other models are asked to give up what they have cached.
         """
         every = [*self._sequences.values(), (adapter, tokens)]
         longest = max(each for _, each in every)
@@ -180,7 +180,7 @@ class KVCacheBudget:
         return missing <= 0
 
     def fits_alone(self, tokens: int, images: ImageBytes, *, asks: bool) -> bool:
-        """Whether there is room for a sequence and nothing else; if not, with `asks`, other models are asked too."""
+        """Whether there is room for one sequence alone. If not, with `asks`, other models are asked, as by `fits`."""
         missing = self._needed(tokens, images) - self.room
         if missing > 0 and asks:
             self._reservation.ask(missing)
