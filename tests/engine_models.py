@@ -140,7 +140,7 @@ def write_qwen(folder: Path, *, seed: int = 6, **changes: Any) -> Path:
 
 
 def write_mamba(folder: Path, *, seed: int = 7, **changes: Any) -> Path:
-    """Write a mamba of two layers with random weights: its caches are states that cannot be rewound."""
+    """Write a mamba of two layers with random weights: its caches are states, which cannot be trimmed."""
     config = {
         "model_type": "mamba",
         "num_hidden_layers": 2,

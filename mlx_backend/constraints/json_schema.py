@@ -42,7 +42,8 @@ _OPENING = (  # keywords that say, or may say, whether further properties are al
     *("minProperties", "dependentSchemas", "if"),
 )
 # Dates and times by RFC 3339. llguidance's own formats also allow a second 60 at any minute (few readers take it even
-# where it is right), and 29 February in every year. One pattern stands in place of each: llguidance intersects all that
+# where it is right), 29 February in every year, and digits of a second without end, which a model may write until its
+# reply is cut: here they end at nanoseconds. One pattern stands in place of each: llguidance intersects all that
 # constrains a text, and gives up on a format, a pattern and a `maxLength` together.
 _LEAP_YEAR = (
     "([0-9][0-9](0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"  # 2000 is one, 1900 is none
@@ -50,7 +51,7 @@ _LEAP_YEAR = (
 _DAY = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
 _DATE = f"([0-9]{{4}}-({_DAY})|{_LEAP_YEAR}-02-29)"
 _HOUR, _MINUTE = "([01][0-9]|2[0-3])", "[0-5][0-9]"
-_TIME = rf"{_HOUR}:{_MINUTE}:{_MINUTE}(\.[0-9]+)?([Zz]|[+-]{_HOUR}:{_MINUTE})"
+_TIME = rf"{_HOUR}:{_MINUTE}:{_MINUTE}(\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR}:{_MINUTE})"
 _MOMENTS = {"time": f"^{_TIME}$", "date": f"^{_DATE}$", "date-time": f"^{_DATE}[Tt]{_TIME}$"}  # by format
 _MAX_ALTERNATIVES = 50  # of a oneOf, compared pairwise
 

@@ -1,7 +1,7 @@
-"""Where MLX keeps the kernels that it compiles for an NVIDIA GPU, which takes minutes the first time.
+"""Where MLX stores the kernels that it compiles for an NVIDIA GPU. Compiling them takes minutes the first time.
 
-By default that is a folder below /tmp, which is emptied when a machine starts, and where other users of it could put
-files that MLX would then run. Here it is a folder of the user's own.
+By default that is a folder below /tmp. It is emptied when the machine starts, and other users of the machine could put
+files there that MLX would then run. So a folder in the user's own cache folder is used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ VARIABLE = "MLX_PTX_CACHE_DIR"  # MLX reads it when it compiles or loads its fir
 
 
 def keep_compiled_kernels() -> None:
-    """Have MLX keep them in the user's cache folder, unless the variable names another one.
+    """Have MLX store compiled kernels in the user's cache folder, unless the variable names another folder.
 
-    There is one for each version of MLX and kind of GPU: MLX itself tells its files apart by the kernels' names alone.
+    Each version of MLX and kind of GPU gets a folder of its own: MLX tells its files apart by the kernels' names alone.
     """
     name = gpu_name()
     if not name or VARIABLE in os.environ:
@@ -41,13 +41,13 @@ def keep_compiled_kernels() -> None:
 
 
 def _remove_incomplete(folder: Path) -> None:
-    """Remove kernels that were not written to their end: MLX would try, and fail, to load them for ever.
+    """Remove kernels that were only partly written: MLX would try, and fail, to load them every time.
 
-    It writes a kernel, the names in it, and at last its source.
+    MLX writes a kernel, then the names in it, and its source last.
     """
     for kernel in folder.glob("*.ptx"):
         source = kernel.with_suffix(".cu")
         if not source.is_file() or not source.stat().st_size:
-            log.info("A compiled kernel was not written to its end and is compiled again: %s", kernel.name)
+            log.info("A compiled kernel was only partly written, and will be compiled again: %s", kernel.name)
             with suppress(FileNotFoundError):  # another process may have removed it
                 kernel.unlink()

@@ -3,9 +3,9 @@
 Everything is counted from shapes and lengths, never from what happens to be allocated, so the same requests are
 admitted in the same order every time and on every machine of a group. Knows neither caches nor requests.
 
-What a model only keeps because it may be of use again (`cached`) is there for the others: one that lacks memory asks
-for it, the models that have some are told (`on_change`), and each gives up its own on its own thread. The one that has
-asked is told when memory has become free, and asks again if that was too little.
+Other models may have the memory of what a model has only cached (`cached`), for possible use later. A model that lacks
+memory asks for it, the models that have cached something are notified (`on_change`), and each evicts its own on its own
+thread. The model that asked is notified when memory has been freed, and asks again if that was too little.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class MemoryBudget:
         self.on_freed(reservation, reservation.total)
 
     def on_freed(self, reservation: MemoryReservation, nbytes: int) -> None:
-        """Tell the others that have asked for memory that a reservation takes so many bytes less."""
+        """Notify the models that have asked for memory: this reservation takes so many bytes less."""
         for other in self.others(reservation):
             with self._guard:
                 has_asked = other.asked > 0
@@ -118,7 +118,7 @@ class MemoryBudget:
 class MemoryReservation:
     """What one model takes: its weights for as long as it is loaded, and `working` bytes that vary.
 
-    Of those, `cached` are given up when others need them. `asked` are the bytes that this model needs of others.
+    `cached` of these are given up when other models need them. `asked` is how many bytes this model needs from others.
     `on_change` is called, on any thread, when others need memory or have freed some.
     """
 
@@ -141,7 +141,7 @@ class MemoryReservation:
 
     @property
     def room_beside_requests(self) -> int:
-        """The bytes that are left once the other models have given up what they only have cached."""
+        """The bytes that would be left if the other models gave up what they have only cached."""
         return self._left_by(each.total - each.cached for each in self._budget.others(self))
 
     @property
@@ -155,15 +155,18 @@ class MemoryReservation:
         return min(self.cached, sum(each.asked for each in self._budget.others(self)))
 
     def set_working(self, nbytes: int, cached: int = 0) -> None:
-        """Set how much is reserved beside the weights. Without effect once the reservation is closed."""
+        """Set how much is reserved beside the weights, and how much of that is only cached.
+
+        Without effect once the reservation is closed.
+        """
         freed, self.working, self.cached = self.working - nbytes, nbytes, cached
         if freed > 0:
             self._budget.on_freed(self, freed)
 
     def ask(self, nbytes: int) -> None:
-        """Ask the other models for so many of the bytes that they have cached; they give them up soon, if they can.
+        """Ask the other models to give up so many cached bytes; they do so soon, if they have them.
 
-        What had been freed just before tells nobody: look again at `room` before waiting.
+        Nobody is told of what was freed just before: look at `room` again before waiting.
         """
         self._budget.set_asked(self, nbytes)
         for other in self._budget.others(self):
@@ -176,7 +179,7 @@ class MemoryReservation:
             self._budget.set_asked(self, 0)
 
     def ask_for_excess(self) -> None:
-        """Ask for what all models together take beyond the limit."""
+        """Ask the others for as much as all models together take beyond the limit."""
         if (excess := self._budget.reserved - room_for_weights(self.limit)) > 0:
             self.ask(excess)
 

@@ -30,8 +30,10 @@ class ModelInfo:
     unbatched: str = ""  # why replies are not decoded together; empty if they are
     # How many tokens of prompt and reply fit into memory now; callable from any thread.
     available_context: Callable[[], int | None] = lambda: None
-    # Gets what wakes the engine thread when other models need memory or have freed some, and is called by it then.
+    # Gets the function that wakes the engine thread: to be called, on any thread, when other models need memory or have
+    # freed some.
     set_waker: Callable[[Callable[[], None]], None] = lambda wake: None
+    # Called on the engine thread when it has been woken.
     on_wake: Callable[[], None] = lambda: None
 
 
@@ -57,8 +59,9 @@ class Batch(Protocol):
     def admits(self, request: GenerationRequest) -> bool:
         """Whether there is room to start a request now.
 
-        An empty batch has room, unless other models still have to give it up; the thread is woken then. Raises
-        EngineRefused if there never can be, EngineBusy if other models leave no room for it even alone.
+        An empty batch has room, unless other models first have to give up cached memory; they wake the engine thread
+        when they have. Raises EngineRefused if there never can be room, EngineBusy if other models leave too little
+        even for this request alone.
         """
         ...
 

@@ -82,7 +82,7 @@ class KVCacheBudget:
 
     @property
     def room_beside_requests(self) -> int:
-        """The bytes that caches may take once other models have given up what they only have cached."""
+        """The bytes that caches could take if other models gave up what they have only cached."""
         return self._reservation.room_beside_requests
 
     @property
@@ -123,7 +123,7 @@ class KVCacheBudget:
             self._asks_nobody = False
 
     def set_on_change(self, on_change: Callable[[], None]) -> None:
-        """Have it called, on any thread, when other models need memory or have freed some."""
+        """Set what is called, on any thread, when other models need memory or have freed some."""
         self._reservation.on_change = on_change
 
     def set_prefix_bytes(self, nbytes: int) -> None:
@@ -135,7 +135,7 @@ class KVCacheBudget:
     def check(self, tokens: int, subject: str, images: ImageBytes = NO_IMAGES) -> None:
         """Raise EngineRefused for what could not run even alone, EngineBusy while other models need the memory.
 
-        What those have cached does not count: they give it up.
+        What other models have cached does not count: they give it up.
         """
         needed, room = self._needed(tokens, images), self.room_beside_requests
         if needed <= room:
@@ -162,11 +162,11 @@ class KVCacheBudget:
         return self._fitting_tokens(self.room_beside_requests)
 
     def fitting(self, tokens: int, min_tokens: int) -> int:
-        """Return `tokens`, or how many a request that is alone can have now; at least `min_tokens`."""
+        """Return `tokens`, or how many fewer a request could have now if it were alone; at least `min_tokens`."""
         return self._fitting(tokens, min_tokens, NO_IMAGES, self.room_beside_requests)
 
     def fitting_ever(self, tokens: int, min_tokens: int, images: ImageBytes) -> int:
-        """Return `tokens`, or how many a request can have while this model and all others are idle."""
+        """Return `tokens`, or how many fewer a request could have if all models were idle; at least `min_tokens`."""
         return self._fitting(tokens, min_tokens, images, self.max_room)
 
     def _fitting(self, tokens: int, min_tokens: int, images: ImageBytes, room: int) -> int:
@@ -201,9 +201,9 @@ class KVCacheBudget:
         return max(0, self.room - self._caches_and_images - self._beyond_margin(working))
 
     def fits(self, tokens: int, adapter: str = "", seeing: int = 0, *, asks: bool = True) -> bool:
-        """Whether there is room for one more sequence of so many tokens; its images that wait are counted already.
+        """Whether there is room for one more sequence of so many tokens, whose waiting images are counted already.
 
-        If not, with `asks`, other models are asked for what they have cached.
+        If there is none, with `asks`, other models are asked to give up what they have cached.
         """
         every = [*self._sequences.values(), (adapter, tokens)]
         longest = max(each for _, each in every)
@@ -212,7 +212,7 @@ class KVCacheBudget:
         return self._has_room(needed, asks=asks)
 
     def fits_alone(self, tokens: int, images: ImageBytes, *, asks: bool) -> bool:
-        """Whether there is room for a sequence and nothing else; if not, with `asks`, other models are asked too."""
+        """Whether there is room for one sequence alone. If not, with `asks`, other models are asked, as by `fits`."""
         return self._has_room(self._needed(tokens, images), asks=asks)
 
     def reserve(self, key: int, tokens: int, adapter: str = "", seeing: int = 0) -> None:

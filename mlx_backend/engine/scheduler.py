@@ -131,7 +131,7 @@ class Scheduler:
         self._inbox.put(Warmup(next(self._keys), make_request))
 
     def wake(self) -> None:
-        """Have the thread ask its batch again whether it is ready, and has room."""
+        """Have the thread ask its batch again whether it is ready and has room."""
         self._inbox.put(Signal.WAKE)
 
     def terminate(self, error: EngineStopped, *, timeout: float) -> bool:

@@ -1,6 +1,7 @@
-"""Layers that compute faster than MLX's own for many tokens at once, for engines and embedding models alike.
+"""Layers that are faster than MLX's own for many tokens at once, for engines and embedding models alike.
 
-    many_rows ─▶ dequantize, expert_blocks       only it is used from elsewhere
+    many_rows ─▶ dequantize, expert_blocks       other packages import only many_rows
 
-Knows no models, no caches and no requests: layers of a network are replaced, and give the same outputs as before.
+Knows no models, no caches and no requests: it replaces layers of a network by ones with the same outputs, apart from
+rounding.
 """

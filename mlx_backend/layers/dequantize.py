@@ -1,8 +1,9 @@
-"""Dequantising a whole layer: by MLX's own function, or on an NVIDIA GPU by kernels that are faster.
+"""Dequantising a whole layer: by MLX's own function, or on an NVIDIA GPU by faster kernels of our own.
 
-MLX's CUDA kernels write little at a time. 265 million weights in bfloat16 take 1.08 ms from mxfp4, 0.61 from 4 bits and
-1.02 from 8 bits on an H100; ours take 0.38, 0.33 and 0.41, for the same values bit for bit, and somewhat longer in
-memory of the GPU (`IN_GPU_MEMORY`). Whether that holds is tried on a layer of each kind when a model is loaded.
+MLX's CUDA kernels write few bytes at a time. On an H100 they take 1.08 ms to dequantise 265 million weights to bfloat16
+from mxfp4, 0.61 ms from 4 bits and 1.02 ms from 8 bits. Ours take 0.38, 0.33 and 0.41 ms for the same values, bit for
+bit, and somewhat longer into the GPU's own memory (`IN_GPU_MEMORY`). Whether the values are the same and the kernel is
+faster is tried on a layer of each kind when a model is loaded.
 
 Knows nothing of what is done with the weights.
 """
@@ -26,14 +27,14 @@ log = logging.getLogger(__name__)
 TIMED_RUNS = 3
 MAX_THREADS, MIN_THREADS = 256, 64  # of a block
 WORD_BITS = 32
-# MLX puts a kernel's output into memory that the processor can use too (cudaMallocManaged), which the GPU first has to
-# get page by page: chunks took twice as long with it. Output that is to hold a value first, any value, gets memory of
-# the GPU's own, as all other arrays do.
+# MLX puts the output of a custom kernel into memory that the processor can use too (cudaMallocManaged), which the GPU
+# has to fetch page by page: chunks took twice as long. With an initial value, whatever it is, the output is put into
+# the GPU's own memory, as all other arrays are.
 IN_GPU_MEMORY: Final = 0
 MAX_WORDS = 1 << 31  # that a grid may have
 
 type Dequantizer = Callable[[Any, mx.Dtype, int | None], mx.array]
-"""Gets a layer, the dtype of its activations, and one of its experts if only that one's weights are wanted."""
+"""Takes a layer, the dtype of its activations, and an expert's number if only that expert's weights are wanted."""
 
 # One thread dequantises the values of one word and writes them at once.
 _WRITE: Final = """
@@ -54,8 +55,8 @@ _AFFINE: Final = f"""
         values[k] = scale * T((packed >> (BITS * k)) & ((1u << BITS) - 1u)) + bias;
     }}
 {_WRITE}"""
-# A value is a float with two bits of exponent and one of mantissa: in a float32's bits it is 2^-126 times as large,
-# subnormal values too. The scale of a group of 32 is 2 to the power of a byte, of which 127 is 1 and 255 is no number.
+# A value is a float with two bits of exponent and one of mantissa. As bits of a float32 it is 2^-126 times as large,
+# also if it is subnormal. The scale of a group of 32 is a power of 2 that a byte gives: 127 is 1, and 255 is NaN.
 _MXFP4: Final = f"""
     constexpr int VALUES = 8;
     const size_t word = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -91,7 +92,7 @@ def dequantized(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.ar
 
 
 def fastest_dequantizer(layer: Any, dtype: mx.Dtype) -> Dequantizer:
-    """Return what dequantises layers like this one: a kernel, where one gives the same and is faster."""
+    """Return what dequantises such layers: our kernel, if it gives the same values faster, or MLX's function."""
     if not prepares_for_lengths() or not has_kernel(layer):
         return dequantized
     try:
@@ -114,7 +115,7 @@ def has_kernel(layer: Any) -> bool:
 
 def dequantized_by_kernel(layer: Any, dtype: mx.Dtype, expert: int | None = None) -> mx.array:
     """Return what `dequantized` returns, by a kernel; only with CUDA."""
-    assert expert is None  # a GPU dequantises all of them at once
+    assert expert is None  # on a GPU, all experts are dequantised at once
     weight, scales = layer["weight"], layer["scales"]
     inputs = [weight, scales]
     if layer.mode == "mxfp4":
@@ -148,13 +149,13 @@ def _affine_kernel() -> Any:
 
 
 def _kernel(name: str, inputs: list[str], source: str) -> Any:
-    # MLX keeps what it has compiled by its name, also for later versions of this file.
+    # MLX finds compiled kernels by name alone: the digest keeps it from running one of an older version of this file.
     digest = hashlib.sha256(source.encode()).hexdigest()[:12]
     return mx.fast.cuda_kernel(f"{name}_{digest}", inputs, ["out"], source)
 
 
 def _seconds(dequantizer: Dequantizer, layer: Any, dtype: mx.Dtype) -> float:
-    """Return how long it takes into memory that is new, as most of a chunk's is."""
+    """Return the seconds it takes into newly allocated memory, which most of a chunk's is."""
     mx.eval(dequantizer(layer, dtype, None))
     least = float("inf")
     for _ in range(TIMED_RUNS):

@@ -1,9 +1,8 @@
-"""The rows of a mixture of experts in blocks that have one expert each, for devices that are slow with single rows.
+"""The rows of a mixture of experts in blocks of one expert each, for devices that are slow with single rows.
 
-MLX's CUDA backend takes 2.0 ms to multiply 8,192 rows, sorted by 32 experts, by their matrices (2,880 x 2,880 in
-bfloat16, on an H100), and 0.9 ms if they come in blocks. Each expert's rows fill whole blocks, the last of which is
-filled up, so there are at most as many blocks more as there are experts. How many rows an expert has is never asked:
-nothing here waits for the device.
+MLX's CUDA backend takes 2.0 ms to multiply 8,192 rows, sorted by 32 experts, by the experts' matrices (2,880 x 2,880 in
+bfloat16, on an H100), and 0.9 ms if the rows come in blocks. Each expert's rows are padded to whole blocks, which makes
+at most one more block for each expert. How many rows an expert has is not read back: nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ BLOCK = 64  # rows
 class RowBlocks:
     """Where rows are in the blocks.
 
-    `sources` ([blocks * BLOCK]) has the row that stands at each place, any where a block is filled up, `experts`
-    ([blocks]) the expert of each block, and `places` ([rows]) the place of each row.
+    `sources` ([blocks * BLOCK]) has the row at each place, any row where a block is padded. `experts` ([blocks]) has
+    the expert of each block, and `places` ([rows]) the place of each row.
     """
 
     sources: mx.array
@@ -29,7 +28,7 @@ class RowBlocks:
 
     @classmethod
     def of(cls, indices: mx.array, num_experts: int) -> RowBlocks:
-        """Arrange rows, of which the sorted experts are given ([rows])."""
+        """Arrange rows that are sorted by expert; `indices` ([rows]) has the expert of each."""
         rows = indices.size
         num_blocks = rows // BLOCK + min(rows, num_experts)
         experts = mx.arange(num_experts, dtype=mx.uint32)
@@ -41,7 +40,7 @@ class RowBlocks:
         numbers = mx.arange(rows, dtype=mx.int32)
         places = numbers + (first_places - first_rows)[indices]
         sources = mx.put_along_axis(mx.zeros((num_blocks * BLOCK,), mx.int32), places, numbers, axis=0)
-        # Blocks behind the last row's are never looked at.
+        # The outputs of blocks after the last row's are never used.
         own = (mx.arange(num_blocks)[:, None] >= ends[None]).astype(mx.uint32).sum(axis=1)
         return cls(sources, mx.minimum(own, num_experts - 1), places)
 

@@ -3,11 +3,11 @@
 Weights are dequantised, and the rows of a mixture of experts are grouped by expert.
 
 MLX's kernels for quantised weights are made for the few tokens of a decode step. Given many, its CUDA backend
-multiplies the rows of a mixture's experts one by one, and its CPU backend does so with every row. There it can be many
-times faster to dequantise a whole layer, multiply, and free that memory again. Rows of experts that are not quantised
-are multiplied one by one on a CPU, too, and slowly with CUDA, though those of one expert could be a matrix. What is
-faster depends on the device, the shape and the format, so each kind of layer is timed with both implementations when a
-model is loaded. On a Mac MLX's own kernels are used: they are made for many rows too.
+multiplies the rows of a mixture of experts one by one, and its CPU backend multiplies all rows one by one. It can be
+many times faster to dequantise a whole layer, multiply, and free that memory again. Rows of experts that are not
+quantised are multiplied one by one on a CPU too, and slowly with CUDA, although the rows of one expert could be
+multiplied as one matrix. What is faster depends on the device, the shape and the format, so each kind of layer is timed
+with both implementations when a model is loaded. On a Mac MLX's own kernels are used: they are made for many rows too.
 
 The sources of the layers it replaces are in `KNOWN_SOURCES` (engine/mlx/mlx_lm_patches.py).
 """
@@ -35,41 +35,34 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROW_COUNTS = (
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    512,
-    1024,
-    2048,
-    8192,
-)  # timed until the other implementation is faster
+# Timed in this order until the implementation for many rows is faster.
+ROW_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 MIN_ROWS_ON_GPU = 64  # so that decode steps stay as they are
-MIN_GAIN = 1.25  # how many times faster that has to be
+MIN_GAIN = 1.25  # how many times faster it has to be
 MIN_WEIGHTS = 1 << 16  # smaller layers are left alone
+# Of the outputs, as a share of their root mean square; rounding in half precision makes less than 0.01.
+MAX_DIFFERENCE = 0.05
 TIMED_RUNS = 3
-MAX_TIMED_SECONDS = 0.2  # of a plain layer, beyond which no more rows are timed
-MAX_OUTPUTS = 128  # that are timed of a layer on a CPU; the ratio is the same for all of them
+MAX_TIMED_SECONDS = 0.2  # if MLX's own implementation takes longer, no larger number of rows is timed
+MAX_OUTPUTS = 128  # of a layer that are timed on a CPU; the ratio is the same for all outputs
 MAX_PENDING_BYTES = 1 << 27  # of dequantised weights that wait to be freed,
-MAX_PENDING_SHARE = 1 / 16  # and of a GPU's memory: each wait stalls it briefly
+MAX_PENDING_SHARE = 1 / 16  # or a share of a GPU's memory: each wait stalls the GPU briefly
 
 
 class ManyRows:
-    """What the layers that are replaced share.
+    """What the replaced layers share.
 
-    They have their implementation for many rows from `min_rows` on, if not later, and while `is_enabled`. Their
-    dequantised weights would take `dequantized_bytes` together, those of the largest one `largest_layer_bytes`.
+    They use their implementation for many rows while `is_enabled`, each from its own number of rows on; `min_rows` is
+    the smallest of these. Their dequantised weights would take `dequantized_bytes` together, those of the largest layer
+    `largest_layer_bytes`.
     """
 
     def __init__(self) -> None:
         self.min_rows = 0
         self.is_enabled = True
         self.dequantized_bytes = self.largest_layer_bytes = 0
-        self.was_used = False  # since somebody set it to False
-        self.skips_products = False  # whether layers compute nothing, and all their outputs are 0
+        self.was_used = False  # since the caller last set it to False
+        self.skips_products = False  # whether layers multiply nothing, and all their outputs are 0
         self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
         self._pending = 0  # bytes that have been dequantised since an output was waited for
         self._arranged: tuple[mx.array, RowBlocks] | None = None
@@ -77,17 +70,17 @@ class ManyRows:
 
     @property
     def max_pending_bytes(self) -> int:
-        """The most that may wait to be freed beside the layer that is computed."""
+        """The most bytes that may wait to be freed beside the layer that is computed."""
         return min(self._max_pending, self.dequantized_bytes)
 
     @property
     def max_dequantized_bytes(self) -> int:
-        """The most that dequantised weights may take at a time."""
+        """The most bytes that dequantised weights may take at a time."""
         return self.max_pending_bytes + self.largest_layer_bytes
 
     @contextmanager
     def always(self) -> Iterator[None]:
-        """Use the implementation for many rows whatever their number, and wait for each layer."""
+        """Use the implementation for many rows for any number of rows, and wait for each layer."""
         self._is_forced = True
         try:
             yield
@@ -111,13 +104,13 @@ class ManyRows:
         return True
 
     def blocks_of(self, indices: mx.array, num_experts: int) -> RowBlocks:
-        """Return the blocks of rows whose experts are given. A layer's three matrices get the same array of these."""
+        """Return the blocks of rows whose experts are given. A layer's three matrices get the same `indices`."""
         if self._arranged is None or self._arranged[0] is not indices:
             self._arranged = indices, RowBlocks.of(indices, num_experts)
         return self._arranged[1]
 
     def wait_for(self, output: mx.array, nbytes: int) -> None:
-        """Wait for an output if much has been dequantised; MLX may free it only when that is computed."""
+        """Wait for an output if much has been dequantised: MLX can free it only when the output is computed."""
         self._pending += nbytes
         if self._is_forced or self._pending > self._max_pending:
             mx.eval(output)
@@ -146,7 +139,7 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
 
 
 class _SortedExperts:
-    """What both kinds of experts do with rows, of which many come sorted by their experts (mlx-lm: from 64 on)."""
+    """What both kinds of experts do with rows. mlx-lm sorts them by expert if there are many (64 or more)."""
 
     many_rows: ManyRows
     min_rows: int
@@ -159,7 +152,7 @@ class _SortedExperts:
             return _no_outputs(x, (*rows, x.shape[-2]), self.output_dims)
         output: mx.array
         if not has_many:
-            output = super().__call__(x, indices, sorted_indices)  # type: ignore[misc]  # of the class beside this one
+            output = super().__call__(x, indices, sorted_indices)  # type: ignore[misc]  # the other base class's
             return output
         output = self.products(x, indices)
         return output + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else output
@@ -196,7 +189,7 @@ class ManyRowsQuantizedExperts(_SortedExperts, QuantizedSwitchLinear):  # type: 
 
 
 def _grouped(x: mx.array, indices: mx.array, product: Callable[[int, mx.array], mx.array]) -> mx.array:
-    """Return products of sorted rows ([rows, 1, inputs]), of which `product` computes those of each expert."""
+    """Return the products of sorted rows ([rows, 1, inputs]); `product` computes those of one expert."""
     outputs, start = [], 0
     experts: list[int] = indices.tolist()  # type: ignore[assignment]  # declared as any number, or a list of such
     for expert, same in groupby(experts):
@@ -207,7 +200,7 @@ def _grouped(x: mx.array, indices: mx.array, product: Callable[[int, mx.array], 
 
 
 def _no_outputs(x: mx.array, rows: Sequence[int], outputs: int) -> mx.array:
-    """Return zeros for a layer's outputs, which are computed behind its inputs."""
+    """Return zeros for a layer's outputs, which still depend on its inputs."""
     return mx.zeros((*rows, outputs), x.dtype) + 0 * x[..., :1]
 
 
@@ -219,10 +212,10 @@ _MANY_ROWS: dict[type, type] = {
 
 
 def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize: bool) -> ManyRows | None:
-    """Replace the layers of networks for which another implementation is faster with many rows; None: there are none.
+    """Replace the layers for which the implementation for many rows is faster; return None if there are none.
 
     `dtype` is that of their activations. Without `dequantize` no weights are dequantised. Layers that compute logits
-    are left alone: a chunk's are never looked at, and not computed as long as nobody waits for them.
+    are left alone: nothing reads a chunk's logits, so MLX never computes them.
     """
     many_rows, started = ManyRows(), perf_counter()
     limits: dict[tuple[Any, ...], tuple[int | None, Dequantizer]] = {}  # by kind of layer
@@ -231,9 +224,8 @@ def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize
             continue
         kind = _kind(layer)
         if kind not in limits:
-            dequantizer = fastest_dequantizer(layer, dtype) if "scales" in layer else dequantized
-            limits[kind] = _min_rows(layer, dtype, dequantizer), dequantizer
-            log.debug("Many rows, and what dequantises: %s: from %s on, %s.", kind, *limits[kind])
+            limits[kind] = _limit(layer, dtype)
+            log.debug("Many rows from %s on, dequantised by %s: layers %s.", *limits[kind], kind)
         min_rows, dequantizer = limits[kind]
         if min_rows is not None:
             layer.__class__ = _MANY_ROWS[type(layer)]
@@ -256,7 +248,7 @@ def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize
 
 
 def _all_but_logits(network: Any) -> list[Any]:
-    """Return the modules of a network without those that have an output for each word of its vocabulary."""
+    """Return the modules of a network except those with one output for each token of its vocabulary."""
     modules = network.modules()
     embeddings = [each for each in modules if isinstance(each, nn.Embedding | nn.QuantizedEmbedding)]
     words = max((each.weight.shape[0] for each in embeddings), default=0)
@@ -268,7 +260,7 @@ def _is_candidate(layer: Any, *, dequantize: bool) -> bool:
         return False
     if type(layer) is SwitchLinear:
         return _num_weights(layer) >= MIN_WEIGHTS
-    # NVFP4 with a scale for each expert is dequantised by no function of MLX's.
+    # MLX has no function that dequantises NVFP4 with a global scale for each expert.
     return dequantize and layer.get("global_scale") is None and _num_weights(layer) >= MIN_WEIGHTS
 
 
@@ -286,21 +278,44 @@ def _kind(layer: Any) -> tuple[Any, ...]:
     return type(layer), layer.weight.shape, format_of
 
 
+def _limit(layer: Any, dtype: mx.Dtype) -> tuple[int | None, Dequantizer]:
+    """Return from how many rows on such a layer uses its implementation for many rows, and what dequantises it."""
+    try:
+        dequantizer = fastest_dequantizer(layer, dtype) if "scales" in layer else dequantized
+        return _min_rows(layer, dtype, dequantizer), dequantizer
+    except Exception as error:
+        log.warning("%s is computed as it is, also for long prompts: %r", type(layer).__name__, error)
+        return None, dequantized
+
+
 def _min_rows(layer: Any, dtype: mx.Dtype, dequantizer: Dequantizer) -> int | None:
-    """Return from how many rows on the implementation for many rows is faster; None: for no number that was tried."""
+    """Return from how many rows on the implementation for many rows is faster; None if it never was.
+
+    Raises RuntimeError if its outputs are different.
+    """
     timed = layer if is_gpu() else _part(layer)
+    other = _for_many_rows(timed, dequantizer)
     for rows in (each for each in ROW_COUNTS if not is_gpu() or each >= MIN_ROWS_ON_GPU):
         inputs = _inputs(timed, rows, dtype)
         seconds = _seconds(timed, inputs)
-        if seconds > MIN_GAIN * _seconds(_for_many_rows(timed, dequantizer), inputs):
+        if seconds > MIN_GAIN * _seconds(other, inputs):
+            _compare(other(*inputs), timed(*inputs))
             return rows
         if seconds > MAX_TIMED_SECONDS:
             break
     return None
 
 
+def _compare(found: mx.array, expected: mx.array) -> None:
+    """Raise RuntimeError if outputs differ by more than rounding."""
+    found, expected = found.astype(mx.float32), expected.astype(mx.float32)
+    off = float(mx.sqrt(mx.mean(mx.square(found - expected)) / mx.mean(mx.square(expected))))
+    if not off <= MAX_DIFFERENCE:  # NaN too
+        raise RuntimeError(f"with many rows the outputs are off by {off:.0%}")
+
+
 def _part(layer: Any) -> Any:
-    """Return a layer with some of the outputs of another."""
+    """Return a copy of a layer with only its first outputs."""
     part = _copy(layer, type(layer))
     for name in ("weight", "scales", "biases", "bias"):
         if (value := layer.get(name)) is not None:
@@ -324,16 +339,16 @@ def _copy(layer: Any, kind: Any) -> Any:
 
 
 def _inputs(layer: Any, rows: int, dtype: mx.Dtype) -> tuple[Any, ...]:
-    """Return what a layer is called with for so many rows; those of experts are spread over all of them."""
+    """Return what a layer is called with for so many rows, which are spread over all of its experts."""
     width = layer.scales.shape[-1] * layer.group_size if "scales" in layer else layer.weight.shape[-1]
+    x = mx.random.normal((rows, 1, width), key=mx.random.key(rows)).astype(dtype)
     if isinstance(layer, nn.QuantizedLinear):
-        return (mx.ones((1, rows, width), dtype),)
-    experts = mx.arange(rows, dtype=mx.uint32) * layer.num_experts // rows
-    return mx.ones((rows, 1, width), dtype), experts, True
+        return (x.reshape(1, rows, width),)
+    return x, mx.arange(rows, dtype=mx.uint32) * layer.num_experts // rows, True
 
 
 def _seconds(layer: Any, inputs: tuple[Any, ...]) -> float:
-    """Return how long a layer takes when all that is slow the first time has been done."""
+    """Return the seconds that a layer takes, after a first run that may be slow."""
     mx.eval(layer(*inputs))
     least = float("inf")
     for _ in range(TIMED_RUNS):

@@ -19,7 +19,7 @@ from mlx_backend.declaration import (
     whole,
 )
 
-GROUP_SIZES = (32, 64, 128)  # in which MLX quantises
+GROUP_SIZES = (32, 64, 128)  # that MLX can quantise in
 
 _GIBI = 1 << 30
 _GIGABYTES = "a number of gigabytes"
@@ -55,7 +55,7 @@ class EngineOptions:
         int | None,
         Setting(
             kind=whole(1),
-            help="use a shorter context than the model allows, or say how long it is where the model's files do not",
+            help="use a shorter context than the model allows, or state its length where the model's files do not",
             group="model",
         ),
     ] = None
@@ -169,7 +169,7 @@ class EngineOptions:
         int | None,
         Setting(
             kind=size(_GIBI, "GB", _GIGABYTES),
-            help="how much of it cached prompts may use, in gigabytes; 0: no prompt cache",
+            help="how much memory cached prompts may use, in gigabytes; 0: no prompt cache",
             group="memory and speed",
             default="half of what the model leaves",
             option="--cache-gb",
@@ -221,8 +221,8 @@ class EngineOptions:
         int | None,
         Setting(
             kind=whole(16),
-            help="keep the first 4 and the last of so many tokens in the KV cache, where the model allows it; prompts "
-            "may not be longer, and replies are then decoded one after the other in each step, not batched",
+            help="limit the KV cache to so many tokens, the first 4 and the last ones, where the model allows it; "
+            "prompts may not be longer, and replies are then decoded one after the other in each step, not batched",
             group="memory and speed",
             default="all",
         ),

@@ -22,6 +22,7 @@ CONTEXT_KEYS = (
     *("max_position_embeddings", "max_seq_len", "max_sequence_length"),
     *("n_positions", "n_ctx", "seq_length", "model_max_length", "max_context_length"),
 )
+_MAX_CONTEXT = 1 << 31  # tokens; a larger number, as 10**30 in many a file, says that no limit is known
 # Of one architecture: elsewhere the name says something else.
 _OWN_CONTEXT_KEYS = {"lille-130m": "block_size"}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -68,7 +69,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     config = of_text(config)
     own_key = _OWN_CONTEXT_KEYS.get(str(config.get("model_type")))
     lengths = (config.get(key) for key in (*CONTEXT_KEYS, *([own_key] if own_key else ())))
-    length = next((value for value in lengths if _is_count(value)), None)
+    length = next((value for value in lengths if _is_count(value) and value <= _MAX_CONTEXT), None)
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if length is None or not isinstance(scaling, dict):
         return length

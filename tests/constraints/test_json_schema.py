@@ -123,6 +123,14 @@ def test_the_second_60_is_never_written_though_formats_allow_it(
     assert accepted(named, f'{{"format": "{kind}", "at": "12:30:60Z"}}').endswith(".")
 
 
+def test_the_digits_of_a_second_come_to_an_end(grammars: Grammars) -> None:
+    moment = {"type": "string", "format": "time"}
+    spec = grammars.json_schema({"type": "object", "properties": {"at": moment}}, strict=True)
+    start = '{"at": "12:30:59.'
+    assert accepted(spec, f'{start}{"1" * 9}Z"}}').endswith(".")
+    assert accepted(spec, start + "1" * 10) == start + "1" * 9
+
+
 _REAL = {
     "date": ["2024-02-29", "2000-02-29", "2023-02-28", "2023-12-31", "0004-02-29"],
     "time": ["00:00:00Z", "23:59:59.9-05:30", "12:00:00.000001+14:00"],

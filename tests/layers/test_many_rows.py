@@ -183,6 +183,32 @@ def test_a_layer_has_many_rows_from_the_number_on_for_which_its_other_implementa
 
 
 @pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("wrong", ["rows", "numbers", "error"])
+def test_an_implementation_that_gives_other_outputs_is_not_used(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A device may get wrong what others get right: each kind of layer is compared when it is loaded."""
+    products = ManyRowsExperts.products
+
+    def wrong_products(layer: Any, *given: mx.array) -> mx.array:
+        if wrong == "error":
+            raise ValueError("no such kernel")
+        outputs = products(layer, *given)
+        return outputs[::-1] if wrong == "rows" else outputs * mx.nan
+
+    monkeypatch.setattr(ManyRowsExperts, "products", wrong_products)
+    layer = SwitchLinear(WIDTH, OUTPUTS, EXPERTS)
+    assert prepare(layer, nn.Linear(WIDTH, OUTPUTS).to_quantized(**FOUR_BITS)) is not None
+    assert type(layer) is SwitchLinear
+    reason = {"rows": "off by 1", "numbers": "off by nan", "error": "no such kernel"}[wrong]
+    assert (
+        f"SwitchLinear is computed as it is, also for long prompts: {'ValueError' if wrong == 'error' else ''}"
+        in caplog.text
+    )
+    assert reason in caplog.text
+
+
+@pytest.mark.usefixtures("always_faster")
 def test_on_a_gpu_decode_steps_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = list(quantised_layers(FOUR_BITS))
     monkeypatch.setattr(f"{MODULE}.is_gpu", lambda: True)

@@ -150,7 +150,7 @@ class MLXNetwork:
     def _reserve_working(
         self, reservation: MemoryReservation, batch: int, length: int, stage_tokens: int
     ) -> None:
-        """Reserve what a run takes, dequantised weights too if they fit. Raises EngineRefused if it never will."""
+        """Reserve memory for a run, with dequantised weights if those fit. Raises EngineRefused if a run never fits."""
         nbytes = self._working_bytes(batch, length, stage_tokens)
         room = reservation.limit - reservation.weights
         if nbytes > room:
@@ -166,13 +166,13 @@ class MLXNetwork:
         reservation.ask_for_excess()
 
     def _working_bytes(self, batch: int, length: int, stage_tokens: int) -> int:
-        """Return what a run takes beside dequantised weights."""
+        """Return the bytes that a run takes beside dequantised weights."""
         assert self._model is not None
         at_once = self._tokens_at_once(batch, length, stage_tokens)
         return at_once * self._model.bytes_per_token + batch * length * self._model.cache_bytes_per_token
 
     def _tokens_at_once(self, batch: int, length: int, stage_tokens: int) -> int:
-        """Return how many tokens are computed at once: an encoder's are all, a causal model's a chunk of them."""
+        """Return how many tokens are computed at once: all by an encoder, a chunk of them by a causal model."""
         assert self._model is not None
         tokens = batch * length
         return min(tokens, max(stage_tokens, batch)) if isinstance(self._model.network, Causal) else tokens

@@ -1,4 +1,4 @@
-"""What a request needs to be admitted to a loaded model, and what it becomes then. Knows nothing of queues or steps."""
+"""What a request needs to be admitted to a loaded model, and the sequence it becomes. Knows no queues and no steps."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def check_window(request: GenerationRequest, options: EngineOptions) -> None:
 
 
 def needed_memory(request: GenerationRequest, runtime: Runtime) -> tuple[int, ImageBytes]:
-    """Return for how many tokens a request needs memory, and for which images. Raises EngineRefused.
+    """Return for how many tokens, and for which images, a request needs memory. Raises EngineRefused for its images.
 
-    A reply that is only expected to be so long needs no more than this model leaves, be it a single token. What other
-    models' requests leave now is no measure: it would grow into their memory, since no reply is cut short for them.
+    Where a reply's length is only expected, and not asked for, it needs no more than this model leaves; at least one
+    token. What other models' requests leave now is no measure: the reply would grow into their memory, since none is
+    cut short for them.
     """
     images = check_images(request, runtime.vision)
     tokens = expected_tokens(request)

@@ -158,7 +158,7 @@ class BatchCaches:
         return outputs if positions == sorted(positions) else outputs[mx.array(positions)]
 
     def rewindable_segment(self, row: int, tokens: mx.array, shift: int = 0) -> Segment:
-        """Return what runs tokens ([length]) of a row that has its own caches; all but one can be taken back."""
+        """Return what runs tokens ([length]) of a row that has its own caches; all but the first can be taken back."""
         layers = [RewindableRotatingKVCache.of(layer) for layer in self.extract(row)]
         self._own[row] = layers
         return Segment(tokens[None], layers, shift=shift_of([shift]))

@@ -7,12 +7,13 @@ queries too far. So a few short texts are run alone, and then in every way in wh
 joined later, left by others, extracted, and as many rows as there are key-value heads. Each step's logits are
 compared, row by row. It takes about twenty runs of a few tokens.
 
-Where drafts are wanted of a network with states (rewinding.py), it is also tried whether each text, alone, can take
-tokens back and go on with others.
+Where a network with states is to have drafts (rewinding.py), it is also tried, with each text alone, whether tokens can
+be taken back and others run in their place.
 
-Nor does a few tokens' run show that a device's kernels take many. In a packed run each token is rotated by a position
-of its own, and on an H200 MLX could not start that kernel for 160 tokens where 16 elements of a head are rotated,
-though it could for 40 (cudaGraphAddKernelNode: invalid argument). So with `many_tokens` longer prompts are packed too.
+A run of a few tokens does not show that a device's kernels can take many. In a packed run each token is rotated by a
+position of its own, and on an H200 MLX could not start that kernel for 160 tokens where 16 elements of a head are
+rotated, though it could for 40 (cudaGraphAddKernelNode: invalid argument). So with `many_tokens` longer prompts are
+packed too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 TEXTS = ((1, 2, 3, 4), (5,), (2, 6))
 LONG_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 16  # two of them are packed
 FIRST, SECOND = (4, 7, 3), (6, 2, 5)  # the two tokens that follow each text
-TAKEN_BACK = (8, 1)  # after the first of them
+TAKEN_BACK = (8, 1)  # run after the first of those two, as rejected drafts would be
 ROW_COUNTS = (3, 5)
 MAX_ROWS = 8  # of a batch that is tried: the caches of each row get room for 256 tokens
 
@@ -113,7 +114,7 @@ class BatchTrial:
         self._try(lambda alone: self._run_together(alone, self._step_rows))
 
     def try_rewinding(self) -> None:
-        """Try to take tokens back and to run others instead. Raises BatchTrialError."""
+        """Try taking tokens back and running others in their place. Raises BatchTrialError."""
         self._try(self._rewind)
 
     def _try(self, compare: Callable[[Sequence[_Reference]], None]) -> None:
@@ -180,7 +181,7 @@ class BatchTrial:
         return _Reference(text, first, second, before, logits, after_first, after_second)
 
     def _rewind(self, alone: Sequence[_Reference]) -> None:
-        """Run tokens as drafts are, take back all but the first, and run another behind it."""
+        """Run tokens as drafts are run, take back all but the first, and run another one after it."""
         for each in alone:
             layers, run = _copies(each.layers), [each.first, *TAKEN_BACK]
             point = RewindPoint(layers)

@@ -10,7 +10,8 @@ by itself where the network cannot be run packed (packed_forward.py), and sample
 With drafters (drafting.py), a few sequences are decoded several tokens at a time, on caches of their own: the drafts of
 all are run through the model in one packed run and compared with what the model samples after each of them, and each
 sequence's caches are rewound to where the two part (rewinding.py). A sampled token depends on nothing but text, seed
-and position, so drafts never change a reply. A network that cannot be run packed gets them for a sequence alone.
+and position, so drafts never change a reply. Where the network cannot be run packed, only a sequence that is alone gets
+drafts.
 
 A constraint has to see a token before it can mask the next one. So a constrained sequence is sampled for only when
 the token before is known, and gets no drafts, unless its constraint has promised not to mask the next tokens.

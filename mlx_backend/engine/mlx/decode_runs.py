@@ -1,7 +1,7 @@
-"""The runs of one network that decoding consists of: the replies' next tokens, and last chunks of prompts beside them.
+"""The runs of one network while decoding: the replies' next tokens, and the last chunks of prompts beside them.
 
-What was taken back from a reply's caches (rewinding.py) runs again before its next token, in the same run; only when
-others join a reply it has to be in the caches before. Knows nothing of sampling, or of what becomes of a failure.
+Tokens that were taken back from a reply's caches (rewinding.py) run again in the same run as its next token. Only when
+other replies join this one do they have to run before that. Knows nothing of sampling, or of what follows a failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def reply_segments(
     caches: BatchCaches, sequences: Sequence[DecodingSequence], tokens: mx.array
 ) -> list[Segment]:
-    """Return what runs the token sampled last of each sequence ([sequences]), in the order of `caches.segments`."""
+    """Return segments that run each sequence's last sampled token ([sequences]), in the order of `caches.segments`."""
     segments = caches.segments(tokens, [sequence.position_shift for sequence in sequences])
     if len(sequences) == 1 and (replayed := sequences[0].to_replay):
         return [segments[0].behind(replayed)]
@@ -39,9 +39,9 @@ def run_replies(
     *,
     can_pack: bool,
 ) -> mx.array:
-    """Run the token sampled last of each sequence ([sequences]); return the next logits ([sequences, vocabulary]).
+    """Run each sequence's last sampled token ([sequences]); return the next logits ([sequences, vocabulary]).
 
-    Whatever is raised, caches are left as they happen to be.
+    Anything may be raised; the caches are then in no defined state.
     """
     segments = reply_segments(caches, sequences, tokens)
     if can_pack or not caches.is_merged:
@@ -49,7 +49,7 @@ def run_replies(
     else:
         [replies] = segments
         logits = run_rows(network, replies)
-    if sequences[0].num_to_replay:  # which is alone then
+    if sequences[0].num_to_replay:  # only a sequence that is alone has any
         logits = logits[-1:]
         sequences[0].num_to_replay = 0
     return logits
@@ -76,9 +76,9 @@ def run_with_prompts(
 
 
 def replay(network: Any, caches: BatchCaches, sequences: Sequence[DecodingSequence]) -> None:
-    """Run the tokens that were taken back, so that caches hold all but the token sampled last again.
+    """Run the tokens that were taken back, so that the caches again hold all but the token sampled last.
 
-    Raises CacheError, after which they are as they were.
+    Raises CacheError, after which the caches are as they were.
     """
     for row, sequence in enumerate(sequences):
         if not sequence.num_to_replay:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 MIN_TIMES = 3  # plain steps measured before drafts are compared with them
 MAX_TIMES = 9  # that are remembered of each kind
-MAX_KINDS = 32  # of steps with drafts, by their tokens, that are remembered
+MAX_KINDS = 32  # of steps with drafts that are remembered: (tokens drafted, tokens run again)
 FIRST_MEMORY, MAX_MEMORY = 128, 4096
 """Plain steps in a row, after which something is forgotten that was measured with drafts."""
 STEPS_PER_MEASUREMENT = 256
 """Drafted in a row before plain steps are measured again."""
-ASSUMED_COST = 0.1  # plain steps per drafted token, and each that runs again, until it is measured
+ASSUMED_COST = 0.1  # plain steps per drafted token, and per token that runs again, until it is measured
 
 
 class DraftCosts:
@@ -26,11 +26,11 @@ class DraftCosts:
 
     def __init__(self) -> None:
         self.overhead = 0.0  # of drafting at all,
-        self.per_token = ASSUMED_COST  # of each token that is drafted,
-        self.per_replayed = ASSUMED_COST  # and of each that runs again, because a draft after it was wrong
+        self.per_token = ASSUMED_COST  # of each drafted token,
+        self.per_replayed = ASSUMED_COST  # and of each that runs again because a draft after it was wrong
         # Seconds, by about how long the texts are: attention takes longer the longer they are.
         self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
-        # Beyond a plain step, by the tokens that were drafted and that ran again; those measured last come last.
+        # Plain steps beyond one, by how many tokens were drafted and how many ran again; the latest measured come last.
         self._drafted: dict[tuple[int, int], deque[float]] = {}
         self._steps_without = 0  # in a row,
         self._steps_with_drafts = 0  # or since plain steps were measured
@@ -90,7 +90,7 @@ def _magnitude(context: int) -> int:
 
 
 def _per_replayed(points: Sequence[tuple[int, int, float]]) -> float:
-    """Return what a token that runs again costs, from (drafted, replayed, y): steps in which as much was drafted."""
+    """Return what a token that runs again costs, from (drafted, replayed, y) of steps with equally many drafted."""
     slopes = [
         (y2 - y1) / (again2 - again1)
         for (x1, again1, y1), (x2, again2, y2) in combinations(points, 2)

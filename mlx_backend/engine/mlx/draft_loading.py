@@ -1,7 +1,7 @@
-"""Loading what drafts for a model, and trying whether its networks can take back drafts that are wrong.
+"""Loading a draft model, and trying whether networks can take back drafts that are wrong.
 
-Keys and values can be trimmed for certain. With states that is not enough (rewinding.py), so networks that have them
-are tried. Knows nothing of requests, or of what drafts take and save.
+Keys and values can always be trimmed. States cannot (rewinding.py), so networks that have them are tried. Knows nothing
+of requests, or of what drafts cost and save.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def load_drafts(
     model: LoadedNetwork, options: EngineOptions, layers: LayerCaches, check_size: CheckSize
 ) -> DraftNetwork | None:
-    """Load the draft model if there is one. Raises EngineError if it is named and drafts are not possible.
+    """Load the draft model, if one is named. Raises EngineError if that fails or drafts are not possible.
 
     `layers` are empty caches of the model.
     """
@@ -46,10 +46,10 @@ def load_drafts(
 def try_drafts(
     options: EngineOptions, layers: LayerCaches, trials: Iterable[BatchTrial], draft: DraftNetwork | None
 ) -> bool:
-    """Try what drafts need of networks; return whether replies can get any.
+    """Try whether the networks can do what drafts need; return whether replies can get any.
 
-    `layers` are caches of the model, and `trials` those of its networks; where there are none, networks with states
-    are not used. Raises EngineError if a draft model is named and drafts are not possible.
+    `layers` are caches of the model, and `trials` run its networks; without trials, a model with states gets no drafts.
+    Raises EngineError if a draft model is named and drafts are not possible.
     """
     if options.draft_model is None and not options.draft_from_text:
         return False
@@ -67,7 +67,7 @@ def try_drafts(
 
 
 def try_packing_drafts(draft: DraftNetwork | None, *, many_tokens: bool) -> bool:
-    """Try packed runs of the draft model, which then drafts for several replies at once."""
+    """Return whether the draft model can be run packed, and so can draft for several replies at once."""
     if draft is None or not all(map(can_rewind, draft_layers(draft.network))):
         return False
     network = draft.network
@@ -100,5 +100,5 @@ def _why_not(layers: LayerCaches) -> str:
 
 
 def _names(layers: LayerCaches) -> str:
-    """Return the kinds of caches that tokens cannot be trimmed from."""
+    """Return the kinds of caches that cannot be trimmed."""
     return ", ".join(sorted({type(layer).__name__ for layer in layers if not can_rewind(layer)}))

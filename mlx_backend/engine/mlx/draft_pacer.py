@@ -4,9 +4,8 @@ Times are counted in plain steps, in which every reply gets one token. A step wi
 one: by what drafting takes at all (the token sampled last has to be waited for, and caches are not merged), and by
 what each drafted token adds. Both are measured, for each number of replies (draft_costs.py). What drafts save follows
 from how many were right before (draft_record.py): if each is right with probability p, the j-th of them is accepted
-with p**j, and a token that a reply need not wait for is worth a plain step's share. Of a network with states one more
-thing is expected: if a draft is wrong, the tokens before it in its step run again with the next (rewinding.py), which
-takes time as well.
+with p**j, and a token that a reply need not wait for is worth a plain step's share. A network with states has one more
+cost: if a draft is wrong, the tokens before it in its step run again in the next one (rewinding.py).
 
 To find that out takes time too, as does what those steps do not show: caches are separated and merged, the device has
 nothing to do between two steps, and a draft model prefills a text before it drafts. So an account is kept of all time
@@ -45,8 +44,8 @@ class Step:
 
     `context` counts the tokens of all their texts, `accepted` the drafted ones among those it generated. `drafted` is
     None if nothing was to be drafted in it, and `plain_steps` counts such steps in a row, with this one. `replayed`
-    tokens ran again in what it waited for. The step before had `replies_before`; with `follows_ahead` the device was
-    still computing a token when that ended.
+    counts the tokens that ran again in the run that this step waited for. The step before had `replies_before`; with
+    `follows_ahead` the device was still computing a token when that ended.
     """
 
     replies: int
@@ -63,7 +62,7 @@ class DraftPacer:
     """What one model's drafts took and saved, and what follows from that.
 
     Without a `clock` nothing is measured, and the cost is assumed: processes that share a model have to decide alike.
-    With `replays` tokens run again after a wrong draft.
+    With `replays`, tokens before a wrong draft run again.
     """
 
     def __init__(self, max_drafts: int, clock: Callable[[], float] | None, *, replays: bool = False) -> None:
@@ -151,7 +150,7 @@ class DraftPacer:
             return [min(count, 1) for count in counts]  # to find out
         for row, reply in enumerate(replies):
             if counts[row] and reply.to_replay:
-                # Drafts pay, but in this step more than usual would run again. After one without there is nothing left.
+                # Drafts pay, but after this step more tokens than usual may have to run again; after a plain one, none.
                 count, gain = self._best_count(reply, counts[row], costs, share, reply.to_replay)
                 counts[row] = count if gain > costs.overhead else 0
         return counts
@@ -159,14 +158,14 @@ class DraftPacer:
     def _best_count(
         self, reply: DraftRecord, limit: int, costs: DraftCosts, share: float, to_replay: int
     ) -> tuple[int, float]:
-        """Return how many drafted tokens save most, and how many plain steps beyond what they cost.
+        """Return how many tokens to draft to gain most, and the gain in plain steps: what they save beyond their cost.
 
-        Each is less likely to be accepted than the one before. `to_replay` tokens run again in the same step.
+        Each is less likely to be accepted than the one before. `to_replay` tokens run again in the same step anyway.
         """
         acceptance, best, most = reply.acceptance, 0, 0.0
         likely, accepted, again = 1.0, 0.0, 0.0  # likely: that all drafts so far are right
         for count in range(1, limit + 1):
-            if self.replays:  # what runs before this one, if it is the first that is wrong
+            if self.replays:  # the tokens before this one, if it is the first wrong one
                 again += likely * (1 - acceptance) * (to_replay + count)
             likely *= acceptance
             accepted += likely

@@ -58,7 +58,7 @@ class DraftRecord:
     is_rehearsed: bool = False
     length: int = 0  # tokens generated so far
     to_prefill: int = 0  # tokens that the drafter has to prefill first
-    to_replay: int = 0  # tokens that run again in the next step, as drafts after them were wrong
+    to_replay: int = 0  # tokens that run again in the next step, because a draft after them was wrong
     of_all: DraftCounts = field(default_factory=shared_counts)
     _own: DraftCounts = field(default_factory=lambda: DraftCounts(MEMORY))
     _next_pause: int = FIRST_PAUSE

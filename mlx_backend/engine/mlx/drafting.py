@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_REPLAY = 16
-"""Tokens that run again beside drafts. If one of these is wrong, they run once more, and others with them."""
+"""Tokens that run again in a step with drafts. If one of those drafts is wrong, they run yet again, and others too."""
 
 
 class Drafting:
@@ -41,7 +41,7 @@ class Drafting:
         self._last_step: tuple[int, float] | None = None  # of how many sequences, and when it ended
         self._num_interruptions = 0  # by then
         self._num_replayed = 0  # tokens that run again in this step,
-        self._num_replayed_before = 0  # and in the last one
+        self._num_replayed_before = 0  # and that did in the last one
 
     def is_drafting(self, sequences: Sequence[DecodingSequence]) -> bool:
         """Whether drafts are being used, and these sequences may get some in their next step together."""
@@ -139,7 +139,7 @@ class Drafting:
                 number,
                 _context(sequences),
                 num_drafted,
-                # A step that verifies nothing waits for the one before.
+                # A step that verifies no drafts waits for the run of the step before.
                 self._num_replayed if num_drafted else self._num_replayed_before,
                 num_accepted,
                 self._plain_steps,
@@ -173,7 +173,7 @@ class DraftedRows:
     ) -> None:
         self._sequences = sequences
         self._fed = [[token, *own] for token, own in zip(tokens, drafts, strict=True)]
-        self._replayed = [sequence.to_replay for sequence in sequences]  # run first, and not sampled after
+        self._replayed = [sequence.to_replay for sequence in sequences]  # run first, not sampled after
         self._points: list[RewindPoint] = []
         self._arrays = [mx.array(row) for row in self._fed]
         self._ended = ended
@@ -194,7 +194,7 @@ class DraftedRows:
         return segments
 
     def logits(self, every: mx.array) -> mx.array:
-        """Return the logits to sample from ([tokens, vocabulary]) among those of all that was run."""
+        """Return those logits to sample from ([tokens, vocabulary]), of the logits of every token that was run."""
         if not any(self._replayed):
             return every
         sampled, start = list[int](), 0

@@ -1,4 +1,4 @@
-"""Empty caches of the kind that the options ask for, and in words why a network cannot run on them.
+"""Empty caches of the kind that the options ask for, and the reason, in words, if a network cannot run on them.
 
 Knows nothing of batches, prefixes or memory.
 """
@@ -57,7 +57,7 @@ def run_first(network: Any, tokens: mx.array, layers: LayerCaches, options: Engi
 
 
 def _refusal(options: EngineOptions, error: Exception, own: LayerCaches) -> str:
-    """Say in words why a network that runs on its `own` caches does not on those that were asked for."""
+    """Say in words why a network that runs on its `own` caches cannot run on those that were asked for."""
     if options.kv_bits is None:
         return (
             "--max-kv-size is not possible with this model: its layers cannot run on caches of a limited size. Start "

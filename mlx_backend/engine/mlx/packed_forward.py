@@ -64,7 +64,7 @@ class Segment:
         return self.images is None and self.shift is None
 
     def behind(self, tokens: Sequence[int]) -> Segment:
-        """Return what runs other tokens of its only row first, and its own behind them."""
+        """Return a segment of the same single row that runs other tokens first, and then its own."""
         first = mx.array([list(tokens)], dtype=self.tokens.dtype)
         return replace(self, tokens=mx.concatenate([first, self.tokens], axis=1))
 

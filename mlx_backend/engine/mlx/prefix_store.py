@@ -143,14 +143,14 @@ class PrefixStore:
         self._disk.write(tokens, layers)
 
     def _note_too_large(self, length: int, layers: LayerCaches) -> None:
-        """Log, once, that a prefix takes more than all may: whoever waits for its next turn should know why."""
+        """Log, once, that a prefix is larger than all of them may be: who waits for its next turn should know why."""
         size, limit = sum(layer.nbytes for layer in layers), self._prefixes.max_bytes
         if self._has_noted_too_large or not self._prefixes.enabled or size <= limit:
             return
         self._has_noted_too_large = True
         log.warning(
-            "A prompt of %d tokens is not cached, and the next one that begins with it will be prefilled from its "
-            "start: its caches take %s, and all cached prompts together may take %s. --cache-gb allows them more.",
+            "A prompt of %d tokens is not cached, and the next one that begins with it will be prefilled from the "
+            "start: its caches take %s, and all cached prompts together may take %s. --cache-gb can allow more.",
             length,
             format_bytes(size),
             format_bytes(limit),
@@ -195,7 +195,7 @@ class PrefixStore:
         """Evict as much as other models have asked for."""
         if (nbytes := self._cache_budget.needed_by_others) <= 0:
             return
-        log.debug("Cached prompts give up %s, which another model needs.", format_bytes(nbytes))
+        log.debug("Cached prompts are evicted to give another model %s of memory.", format_bytes(nbytes))
         kept = max(0, self._prefixes.nbytes + self._features.nbytes - nbytes)
         self._features.evict_to(int(kept * FEATURES_SHARE))
         self._prefixes.evict_to(kept - self._features.nbytes)

@@ -1,12 +1,13 @@
-"""Taking back what a run added to one sequence's caches, as of drafts that are rejected.
+"""Taking back what a run added to one sequence's caches, such as drafts that are rejected.
 
-Keys and values are trimmed: those of any number of tokens at the end can go. A recurrent state cannot be trimmed, since
-each token changes all of it; but a state is replaced in each run and never written to, so to hold on to the one before
-a run copies nothing. If any token of the run has to go, that state is put back, everything else is trimmed to the same
-length, and the tokens of the run that were right have to run again: with the next tokens, in one run, they cost little.
+Keys and values are trimmed: those of any number of tokens at the end can be dropped. A recurrent state cannot be
+trimmed, since each token changes all of it. But each run replaces a state and never writes to the old one, so holding
+the old one copies nothing. If any token of the run has to be dropped, the old state is put back, everything else is
+trimmed to the same length, and the tokens of the run that were right have to run again: in one run with the next
+tokens, where they cost little.
 
-Windows beside states are put back like these: trimmed by a whole run they would be a token short. Knows nothing of
-drafts, networks or replies.
+Sliding windows beside states are put back like states: trimmed by a whole run they would be a token short. Knows
+nothing of drafts, networks or replies.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ if TYPE_CHECKING:
 
 
 def can_take_back(layer: Any) -> bool:
-    """Whether a cache of this kind can be as it was before a run; whether a network can go on from there is tried."""
+    """Whether a cache of this kind can be set back to before a run. Its network may still not go on from there."""
     if isinstance(layer, CacheList):
         return all(can_take_back(each) for each in layer.caches)
     return type(layer) is ArraysCache or can_rewind(layer)
 
 
 def has_to_replay(layers: LayerCaches) -> bool:
-    """Whether tokens of a run that were right have to run again if any other is taken back."""
+    """Whether taking any token of a run back means that the right tokens before it have to run again."""
     return not all(can_rewind(layer) or _is_trimmable(layer) for layer in layers)
 
 
 def held_layers(layers: LayerCaches) -> LayerCaches:
-    """Return those layers of one network of which a second version is held until the outcome of a run is known."""
+    """Return the layers of one network whose old version is held until the outcome of a run is known."""
     if not (has_to_replay(layers) and all(map(can_take_back, layers))):
         return []
     return [each for layer in layers for each in _held(layer)]
 
 
 class RewindPoint:
-    """One sequence's caches as they are now, so that they can be so again after a run. Copies nothing.
+    """One sequence's caches as they are now, so that a run can be taken back. Copies nothing.
 
-    `layers` is the list that they are in; what is put back replaces layers in it.
+    `layers` is the list that holds them; what is put back replaces layers in that list.
     """
 
     def __init__(self, layers: LayerCaches) -> None:
@@ -51,9 +52,9 @@ class RewindPoint:
         self._before = [_saved(layer) for layer in layers] if has_to_replay(layers) else None
 
     def rewind(self, count: int, num_run: int) -> int:
-        """Take back the last `count` of the `num_run` tokens that were run since, which must be fewer.
+        """Take back the last `count` of the `num_run` tokens that were run since; `count` must be less than `num_run`.
 
-        Returns how many of the others were taken back with them, and have to run again: all or none.
+        Returns how many of the other tokens were taken back too and have to run again: all of them or none.
         """
         if not count:
             return 0
@@ -66,7 +67,7 @@ class RewindPoint:
 
 
 def _is_trimmable(layer: Any) -> bool:
-    """Whether all tokens of a run can be trimmed, its first too."""
+    """Whether all tokens of a run can be trimmed, including the first."""
     if isinstance(layer, CacheList):
         return all(_is_trimmable(each) for each in layer.caches)
     return type(layer) in (KVCache, QuantizedKVCache)

@@ -53,9 +53,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREFIX_CACHE_SHARE = (
-    0.5  # of the memory that the model leaves: a prefix is there twice while its next turn runs
-)
+# Of the memory that the model leaves. A cached prefix is in memory twice while its next turn runs.
+PREFIX_CACHE_SHARE = 0.5
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
@@ -66,9 +65,9 @@ MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory f
 class Runtime:
     """Loads the model when it is made. Raises EngineError with a text for people.
 
-    `networks` are by adapter; "" is the model without one. `can_rewind` says whether the caches can take back the last
-    tokens of a step, all but the first, and `can_pack` whether prompts and replies can run together without padding
-    (packed_forward.py). With `replays_drafts` what was right before a wrong draft has to run again (rewinding.py).
+    `networks` are by adapter; "" is the model without one. `can_rewind` says whether the caches can take back all
+    tokens of a step but the first, and `can_pack` whether prompts and replies can run together without padding
+    (packed_forward.py). With `replays_drafts`, the right tokens before a wrong draft have to run again (rewinding.py).
     `unbatched` says why replies cannot be decoded together (batch_trial.py); it is empty if they can. `pads_chunks`
     says whether chunks are filled up to a few lengths, and `chunk_cost` what one takes. `vision` is None
     for a model that cannot see images here.
@@ -266,12 +265,12 @@ class Runtime:
         return False, ""
 
     def _try_drafts(self, layers: LayerCaches, ranks: Ranks | None) -> bool:
-        """Try what drafts need of the networks; return whether replies can get any."""
+        """Try whether the networks can do what drafts need; return whether replies can get any."""
         is_pipeline = ranks is not None and not hasattr(self.networks[""], "shard")
         trials = (
             BatchTrial(network, partial(self.fresh_layers, adapter))
             for adapter, network in self.networks.items()
-            if not is_pipeline  # in which one rank that failed would leave the others waiting
+            if not is_pipeline  # there, a rank that fails would leave the others waiting
         )
         can_draft = try_drafts(self.options, layers, trials, self.draft)
         return can_draft if ranks is None else all(ranks.all_gather(can_draft))
@@ -321,7 +320,7 @@ class Runtime:
 
 
 def _option_behind(options: EngineOptions) -> str:
-    """Name the option that gives a model caches of another kind than its own; empty if none does."""
+    """Name the option that gives the model caches of another kind than its own; empty if there is none."""
     given = {"--kv-bits": options.kv_bits, "--max-kv-size": options.max_kv_size}
     return next(
         (f" (it has them because of {name})" for name, value in given.items() if value is not None), ""

@@ -47,9 +47,8 @@ class DecodingSequence:
     num_cached: int = 0  # tokens of the prompt that were in the prefix cache
     num_sampled: int = 0
     num_emitted: int = 0
-    num_to_replay: int = (
-        0  # tokens before the one sampled last that were taken back from its caches, as in rewinding.py
-    )
+    # Tokens before the last sampled one that were taken back from the caches (rewinding.py).
+    num_to_replay: int = 0
     penalties: PenaltyState | None = None
     logprobs: tuple[StepLogprobs, int] | None = None  # of the token sampled last: its step, and its row there
     images: PromptImages | None = None
@@ -64,13 +63,13 @@ class DecodingSequence:
     def cache_length(self) -> int:
         """How many tokens are in the caches, once the first was sampled.
 
-        All but the one sampled last, and those that have to run again before it.
+        All but the last sampled one and those that have to run again before it.
         """
         return len(self.request.prompt) + self.num_sampled - 1 - self.num_to_replay
 
     @property
     def to_replay(self) -> list[int]:
-        """The tokens that have to run again before the one sampled last. All of them were emitted."""
+        """The tokens that have to run again before the last sampled one. All of them have been emitted."""
         start = self.cache_length
         return self.tokens[start : start + self.num_to_replay]
 

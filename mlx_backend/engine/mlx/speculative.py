@@ -111,8 +111,8 @@ class ModelDrafter:
     """What a smaller model with the same vocabulary generates greedily. It knows the ids below `num_tokens`.
 
     `can_pack` says whether the model drafts for several replies in packed runs. With `pads`, for a device that prepares
-    for lengths, texts are prefilled in chunks of few lengths, and attention is computed token by token behind that.
-    A model with states (rewinding.py) does neither; where a draft was wrong, it runs again what it has drafted right.
+    for lengths, texts are prefilled in chunks of few lengths, and attention is computed token by token after that.
+    A model with states (rewinding.py) does neither. After a wrong draft it runs the right ones before it again.
     """
 
     CHUNK = 512
@@ -126,8 +126,8 @@ class ModelDrafter:
         self.can_pack = can_pack and not self._replays
         self.pads = pads and not self._replays
         self._cached: list[int] = []  # the tokens in its caches
-        self._num_known = 0  # of them, that are certainly the text's
-        self._point: RewindPoint | None = None  # behind those, where drafts cannot be trimmed
+        self._num_known = 0  # how many of them are certainly the text's
+        self._point: RewindPoint | None = None  # at the end of those, where drafts cannot be trimmed
 
     def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int] | None:
         """Guess with the model. While it still has to prefill the text, a chunk in each call, it proposes nothing."""
@@ -166,19 +166,19 @@ class ModelDrafter:
         return fresh
 
     def _rewind(self, count: int) -> int:
-        """Take the last tokens back from the caches; return how many before them have to run again."""
+        """Take the last tokens back from the caches; return how many of those before them have to run again."""
         if not self._replays:
             for layer in self.layers:
                 layer.trim(count)
             return 0
         drafted = len(self._cached) - self._num_known
-        if self._point is None or count > drafted:  # into the text, as after a step that failed
+        if self._point is None or count > drafted:  # into the text, as after a failed step
             self.layers = draft_layers(self.network)
             return len(self._cached) - count
         return self._point.rewind(count, drafted)
 
     def on_text_run(self) -> None:
-        """Note that its caches hold the text, and drafts are what follows."""
+        """Note that the caches hold the text now, and that drafts follow."""
         self._point = RewindPoint(self.layers) if self._replays else None
 
     def _prefill(self, tokens: list[int]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
-VARIOUS_TOKENS = 256
+VARIOUS_TOKENS = 256  # how many different ones are run, at most
 MAX_MEASURED_SECONDS = 0.25  # of a chunk of many rows, beyond which no longer one is measured
 MEASUREMENTS = 3  # of memory where they are fast: what a CPU frees late hides some of it
 GROWTH = 3.0  # how much longer the next length may take than the one before
@@ -90,7 +90,7 @@ class WarmUp:
     """Runs a network on tokens that mean nothing, on caches of its own.
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
-    do the same runs. No run is longer than `max_tokens`; the model has tokens with the ids below `num_tokens`.
+    do the same runs. No run is longer than `max_tokens`; the model's token ids are below `num_tokens`.
     `prepares` says that the device takes time for a length that is new to it, which is then not measured. `many_rows`
     belongs to the layers with an implementation for many rows, if there are any; then this process has the whole model.
     """
@@ -183,7 +183,7 @@ class WarmUp:
         """Run chunks that follow each other; return the seconds and the working bytes of each."""
         layers, taken = self._make_caches(), []
         for size in sizes:
-            # Various ones: a mixture would have equal rows computed by the same few experts.
+            # Different ones: a mixture of experts would send equal tokens to the same few experts.
             tokens = mx.random.randint(0, self._num_tokens, (1, size), key=mx.random.key(size))
             mx.eval(tokens)
             mx.reset_peak_memory()

@@ -214,6 +214,12 @@ def test_wherever_a_network_has_its_arguments_their_context_length_is_found_and_
     assert (loaded.context_length, loaded.states_context_length) == (length, False)
 
 
+def test_a_number_that_stands_for_no_limit_states_no_context_length() -> None:
+    for number in (10**30, 1 << 32, 0, -1, True, "4096"):
+        assert model_files.context_length({"model_max_length": number}) is None
+    assert model_files.context_length({"max_position_embeddings": 10**30, "n_ctx": 4096}) == 4096
+
+
 @pytest.mark.parametrize(
     "config",
     [
