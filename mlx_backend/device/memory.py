@@ -118,8 +118,9 @@ class MemoryBudget:
 class MemoryReservation:
     """What one model takes: its weights for as long as it is loaded, and `working` bytes that vary.
 
-    `cached` of these are given up when other models need them. `asked` is how many bytes this model needs from others.
-    `on_change` is called, on any thread, when others need memory or have freed some.
+    `cached` of these are given up when other models need them. `asked` is how many bytes this model still needs from
+    others: each `ask` replaces it, and what others free is taken off it. `on_change` is called, on any thread, when
+    others need memory, and when they have freed some that was asked for.
     """
 
     def __init__(self, budget: MemoryBudget, weights: int, limit: int) -> None:
@@ -153,6 +154,13 @@ class MemoryReservation:
     def needed_by_others(self) -> int:
         """How many of the cached bytes others have asked for."""
         return min(self.cached, sum(each.asked for each in self._budget.others(self)))
+
+    def set_weights(self, nbytes: int) -> None:
+        """Set how much the weights take, before they are read; others give up what they have cached meanwhile."""
+        freed, self.weights = self.weights - nbytes, nbytes
+        if freed > 0:
+            self._budget.on_freed(self, freed)
+        self.ask_for_excess()
 
     def set_working(self, nbytes: int, cached: int = 0) -> None:
         """Set how much is reserved beside the weights, and how much of that is only cached.

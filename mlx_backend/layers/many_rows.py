@@ -59,6 +59,7 @@ class ManyRows:
 
     def __init__(self) -> None:
         self.min_rows = 0
+        self.has_experts = False  # whose rows are tokens times experts per token
         self.is_enabled = True
         self.dequantized_bytes = self.largest_layer_bytes = 0
         self.was_used = False  # since the caller last set it to False
@@ -230,6 +231,7 @@ def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize
         if min_rows is not None:
             layer.__class__ = _MANY_ROWS[type(layer)]
             layer.many_rows, layer.min_rows, layer.dequantize = many_rows, min_rows, dequantizer
+            many_rows.has_experts |= isinstance(layer, _SortedExperts)
             if "scales" in layer:
                 nbytes = _num_weights(layer) * dtype.size
                 many_rows.dequantized_bytes += nbytes

@@ -143,3 +143,29 @@ def test_what_is_stored_of_a_reply_is_counted_before_others_are_told_that_its_me
         list(engine.generate(REQUEST))  # by its first step the other's last has ended
         assert counted == cached
         assert max(cached) > 0
+
+
+def test_cached_prompts_give_way_while_another_model_is_still_being_read(model: Path) -> None:
+    """Not when it has been read: until then both would take more than the limit."""
+    with load_engine(model, device=Device(LIMIT)) as alone:
+        weights = alone._scheduler._batch.loaded.runtime.weight_bytes()  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
+    device = Device(LIMIT)
+    with load_engine(model, device=device, cache_bytes=LIMIT) as one:
+        prompt = [20 + at % 200 for at in range(900)]
+        list(one.generate(GenerationRequest(prompt=prompt, max_tokens=3)))
+        [reservation] = device.memory._reservations
+        cached = reservation.cached
+        taken = device.memory.reserve(0)
+        taken.set_working(reservation.room - weights - cached // 2)
+        has_asked: list[bool] = []
+
+        def on_progress(share: float) -> None:
+            other = device.memory._reservations[-1]
+            if share < 1 and other.weights and not has_asked:
+                has_asked.append(other.asked > 0 or reservation.cached < cached)
+
+        with load_engine(model, device=device, on_progress=on_progress):
+            pass
+        assert has_asked == [True]
+        assert reservation.cached < cached
+        assert device.memory.others(taken) == [reservation]

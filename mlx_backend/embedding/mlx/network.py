@@ -80,7 +80,6 @@ class MLXNetwork:
         )
         if causal and rerank:
             self._yes_no_tokens = encoder.yes_no_tokens()
-        self._reservation = self._device.memory.reserve(weight_bytes(model.weights), limit=self._limit)
         try:
             self._many_rows = use_many_rows_layers([model.weights], model.dtype, dequantize=True)
             text = encoder.encode("a b c", WARM_UP_TOKENS)
@@ -146,6 +145,7 @@ class MLXNetwork:
         if weights > room_for_weights(self._limit):
             is_given = self._options.memory_bytes is not None
             raise EngineError(too_large(name, weights, self._limit, is_given=is_given))
+        self._reservation = self._device.memory.reserve(weights, limit=self._limit)
 
     def _reserve_working(
         self, reservation: MemoryReservation, batch: int, length: int, stage_tokens: int
@@ -159,7 +159,8 @@ class MLXNetwork:
                 f"{format_bytes(room)} of {format_bytes(reservation.limit)}. Send shorter texts."
             )
         many_rows = self._many_rows
-        if many_rows is not None and self._tokens_at_once(batch, length, stage_tokens) >= many_rows.min_rows:
+        tokens = self._tokens_at_once(batch, length, stage_tokens)
+        if many_rows is not None and (many_rows.has_experts or tokens >= many_rows.min_rows):
             many_rows.is_enabled = nbytes + many_rows.max_dequantized_bytes <= room
             nbytes += many_rows.max_dequantized_bytes if many_rows.is_enabled else 0
         reservation.set_working(nbytes)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_REPLAY = 16
-"""Tokens that run again in a step with drafts. If one of those drafts is wrong, they run yet again, and others too."""
+"""Tokens that may run again in a step with drafts.
+
+If one of its drafts is wrong, they all run once more, together with this step's drafts that were right.
+"""
 
 
 class Drafting:

@@ -197,7 +197,7 @@ class PrefixStore:
             return
         log.debug("Cached prompts are evicted to give another model %s of memory.", format_bytes(nbytes))
         kept = max(0, self._prefixes.nbytes + self._features.nbytes - nbytes)
-        self._features.evict_to(int(kept * FEATURES_SHARE))
+        self._features.evict_to(self._features.nbytes - nbytes)
         self._prefixes.evict_to(kept - self._features.nbytes)
         self.report_usage()
 

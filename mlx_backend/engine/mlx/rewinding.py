@@ -1,13 +1,13 @@
 """Taking back what a run added to one sequence's caches, such as drafts that are rejected.
 
-Keys and values are trimmed: those of any number of tokens at the end can be dropped. A recurrent state cannot be
-trimmed, since each token changes all of it. But each run replaces a state and never writes to the old one, so holding
-the old one copies nothing. If any token of the run has to be dropped, the old state is put back, everything else is
-trimmed to the same length, and the tokens of the run that were right have to run again: in one run with the next
-tokens, where they cost little.
+A run is one forward pass of the network, over one or several tokens of the sequence. Keys and values are trimmed: those
+of any number of tokens at the end can be dropped. A recurrent state cannot be trimmed, since each token changes all of
+it. But each run replaces a state and never writes to the old one, so holding the old one copies nothing. If any token
+of the run has to be dropped, the old state is put back, everything else is trimmed to the same length, and the tokens
+of the run that were right have to run again: in one run with the next tokens, where they cost little.
 
-Sliding windows beside states are put back like states: trimmed by a whole run they would be a token short. Knows
-nothing of drafts, networks or replies.
+Sliding windows beside states are put back like states. They cannot be trimmed by a whole run: its first token has
+pushed out the oldest one. Knows nothing of drafts, networks or replies.
 """
 
 from __future__ import annotations

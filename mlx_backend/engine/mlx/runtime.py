@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.device import Device
     from mlx_backend.device.lock import FairLock
-    from mlx_backend.device.memory import MemoryBudget, MemoryReservation
+    from mlx_backend.device.memory import MemoryReservation
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
@@ -84,13 +84,15 @@ class Runtime:
         if ranks is not None:
             ranks.refuse_unsupported(options)
         self.options = options
-        sizes = _SizeCheck(options, device.memory)
         group = ranks.group if ranks else None
-        model = self.model = load_model(
-            source, options, on_progress, group, sizes.add, device.memory.host_caches
-        )
-        _check_context_length(options, model)
         with ExitStack() as cleanup:  # if a step fails, undoes those before it
+            reservation = device.memory.reserve(0, limit=options.memory_bytes)
+            cleanup.callback(reservation.close)
+            sizes = _SizeCheck(reservation, is_given=options.memory_bytes is not None)
+            model = self.model = load_model(
+                source, options, on_progress, group, sizes.add, device.memory.host_caches
+            )
+            _check_context_length(options, model)
             self.networks = _load_networks(model, options, sizes)
             tokenizer = model.tokenizer
             self.text_mask = text_token_mask(tokenizer.vocabulary_size, tokenizer.special_tokens.keys())
@@ -120,8 +122,7 @@ class Runtime:
             load = partial(load_vision, model.folder, list(self.networks.values()), device.lock, sizes.add)
             can_pack = self.can_pack or (options.packing and not self.can_rewind)  # not tried then: alone
             self.vision = load(can_pack=can_pack, shared=ranks is not None)
-            reservation, cost, are_alike = self._reserve_memory(device.memory, cost, ranks)
-            cleanup.callback(reservation.close)
+            cost, are_alike = self._reserve_weights(reservation, cost, ranks)
             if self.unbatched:
                 log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
             self.chunk_cost = self._measure(device.lock, ranks)
@@ -275,20 +276,22 @@ class Runtime:
         can_draft = try_drafts(self.options, layers, trials, self.draft)
         return can_draft if ranks is None else all(ranks.all_gather(can_draft))
 
-    def _reserve_memory(
-        self, memory: MemoryBudget, cost: CacheCost, ranks: Ranks | None
-    ) -> tuple[MemoryReservation, CacheCost, bool]:
-        """Reserve memory for the weights; ranks agree on how much they have and on how they run.
+    def _reserve_weights(
+        self, reservation: MemoryReservation, cost: CacheCost, ranks: Ranks | None
+    ) -> tuple[CacheCost, bool]:
+        """Reserve memory for the weights as they are; ranks agree on how much they have and on how they run.
 
-        Returns the reservation, what the caches of one reply cost, and whether all ranks have the same caches.
+        Returns what the caches of one reply cost, and whether all ranks have the same caches.
         """
-        limit, weights, are_alike = self.options.memory_bytes or memory.limit, self.weight_bytes(), True
+        limit, weights, are_alike = reservation.limit, self.weight_bytes(), True
         if ranks is not None:
             limit, weights, cost, self.unbatched, are_alike = ranks.agree_on_memory(
                 limit, weights, cost, unbatched=self.unbatched
             )
             self.can_pack = all(ranks.all_gather(self.can_pack)) and self.can_batch
-        return memory.reserve(weights, limit=limit), cost, are_alike
+        reservation.limit = limit
+        reservation.set_weights(weights)
+        return cost, are_alike
 
     def _check_room(self, cost: CacheCost) -> None:
         """Refuse a model beside which nothing can be generated, and warn of one that leaves little."""
@@ -339,18 +342,18 @@ def _check_context_length(options: EngineOptions, model: LoadedNetwork) -> None:
 
 
 class _SizeCheck:
-    """Refuses a model whose weights are too large, before they are read."""
+    """Refuses a model whose weights are too large, and reserves memory for them, before they are read."""
 
-    def __init__(self, options: EngineOptions, memory: MemoryBudget) -> None:
-        self._limit = options.memory_bytes or memory.limit
-        self._is_given = options.memory_bytes is not None
-        self._total = 0
+    def __init__(self, reservation: MemoryReservation, *, is_given: bool) -> None:
+        self._reservation = reservation
+        self._is_given = is_given  # whether the limit is this model's own
 
     def add(self, name: str, nbytes: int) -> None:
         """Count a network's weights. Raises EngineError if all of them together do not fit."""
-        self._total += nbytes
-        if self._total > room_for_weights(self._limit):
-            raise EngineError(too_large(name, self._total, self._limit, is_given=self._is_given))
+        total, limit = self._reservation.weights + nbytes, self._reservation.limit
+        if total > room_for_weights(limit):
+            raise EngineError(too_large(name, total, limit, is_given=self._is_given))
+        self._reservation.set_weights(total)
 
 
 def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeCheck) -> dict[str, Any]:

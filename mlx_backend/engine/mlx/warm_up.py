@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
-VARIOUS_TOKENS = 256  # how many different ones are run, at most
+VARIOUS_TOKENS = (
+    256  # how many different tokens are drawn from, at most: enough for all of a mixture's experts
+)
 MAX_MEASURED_SECONDS = 0.25  # of a chunk of many rows, beyond which no longer one is measured
 MEASUREMENTS = 3  # of memory where they are fast: what a CPU frees late hides some of it
 GROWTH = 3.0  # how much longer the next length may take than the one before
