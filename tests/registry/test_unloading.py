@@ -173,8 +173,10 @@ def test_stopping_fails_waiting_requests_and_ends_every_thread(
     lease = pool.acquire("a", SOON)
     engine = lease.service.engine
     gate = harness.pause_load("b")
-    pending = [executor.submit(pool.acquire, name, math.inf) for name in "bc"]
+    pending = [executor.submit(pool.acquire, "b", math.inf)]
     assert harness.started["b"].wait(SOON)
+    pending.append(executor.submit(pool.acquire, "c", math.inf))  # which waits for that
+    harness.wait_for_waiters("c", 1)
     stopping = executor.submit(pool.stop)
     assert [type(error_of(future)) for future in pending] == [EngineStopped, EngineStopped]
     gate.set()
