@@ -100,3 +100,14 @@ def generate(
             if index in batch.loaded.sequences:
                 batch.remove(index)
     return found
+
+
+def alone(batch: MLXBatch, asked: Sequence[GenerationRequest]) -> list[FoundReply]:
+    """Run requests one after the other; return their replies."""
+    return [generate(batch, [each])[0] for each in asked]
+
+
+def tokens(replies: Sequence[FoundReply]) -> list[list[int]]:
+    """Return the tokens of replies, which have all ended."""
+    assert all(reply.ended is not None for reply in replies)
+    return [reply.tokens for reply in replies]

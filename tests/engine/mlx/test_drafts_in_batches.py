@@ -8,12 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from architectures import write
-from drafting import FoundReply, generate, loaded_batch
+from drafting import FoundReply, alone, generate, loaded_batch, tokens
 from engine_models import WrappedNetwork, write_qwen
 
 from mlx_backend.engine.base import GenerationRequest, Sampling
 from mlx_backend.engine.mlx.arrays import as_ints
-from mlx_backend.engine.mlx.batch import MLXBatch
 from mlx_backend.engine.mlx.draft_pacer import MAX_REPLIES, DraftPacer, Step
 
 REPLY = 20  # tokens
@@ -34,15 +33,6 @@ def requests(count: int, **fields: Any) -> list[GenerationRequest]:
         sampling = SAMPLINGS[at % len(SAMPLINGS)]
         asked.append(GenerationRequest(prompt=phrase * 3, max_tokens=REPLY, sampling=sampling, **fields))
     return asked
-
-
-def alone(batch: MLXBatch, asked: Sequence[GenerationRequest]) -> list[FoundReply]:
-    return [generate(batch, [each])[0] for each in asked]
-
-
-def tokens(replies: Sequence[FoundReply]) -> list[list[int]]:
-    assert all(reply.ended is not None for reply in replies)
-    return [reply.tokens for reply in replies]
 
 
 def accepted(replies: Sequence[FoundReply]) -> list[int]:

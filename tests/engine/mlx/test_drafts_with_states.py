@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from architectures import write
-from drafting import FoundReply, generate, loaded_batch
+from drafting import FoundReply, alone, generate, loaded_batch, tokens
 from engine_models import WrappedNetwork, write_adapter, write_mamba, write_qwen
 
 from mlx_backend.device import Device
@@ -42,15 +42,6 @@ def requests(count: int, **fields: Any) -> list[GenerationRequest]:
         named = {"max_tokens": REPLY, "sampling": sampling, **fields}
         asked.append(GenerationRequest(prompt=phrase * 3, **named))
     return asked
-
-
-def alone(batch: MLXBatch, asked: Sequence[GenerationRequest]) -> list[FoundReply]:
-    return [generate(batch, [each])[0] for each in asked]
-
-
-def tokens(replies: Sequence[FoundReply]) -> list[list[int]]:
-    assert all(reply.ended is not None for reply in replies)
-    return [reply.tokens for reply in replies]
 
 
 def drafted(replies: Sequence[FoundReply]) -> tuple[int, int]:
