@@ -15,6 +15,7 @@ The sources of the layers it replaces are in `KNOWN_SOURCES` (engine/mlx/mlx_lm_
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import contextmanager
 from itertools import groupby
 from time import perf_counter
@@ -49,6 +50,20 @@ MAX_PENDING_BYTES = 1 << 27  # of dequantised weights that wait to be freed,
 MAX_PENDING_SHARE = 1 / 16  # or a share of a GPU's memory: each wait stalls the GPU briefly
 
 
+class _WithoutProducts:
+    """A run in which no layer multiplies."""
+
+    def __init__(self, nan_from: int | None) -> None:
+        self.calls: list[nn.Module] = []
+        self._nan_from = nan_from
+
+    def outputs_of(self, layer: nn.Module) -> float:
+        """Note the call of a layer and return the value of its outputs."""
+        is_nan = self._nan_from is not None and len(self.calls) >= self._nan_from
+        self.calls.append(layer)
+        return math.nan if is_nan else 0.0
+
+
 class ManyRows:
     """What the replaced layers share.
 
@@ -63,7 +78,8 @@ class ManyRows:
         self.is_enabled = True
         self.dequantized_bytes = self.largest_layer_bytes = 0
         self.was_used = False  # since the caller last set it to False
-        self.skips_products = False  # whether layers multiply nothing, and all their outputs are 0
+        self._without: _WithoutProducts | None = None
+        self._skips_unread = False
         self._max_pending = int(gpu_memory() * MAX_PENDING_SHARE) or MAX_PENDING_BYTES
         self._pending = 0  # bytes that have been dequantised since an output was waited for
         self._arranged: tuple[mx.array, RowBlocks] | None = None
@@ -89,13 +105,35 @@ class ManyRows:
             self._is_forced = False
 
     @contextmanager
-    def without_products(self) -> Iterator[None]:
-        """Compute none of the layers' products, only what comes between them."""
-        self.skips_products = True
+    def without_products(self, nan_from: int | None = None) -> Iterator[list[nn.Module]]:
+        """Compute none of the layers' products, only what comes between them: all outputs are 0.
+
+        From call number `nan_from` on, they are NaN. Yields the layers that are called, in the order of their calls.
+        """
+        self._without = _WithoutProducts(nan_from)
+        try:
+            yield self._without.calls
+        finally:
+            self._without = None
+
+    @contextmanager
+    def without_unread(self) -> Iterator[None]:
+        """Compute no products of layers that are `unread`, for a run of which only the caches are needed.
+
+        MLX never computes what nothing reads. But here many rows are waited for: to free weights, or to see which
+        experts they have on a CPU. All that such a layer's inputs need would be computed, too.
+        """
+        self._skips_unread = True
         try:
             yield
         finally:
-            self.skips_products = False
+            self._skips_unread = False
+
+    def outputs_instead(self, layer: Any) -> float | None:
+        """Return what all outputs of a layer are in place of its products; None if it is to multiply."""
+        if self._without is not None:
+            return self._without.outputs_of(layer)
+        return 0.0 if self._skips_unread and layer.is_unread else None
 
     def applies(self, rows: int, min_rows: int) -> bool:
         """Whether a layer should use the implementation for many rows."""
@@ -123,13 +161,14 @@ class ManyRowsLinear(nn.QuantizedLinear):  # type: ignore[misc]  # MLX's modules
 
     many_rows: ManyRows
     min_rows: int
+    is_unread: bool
     dequantize: Dequantizer
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the outputs ([..., outputs])."""
         has_many = self.many_rows.applies(x.size // x.shape[-1], self.min_rows)
-        if self.many_rows.skips_products:
-            return _no_outputs(x, x.shape[:-1], self["weight"].shape[0])
+        if (value := self.many_rows.outputs_instead(self)) is not None:
+            return _outputs(value, x, x.shape[:-1], self["weight"].shape[0])
         if not has_many:
             output: mx.array = super().__call__(x)
             return output
@@ -144,13 +183,14 @@ class _SortedExperts:
 
     many_rows: ManyRows
     min_rows: int
+    is_unread: bool
 
     def __call__(self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """Return the outputs of each row's expert ([..., outputs])."""
         has_many = sorted_indices and self.many_rows.applies(indices.size, self.min_rows)
-        if self.many_rows.skips_products:
+        if (value := self.many_rows.outputs_instead(self)) is not None:
             rows = mx.broadcast_shapes(x.shape[:-2], indices.shape)
-            return _no_outputs(x, (*rows, x.shape[-2]), self.output_dims)
+            return _outputs(value, x, (*rows, x.shape[-2]), self.output_dims)
         output: mx.array
         if not has_many:
             output = super().__call__(x, indices, sorted_indices)  # type: ignore[misc]  # the other base class's
@@ -200,9 +240,9 @@ def _grouped(x: mx.array, indices: mx.array, product: Callable[[int, mx.array], 
     return mx.concatenate(outputs)[:, None]
 
 
-def _no_outputs(x: mx.array, rows: Sequence[int], outputs: int) -> mx.array:
-    """Return zeros for a layer's outputs, which still depend on its inputs."""
-    return mx.zeros((*rows, outputs), x.dtype) + 0 * x[..., :1]
+def _outputs(value: float, x: mx.array, rows: Sequence[int], outputs: int) -> mx.array:
+    """Return a layer's outputs, all of this value, which still depend on its inputs."""
+    return mx.full((*rows, outputs), value, x.dtype) + 0 * x[..., :1]
 
 
 _MANY_ROWS: dict[type, type] = {
@@ -231,6 +271,7 @@ def use_many_rows_layers(networks: Iterable[Any], dtype: mx.Dtype, *, dequantize
         if min_rows is not None:
             layer.__class__ = _MANY_ROWS[type(layer)]
             layer.many_rows, layer.min_rows, layer.dequantize = many_rows, min_rows, dequantizer
+            layer.is_unread = False  # find_unread (unread_outputs.py) sets it
             many_rows.has_experts |= isinstance(layer, _SortedExperts)
             if "scales" in layer:
                 nbytes = _num_weights(layer) * dtype.size

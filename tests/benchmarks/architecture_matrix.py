@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TESTS: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = TESTS.parent / ".bench" / "matrix"
 CODE: Final = (
-    *("mlx_backend/engine", "mlx_backend/device", "mlx_backend/models"),
+    *("mlx_backend/engine", "mlx_backend/layers", "mlx_backend/device", "mlx_backend/models"),
     *(
         "tests/architecture_checks.py",
         "tests/architectures.py",

@@ -237,7 +237,8 @@ class PrefillQueue:
 
     def _run(self, chunks: Sequence[tuple[PrefillJob, int]]) -> list[mx.array]:
         network = self._runtime.networks[chunks[0][0].sequence.adapter]
-        return _run_chunks(network, chunks, self._on_checkpoint, pad=self._runtime.pads_chunks)
+        with self._runtime.filling_caches():
+            return _run_chunks(network, chunks, self._on_checkpoint, pad=self._runtime.pads_chunks)
 
     def _chunk_ends(self, job: PrefillJob, until: int, max_spare_logits: int) -> list[int]:
         ends = job.chunk_ends(

@@ -6,7 +6,7 @@ Made on the engine thread, by loading the model and running it once. Knows nothi
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from mlx_backend.device.memory import format_bytes, room_for_weights
 from mlx_backend.device.mlx import is_gpu, prepares_for_lengths, weight_bytes
 from mlx_backend.device.too_large import too_large
 from mlx_backend.engine.kv_cache_budget import MAX_TOKENS, KVCacheBudget
-from mlx_backend.engine.mlx.arrays import coarsest_dtype
 from mlx_backend.engine.mlx.batch_caches import MAX_MERGED_LENGTH
 from mlx_backend.engine.mlx.batch_trial import BatchTrial, BatchTrialError
 from mlx_backend.engine.mlx.cache_cost import CacheCost
@@ -24,6 +23,7 @@ from mlx_backend.engine.mlx.draft_loading import load_drafts, try_drafts, try_pa
 from mlx_backend.engine.mlx.fresh_caches import fresh_caches, run_first
 from mlx_backend.engine.mlx.kv_cache import can_merge, can_rewind
 from mlx_backend.engine.mlx.loading import load_adapter, load_model
+from mlx_backend.engine.mlx.many_rows_loading import load_many_rows
 from mlx_backend.engine.mlx.prefix_cache import PrefixCache
 from mlx_backend.engine.mlx.rewinding import has_to_replay, held_layers
 from mlx_backend.engine.mlx.sampling import text_token_mask
@@ -32,10 +32,10 @@ from mlx_backend.engine.mlx.vision.image_memory import PreparedImages
 from mlx_backend.engine.mlx.vision.tower import load_vision
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineError
-from mlx_backend.layers.many_rows import use_many_rows_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from mlx_backend.device import Device
@@ -58,7 +58,6 @@ PREFIX_CACHE_SHARE = 0.5
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
-TRIED_TOKENS = 64  # so many that the rows of a mixture's experts are sorted
 MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
 
 
@@ -108,7 +107,7 @@ class Runtime:
                 ranks.check_alike(model.folder, options)
             try:
                 # Processes that share a model would time layers differently, and have to do the same runs.
-                self._many_rows = self._use_many_rows_layers() if ranks is None else None
+                self._many_rows = self._load_many_rows() if ranks is None else None
                 cost = self._warm_up(layers)
                 self.can_pack, self.unbatched = self._try_together(layers, ranks)
                 self._can_draft = self._try_drafts(layers, ranks)
@@ -174,38 +173,20 @@ class Runtime:
             )
         return TextDrafter() if self._can_draft else None
 
+    def filling_caches(self) -> AbstractContextManager[None]:
+        """Return a context for runs of networks of which only the caches are needed: layers may be left out."""
+        return nullcontext() if self._many_rows is None else self._many_rows.without_unread()
+
     def fresh_layers(self, adapter: str) -> LayerCaches:
         """Return empty caches for a prompt of which nothing is cached."""
         return fresh_caches(self.networks[adapter], self.options)
 
-    def _use_many_rows_layers(self) -> ManyRows | None:
-        """Replace layers for which another implementation is faster with many rows, and try it."""
-        drafting = [self.draft.network] if self.draft is not None else []
-        networks, dtype = [*self.networks.values(), *drafting], coarsest_dtype(self.model.network)
-        many_rows = use_many_rows_layers(networks, dtype, dequantize=self.options.dequantize)
-        if many_rows is None:
-            return None
-        try:
-            with many_rows.always():
-                self._run_all(mx.zeros((1, TRIED_TOKENS), mx.int32))
-        except Exception as error:  # such as a network that is compiled, and cannot wait for its layers
-            log.warning(
-                "Weights are not dequantised for long prompts, and rows not grouped by expert: %r", error
-            )
-            many_rows.is_enabled = False
-            return None
-        return many_rows
-
-    def _run_all(self, tokens: mx.array) -> None:
-        """Run every network on some tokens, on caches that are thrown away."""
-        for adapter, network in self.networks.items():
-            layers = self.fresh_layers(adapter)
-            run_first(network, tokens, layers, self.options)
-            mx.eval([layer.state for layer in layers])
-        if self.draft is not None:
-            layers = draft_layers(self.draft.network)
-            self.draft.network(tokens, cache=layers)
-            mx.eval([layer.state for layer in layers])
+    def _load_many_rows(self) -> ManyRows | None:
+        drafting = [(self.draft.network, partial(draft_layers, self.draft.network))] if self.draft else []
+        answering = [
+            (network, partial(self.fresh_layers, adapter)) for adapter, network in self.networks.items()
+        ]
+        return load_many_rows(answering, drafting, self.options)
 
     def _warm_up(self, layers: LayerCaches) -> CacheCost:
         """Run the networks once, which compiles their kernels; return what the caches of one reply cost."""

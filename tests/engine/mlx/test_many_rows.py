@@ -119,6 +119,32 @@ def test_every_network_is_tried_the_draft_model_and_adapters_too(
     assert networks == {0, 1, 2}
 
 
+@pytest.mark.usefixtures("always_faster")
+def test_chunks_that_do_not_end_a_prompt_leave_out_the_experts_of_the_last_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / "model", eos_token_id=[])
+    called: list[Any] = []
+    products = ManyRowsExperts.products
+
+    def noted(layer: Any, *given: mx.array) -> mx.array:
+        called.append(layer)
+        return products(layer, *given)
+
+    with load_engine(model, prefill_chunk=64, cache_bytes=0) as engine:
+        *others, last = engine._scheduler._batch.loaded.runtime.networks[""].layers  # type: ignore[attr-defined]  # as above
+        monkeypatch.setattr(ManyRowsExperts, "products", noted)
+        list(engine.generate(GenerationRequest(prompt=[20] * 4 * 64, max_tokens=1)))
+    assert {sum(each is layer for each in called) for layer in _experts(others)} == {4}
+    assert not any(each is layer for each in called for layer in _experts([last])), (
+        "only the last token needs it"
+    )
+
+
+def _experts(blocks: list[Any]) -> list[Any]:
+    return [each for block in blocks for each in block.modules() if isinstance(each, ManyRowsExperts)]
+
+
 # -- what chunks take -------------------------------------------------------------------------------------------
 
 
