@@ -12,6 +12,7 @@ from mlx_lm.models.cache import (
     BatchKVCache,
     BatchRotatingKVCache,
     CacheList,
+    ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -34,6 +35,7 @@ type LayerCaches = list[Any]  # one for each layer of the network
 
 
 TOKEN_BYTES = 4  # of a token in `as_bytes`
+PACKED_BITS = 32  # of an element in which quantised values are packed
 _PLAIN = {int, bool, type(None)}  # most of what a layer's attributes hold
 MAX_SLACK = 1.25  # allocated over used length of a layer; beyond it a copy is worth its time
 MAX_OTHERS = 256  # tokens of a step that may be held for a prefix of a few, as caches grow by so many
@@ -111,6 +113,43 @@ def can_rewind(layer: Any) -> bool:
     if isinstance(layer, RotatingKVCache):
         return not layer.keep
     return type(layer) in (KVCache, QuantizedKVCache)
+
+
+def can_lengthen(layers: LayerCaches) -> bool:
+    """Whether `lengthen` is possible."""
+    kinds = KVCache | QuantizedKVCache | RotatingKVCache | ChunkedKVCache
+    return all(isinstance(part, kinds) for part in _growing(layers))
+
+
+def lengthen(layers: LayerCaches, count: int, room: int) -> None:
+    """Append zeros for so many tokens to what caches hold, and make room for some more.
+
+    Windows get no more than fills them. Caches that hold nothing are left alone.
+    """
+    for part in _growing(layers):
+        spare = 0 if isinstance(part, RotatingKVCache) else room
+        if count + spare:
+            zeros = [_zeros_like(each, part, count + spare) for each in (part.keys, part.values)]
+            mx.eval(part.update_and_fetch(*zeros))
+            part.trim(spare)
+
+
+def _growing(layers: LayerCaches) -> list[Any]:
+    parts = [
+        part for layer in layers for part in (layer.caches if isinstance(layer, CacheList) else (layer,))
+    ]
+    return [part for part in parts if not isinstance(part, ArraysCache) and not part.empty()]
+
+
+def _zeros_like(held: Any, layer: Any, count: int) -> mx.array:
+    """Return keys or values of so many tokens, as a layer is given them."""
+    if isinstance(layer, QuantizedKVCache):
+        packed, scales, _ = held
+        shape, dtype = (*packed.shape[:2], count, packed.shape[-1] * PACKED_BITS // layer.bits), scales.dtype
+    else:
+        count = min(count, getattr(layer, "max_size", count))
+        shape, dtype = (*held.shape[:2], count, held.shape[-1]), held.dtype
+    return mx.zeros(shape, dtype)
 
 
 def rewind(layers: LayerCaches, count: int) -> None:

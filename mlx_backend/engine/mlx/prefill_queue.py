@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_backend.device.mlx import trim_buffers
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.mlx.arrays import evaluate_async
@@ -208,7 +209,7 @@ class PrefillQueue:
             ends = self._chunk_ends(job, until, self._runtime.max_spare_logits) if until > before else ()
             for end in ends:
                 mx.eval(self._run([(job, end)]))
-                mx.clear_cache()
+                trim_buffers()
         except Exception as error:
             yield self.fail(job, error)
             return

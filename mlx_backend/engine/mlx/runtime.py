@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from mlx_backend.device import Device
     from mlx_backend.device.lock import FairLock
     from mlx_backend.device.memory import MemoryReservation
+    from mlx_backend.engine.mlx.chunk_cost import ChunkCost
     from mlx_backend.engine.mlx.collectives import Ranks
     from mlx_backend.engine.mlx.disk_cache import DiskCheckpoints
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.engine.mlx.loading import LoadedNetwork
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
-    from mlx_backend.engine.mlx.warm_up import ChunkCost
     from mlx_backend.layers.many_rows import ManyRows
     from mlx_backend.models.engine_options import EngineOptions
 
@@ -58,6 +58,12 @@ PREFIX_CACHE_SHARE = 0.5
 # Logits computed for nothing, and the last layer for their tokens, to save one more run of the network.
 MAX_SPARE_LOGITS, MAX_SPARE_LOGITS_BYTES = 32, 64 << 20
 WARM_UP_TOKENS = 8
+FAR, FAR_ON_GPU, MIN_FAR = (
+    2048,
+    8192,
+    512,
+)  # position at which the memory of a chunk behind a long text is measured
+MEASURED_SHARE = 1 / 8  # of the room, that its caches may take, and the chunk
 MIN_COMFORTABLE_TOKENS = 4096  # of a conversation; a model that leaves memory for fewer is warned about
 
 
@@ -124,7 +130,9 @@ class Runtime:
             cost, are_alike = self._reserve_weights(reservation, cost, ranks)
             if self.unbatched:
                 log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
-            self.chunk_cost = self._measure(device.lock, ranks)
+            self.chunk_cost = self._measure(
+                device.lock, ranks, cost, int(reservation.max_room * MEASURED_SHARE)
+            )
             waiting = PreparedImages() if self.vision is None else self.vision.waiting
             waiting.room = lambda: reservation.max_room
             self.cache_budget = KVCacheBudget(
@@ -202,12 +210,14 @@ class Runtime:
         mx.clear_cache()
         return CacheCost(layers, WARM_UP_TOKENS)
 
-    def _measure(self, lock: FairLock, ranks: Ranks | None) -> ChunkCost:
+    def _measure(self, lock: FairLock, ranks: Ranks | None, cost: CacheCost, room: int) -> ChunkCost:
         """Run chunks of the lengths that prompts will have, and return what one takes."""
         warm_up = WarmUp(
             self.networks[""],
             partial(self.fresh_layers, ""),
             max_tokens=self.options.context_length or self.model.context_length,
+            far=_far(cost, room),
+            room=room,
             num_tokens=self.model.tokenizer.vocabulary_size,
             agree=(lambda value: max(ranks.all_gather(value)))
             if ranks is not None
@@ -344,6 +354,14 @@ def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeChe
     if options.adapter is not None and options.adapter not in options.adapters:
         raise EngineError(f"There is no adapter {options.adapter!r}.")
     return networks
+
+
+def _far(cost: CacheCost, room: int) -> int:
+    """Return the position at which the memory of a chunk behind a long text is measured, whose caches have room."""
+    far = FAR_ON_GPU if is_gpu() else FAR
+    while far > MIN_FAR and cost(far) > room:
+        far //= 2
+    return far
 
 
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:

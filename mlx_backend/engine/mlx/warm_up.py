@@ -8,17 +8,18 @@ although lengths had been run; in later processes for 0.25. No request has to wa
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
-from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_backend.device.mlx import is_gpu
+from mlx_backend.engine.mlx.chunk_cost import ChunkCost, ManyRowsCost, WorkingMemory
 from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD
+from mlx_backend.engine.mlx.kv_cache import can_lengthen, lengthen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
     from mlx_backend.layers.many_rows import ManyRows
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
+MEMORY_TOKENS = (512, 256, 128)  # of chunks by which memory is measured,
+CHUNKS_OF_MEMORY = 4  # how many such are run,
+MAX_MEMORY_SECONDS, MAX_MEMORY_SECONDS_ON_GPU = 0.1, 3.0  # if they take no longer
 VARIOUS_TOKENS = (
     256  # how many different tokens are drawn from, at most: enough for all of a mixture's experts
 )
@@ -34,65 +38,12 @@ MEASUREMENTS = 3  # of memory where they are fast: what a CPU frees late hides s
 GROWTH = 3.0  # how much longer the next length may take than the one before
 
 
-@dataclass(frozen=True, slots=True)
-class ManyRowsCost:
-    """What chunks take in which some layers use their implementation for many rows (layers/many_rows.py).
-
-    `seconds` maps sizes of such chunks, ascending, to the seconds measured; `nbytes` is their extra working memory.
-    """
-
-    seconds: Mapping[int, float]
-    nbytes: int
-
-    @property
-    def min_tokens(self) -> int:
-        """The tokens of the shortest such chunk."""
-        return next(iter(self.seconds))
-
-    def seconds_of(self, tokens: int) -> float:
-        """Return how long a chunk of so many tokens takes, by those measured next to it."""
-        known = list(self.seconds)
-        if len(known) == 1:
-            return self.seconds[known[0]] * tokens / known[0]
-        at = min(max(1, bisect_left(known, tokens)), len(known) - 1)
-        short, long = known[at - 1], known[at]
-        slope = (self.seconds[long] - self.seconds[short]) / (long - short)
-        return self.seconds[long] + max(0.0, slope) * (tokens - long)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkCost:
-    """What a chunk takes: tokens a second, and the bytes that its computation needs beside the caches.
-
-    Those are `per_token` for each token, and `per_pair` for each token and each one that it attends to: attention that
-    is computed in one kernel has none of these.
-    """
-
-    rate: float
-    per_token: float
-    per_pair: float
-    many_rows: ManyRowsCost | None = None
-
-    def work(self, tokens: int) -> float:
-        """Return the cost of a chunk of so many tokens, in units of which `rate` are done in a second."""
-        many_rows = self.many_rows
-        if many_rows is None or tokens < many_rows.min_tokens:
-            return tokens + RUN_OVERHEAD
-        return self.rate * many_rows.seconds_of(tokens)
-
-    def working_bytes(self, tokens: int, context: int) -> int:
-        """Return the bytes for a chunk of so many tokens that ends at position `context`."""
-        nbytes = int(tokens * (self.per_token + self.per_pair * context))
-        if self.many_rows is not None and tokens >= self.many_rows.min_tokens:
-            nbytes += self.many_rows.nbytes
-        return nbytes
-
-
 class WarmUp:
     """Runs a network on tokens that mean nothing, on caches of its own.
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
-    do the same runs. No run is longer than `max_tokens`; the model's token ids are below `num_tokens`.
+    do the same runs. No run is longer than `max_tokens`. The working memory of chunks behind a long text is measured at
+    position `far`, if it will be less than `room`, in bytes. The model's token ids are below `num_tokens`.
     `prepares` says that the device takes time for a length that is new to it, which is then not measured. `many_rows`
     belongs to the layers with an implementation for many rows, if there are any; then this process has the whole model.
     """
@@ -103,6 +54,8 @@ class WarmUp:
         make_caches: Callable[[], LayerCaches],
         *,
         max_tokens: int,
+        far: int,
+        room: int,
         num_tokens: int,
         agree: Callable[[float], float],
         prepares: bool = False,
@@ -111,6 +64,9 @@ class WarmUp:
         self._network = network
         self._make_caches = make_caches
         self._max_tokens = max_tokens
+        self._measured_tokens = max(1, min(MEASURED_TOKENS, max_tokens // 2))
+        self._far = min(far, max_tokens)
+        self._room = room
         self._num_tokens = min(num_tokens, VARIOUS_TOKENS)
         self._agree = agree
         self._prepares = prepares
@@ -138,7 +94,8 @@ class WarmUp:
         """Run a few chunks, and return what they took."""
         many_rows = self._many_rows
         if many_rows is None or not (sizes := self._many_rows_sizes(many_rows)):
-            return self._measure_chunks()
+            size = self._measured_tokens
+            return ChunkCost((size + RUN_OVERHEAD) / self._seconds(size), self._measure_memory())
         seconds: dict[int, float] = {}
         for size in sizes:
             if self._prepares:
@@ -152,21 +109,57 @@ class WarmUp:
             [(_, nbytes)] = self._run([longest])
         # Without products: dequantised weights would hide the memory of the rest, and quantised kernels are slow.
         with many_rows.without_products():
-            costs = [self._measure_chunks() for _ in range(MEASUREMENTS)]
-        cost = max(costs, key=lambda each: each.per_pair)
-        nbytes = max(0, nbytes - cost.working_bytes(longest, longest)) + many_rows.max_pending_bytes
+            memory = self._measure_memory(MEASUREMENTS)
+        nbytes = max(0, nbytes - memory(longest, longest)) + many_rows.max_pending_bytes
         rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
-        return replace(cost, rate=rate, many_rows=ManyRowsCost(seconds, nbytes))
+        return ChunkCost(rate, memory, ManyRowsCost(seconds, nbytes))
 
-    def _measure_chunks(self) -> ChunkCost:
-        """Run two chunks, one after the other."""
-        size = max(1, min(MEASURED_TOKENS, self._max_tokens // 2))
+    def _seconds(self, size: int) -> float:
+        """Return how long a chunk takes that is not the first."""
         if self._prepares:
             self._run([size, size])
-        (_, first_bytes), (seconds, second_bytes) = self._run([size, size])
-        first, second = self._agree(first_bytes), self._agree(second_bytes)
-        per_pair = max(0.0, (second - first) / size**2)
-        return ChunkCost((size + RUN_OVERHEAD) / seconds, max(0.0, first / size - per_pair * size), per_pair)
+        _, (seconds, _) = self._run([size, size])
+        return self._agree(seconds)
+
+    def _measure_memory(self, measurements: int = 1) -> WorkingMemory:
+        """Return the working memory of chunks, measured so often, with the longest for which there are time and room.
+
+        In short ones what a GPU holds until it has caught up, some megabytes more or less, would count for much.
+        """
+        size = self._measured_tokens
+        seconds = self._seconds(size)
+        layers = self._make_caches()
+        self._run([1], layers)
+        limit = MAX_MEMORY_SECONDS_ON_GPU if is_gpu() else MAX_MEMORY_SECONDS
+        if seconds > limit or self._far < 4 * size or not can_lengthen(layers):
+            (_, first), (_, second) = self._run([size, size])
+            return WorkingMemory.from_two(size, self._agree(first), self._agree(second))
+        memory = self._memory_by(size, measurements)
+        for longer in MEMORY_TOKENS:
+            work = CHUNKS_OF_MEMORY * (measurements + self._prepares) * (1.5 * longer + RUN_OVERHEAD)
+            is_short = work / (size + RUN_OVERHEAD) * seconds <= limit
+            if is_short and 4 * longer <= self._far and memory(2 * longer, self._far) <= self._room:
+                return self._memory_by(longer, measurements)
+        return memory
+
+    def _memory_by(self, size: int, measurements: int) -> WorkingMemory:
+        """Return the working memory of chunks by those of so many tokens and of twice as many; the most counts."""
+        chunks = [(tokens, end) for end in (None, self._far) for tokens in (size, 2 * size)]
+        for tokens, end in chunks if self._prepares else ():
+            self._bytes_of(tokens, end)
+        *near, far, longer = (max(self._bytes_of(*each) for _ in range(measurements)) for each in chunks)
+        return WorkingMemory.from_four(size, self._far, near, (far, longer))
+
+    def _bytes_of(self, tokens: int, end: int | None) -> float:
+        """Return the working memory of a chunk that ends at a position, or is the first but for one token.
+
+        No cache has to grow for it.
+        """
+        layers = self._make_caches()
+        self._run([1], layers)
+        lengthen(layers, 0 if end is None else end - tokens - 1, tokens)
+        [(_, nbytes)] = self._run([tokens], layers)
+        return self._agree(nbytes)
 
     def _many_rows_sizes(self, many_rows: ManyRows) -> list[int]:
         """Return the sizes of chunks in which layers use their implementation for many rows, ascending."""
@@ -182,9 +175,11 @@ class WarmUp:
             self._run([tokens])
         return many_rows.was_used
 
-    def _run(self, sizes: Sequence[int]) -> list[tuple[float, int]]:
-        """Run chunks that follow each other; return the seconds and the working bytes of each."""
-        layers, taken = self._make_caches(), []
+    def _run(self, sizes: Sequence[int], layers: LayerCaches | None = None) -> list[tuple[float, int]]:
+        """Run chunks that follow each other, and what `layers` hold; return the seconds and working bytes of each."""
+        taken = []
+        if layers is None:
+            layers = self._make_caches()
         for size in sizes:
             # Different ones: a mixture of experts would send equal tokens to the same few experts.
             tokens = mx.random.randint(0, self._num_tokens, (1, size), key=mx.random.key(size))

@@ -10,8 +10,7 @@ from engine_models import write_adapter, write_model
 
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.prefill_plan import PrefillPacer
-from mlx_backend.engine.mlx.warm_up import ChunkCost, ManyRowsCost
+from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.layers.many_rows import ManyRows, ManyRowsExperts
 
@@ -76,8 +75,8 @@ def test_replies_are_the_same_with_layers_for_many_rows(
     assert cost.many_rows.min_tokens == (32 if folder.name == "original" else 8), (
         "rows of experts are sorted from 64 on"
     )
-    # Attention is measured without the layers' products: a matrix of scores, 4 heads and 4 bytes each, and some copies.
-    assert 4 * 4 <= cost.per_pair <= 4 * 4 * 16
+    # Its attention in windows, measured without the layers' products: a matrix of scores, 4 heads and 4 bytes each.
+    assert 4 * 4 <= cost.memory.per_inner_pair <= 4 * 4 * 16
 
 
 @pytest.mark.usefixtures("always_faster")
@@ -143,33 +142,3 @@ def test_chunks_that_do_not_end_a_prompt_leave_out_the_experts_of_the_last_block
 
 def _experts(blocks: list[Any]) -> list[Any]:
     return [each for block in blocks for each in block.modules() if isinstance(each, ManyRowsExperts)]
-
-
-# -- what chunks take -------------------------------------------------------------------------------------------
-
-
-def test_chunks_are_as_long_as_fits_into_the_longest_stall_beside_what_dequantising_takes() -> None:
-    # As on an H100 with gpt-oss-20b's shapes in mxfp4, where 1,500 tokens a second would be chunks of 256.
-    cost = ChunkCost(1_500, 0, 0, ManyRowsCost({64: 0.086, 128: 0.145, 512: 0.15, 2048: 0.255}, 1 << 30))
-    pacer = PrefillPacer(None, cost.rate, cost.work)
-    assert pacer.chunk_size(0, others_wait=True) == 2048
-    for _ in range(3):
-        pacer.record(2048, 0.4)  # behind many tokens
-    assert pacer.chunk_size(0, others_wait=True) == 1024
-    assert PrefillPacer(None, cost.rate).chunk_size(0, others_wait=True) == 256
-
-
-def test_the_time_of_a_chunk_lies_between_those_measured_next_to_it() -> None:
-    cost = ManyRowsCost({64: 1.0, 256: 2.0, 1024: 4.0}, 0)
-    assert cost.seconds_of(160) == 1.5
-    assert [cost.seconds_of(each) for each in cost.seconds] == [1.0, 2.0, 4.0]
-    assert cost.seconds_of(2560) == 8.0
-    assert ManyRowsCost({64: 1.0}, 0).seconds_of(128) == 2.0
-    assert ManyRowsCost({64: 1.0, 128: 0.5}, 0).seconds_of(256) == 0.5, "a longer one is never faster"
-
-
-def test_a_chunk_without_many_rows_needs_no_memory_for_dequantised_weights() -> None:
-    cost = ChunkCost(1_000, 10, 0, ManyRowsCost({64: 0.1}, 5_000))
-    assert (cost.working_bytes(63, 63), cost.working_bytes(64, 64)) == (630, 5_640)
-    assert cost.work(63) == 127
-    assert cost.work(64) == 100

@@ -1,6 +1,7 @@
 """What is run when a model is loaded: its speed and its working memory, and on a GPU what is slow the first time."""
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -10,6 +11,7 @@ from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.chunk_sizes import PADDED_SIZES
+from mlx_backend.engine.mlx.kv_cache import LayerCaches, lengthen
 from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.engine.threaded import ThreadedEngine
 
@@ -54,10 +56,14 @@ def test_a_warm_up_stops_before_its_time_is_up() -> None:
             sizes.extend(lengths)
             return [(0.1, 0)]
 
-    Timed(None, list, max_tokens=4096, num_tokens=9, agree=lambda value: value).run_lengths(0.25)
+    Timed(
+        None, list, max_tokens=4096, far=2048, room=1 << 30, num_tokens=9, agree=lambda value: value
+    ).run_lengths(0.25)
     assert sizes == [PADDED_SIZES[0]], "three times 0.1 seconds are too much"
     sizes.clear()
-    Timed(None, list, max_tokens=100, num_tokens=9, agree=lambda value: value).run_lengths(60)
+    Timed(
+        None, list, max_tokens=100, far=2048, room=1 << 30, num_tokens=9, agree=lambda value: value
+    ).run_lengths(60)
     assert sizes == [each for each in PADDED_SIZES if each <= 100]
 
 
@@ -70,15 +76,45 @@ def test_chunks_are_measured_with_various_tokens_that_the_model_has() -> None:
 
     for num_tokens in (9, 100_000):
         seen.clear()
-        WarmUp(network, list, max_tokens=4096, num_tokens=num_tokens, agree=lambda value: value).measure()
+        WarmUp(
+            network,
+            list,
+            max_tokens=4096,
+            far=2048,
+            room=1 << 30,
+            num_tokens=num_tokens,
+            agree=lambda value: value,
+        ).measure()
         assert len(set(seen)) > 8
         assert 0 <= min(seen) < max(seen) < num_tokens
 
 
-def test_the_working_memory_of_a_chunk_is_what_its_computation_takes(folder: Path) -> None:
+@pytest.mark.parametrize("layer_types", [("sliding", "full"), ("full", "sliding")])
+def test_the_working_memory_of_long_chunks_is_foreseen(tmp_path: Path, layer_types: tuple[str, ...]) -> None:
+    """No cache needs the last layer's attention. A CPU makes a matrix of the other one's scores."""
+    folder = write_model(
+        tmp_path / "model",
+        layer_types=[f"{each}_attention" for each in layer_types],
+        max_position_embeddings=32_768,
+        eos_token_id=[],
+    )
     with load_engine(folder) as engine:
-        cost = engine._scheduler._batch.loaded.runtime.chunk_cost  # type: ignore[attr-defined]  # a ThreadedEngine, declared as an Engine
-    assert cost.rate > 0
-    # Attention on a CPU makes a matrix of scores: 4 heads, 4 bytes each, and a copy or two.
-    assert 4 * 4 <= cost.per_pair <= 4 * 4 * 8
-    assert cost.working_bytes(64, 1000) > cost.working_bytes(64, 64) > 64 * 64 * 4
+        runtime = engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # as above
+        cost = runtime.chunk_cost
+        assert cost.rate > 0
+        for tokens, context in ((8, 2048), (1024, 1024), (1024, 8192)):
+            layers = runtime.fresh_layers("")
+            run(runtime.networks[""], 1, layers)
+            lengthen(layers, max(0, context - tokens - 1), tokens)
+            taken = run(runtime.networks[""], tokens, layers)
+            # More where all that is attended to counts for pairs, though a window ends.
+            assert 0.9 * taken <= cost.working_bytes(tokens, context) <= 4 * taken
+
+
+def run(network: Any, tokens: int, layers: LayerCaches) -> int:
+    """Return how many bytes a chunk takes beside what was there before."""
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    network(mx.arange(tokens)[None] % 200, cache=layers)
+    mx.eval([layer.state for layer in layers])
+    return mx.get_peak_memory() - before
