@@ -31,21 +31,26 @@ class RowBlocks:
         """Arrange rows that are sorted by expert; `indices` ([rows]) has the expert of each."""
         rows = indices.size
         num_blocks = rows // BLOCK + min(rows, num_experts)
+        # Of few kinds of operations: CUDA takes up to a minute to compile a kind, the first time on a machine.
         experts = mx.arange(num_experts, dtype=mx.uint32)
-        counts = (indices[None] == experts[:, None]).astype(mx.int32).sum(axis=1)
+        counts = _counts(indices[None] == experts[:, None])
         blocks = (counts + BLOCK - 1) // BLOCK
-        ends = mx.cumsum(blocks)
-        first_places = (ends - blocks) * BLOCK
-        first_rows = mx.cumsum(counts) - counts
-        numbers = mx.arange(rows, dtype=mx.int32)
-        places = numbers + (first_places - first_rows)[indices]
-        sources = mx.put_along_axis(mx.zeros((num_blocks * BLOCK,), mx.int32), places, numbers, axis=0)
+        is_before = experts[:, None] > experts[None]
+        first_rows, first_places = ((is_before * each).sum(axis=1) for each in (counts, blocks * BLOCK))
+        places = mx.arange(rows, dtype=mx.int32) + (first_places - first_rows)[indices]
         # The outputs of blocks after the last row's are never used.
-        own = (mx.arange(num_blocks)[:, None] >= ends[None]).astype(mx.uint32).sum(axis=1)
-        return cls(sources, mx.minimum(own, num_experts - 1), places)
+        starts = BLOCK * mx.arange(num_blocks, dtype=mx.int32)
+        own = _counts(starts[:, None] >= first_places[None]) - 1
+        firsts = starts + (first_rows - first_places)[own]
+        sources = (firsts[:, None] + mx.arange(BLOCK, dtype=mx.int32)).reshape(-1)
+        return cls(mx.minimum(sources, rows - 1), own.astype(mx.uint32), places)
 
     def multiply(self, x: mx.array, weights: mx.array) -> mx.array:
         """Multiply rows ([rows, 1, inputs]) by their experts' weights ([experts, outputs, inputs])."""
         blocks = x[:, 0][self.sources].reshape(-1, BLOCK, x.shape[-1])
         outputs = mx.gather_mm(blocks, weights.swapaxes(-1, -2), rhs_indices=self.experts)
         return outputs.reshape(-1, outputs.shape[-1])[self.places][:, None]
+
+
+def _counts(which: mx.array) -> mx.array:
+    return which.astype(mx.int32).sum(axis=1)
