@@ -122,7 +122,7 @@ class WarmUp:
         return self._agree(seconds)
 
     def _measure_memory(self, measurements: int = 1) -> WorkingMemory:
-        """Return the working memory of chunks, measured so often, with the longest for which there are time and room.
+        """Return the working memory of chunks, measured so often if that is fast, and by the longest that have room.
 
         In short ones what a GPU holds until it has caught up, some megabytes more or less, would count for much.
         """
@@ -134,6 +134,8 @@ class WarmUp:
         if seconds > limit or self._far < 4 * size or not can_lengthen(layers):
             (_, first), (_, second) = self._run([size, size])
             return WorkingMemory.from_two(size, self._agree(first), self._agree(second))
+        if seconds * CHUNKS_OF_MEMORY * measurements > limit:
+            measurements = 1
         memory = self._memory_by(size, measurements)
         for longer in MEMORY_TOKENS:
             work = CHUNKS_OF_MEMORY * (measurements + self._prepares) * (1.5 * longer + RUN_OVERHEAD)
