@@ -12,7 +12,8 @@ from mlx_backend.embedding.embedding_config import EmbeddingOptions
 from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.mlx.warm_up import ChunkCost, WarmUp
+from mlx_backend.engine.mlx.chunk_cost import ChunkCost
+from mlx_backend.engine.mlx.warm_up import WarmUp
 from mlx_backend.errors import EngineBusy
 
 LIMIT = 64 << 20
