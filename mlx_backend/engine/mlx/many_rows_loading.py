@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mlx_backend.engine.mlx.kv_cache import LayerCaches
-    from mlx_backend.layers.many_rows import ManyRows
+    from mlx_backend.layers.many_rows_state import ManyRows
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from mlx_backend.engine.mlx.loading import LoadedNetwork
     from mlx_backend.engine.mlx.speculative import Drafter
     from mlx_backend.engine.mlx.vision.tower import Vision
-    from mlx_backend.layers.many_rows import ManyRows
+    from mlx_backend.layers.many_rows_state import ManyRows
     from mlx_backend.models.engine_options import EngineOptions
 
 log = logging.getLogger(__name__)

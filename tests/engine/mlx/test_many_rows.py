@@ -12,7 +12,8 @@ from mlx_backend.engine.base import GenerationRequest, TokenDelta
 from mlx_backend.engine.mlx import load_engine
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost
 from mlx_backend.engine.threaded import ThreadedEngine
-from mlx_backend.layers.many_rows import ManyRows, ManyRowsExperts
+from mlx_backend.layers.many_rows import ManyRowsExperts
+from mlx_backend.layers.many_rows_state import ManyRows
 
 MODULE = "mlx_backend.layers.many_rows"
 

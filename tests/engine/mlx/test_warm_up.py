@@ -102,7 +102,7 @@ def test_the_working_memory_of_long_chunks_is_foreseen(tmp_path: Path, layer_typ
         runtime = engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # as above
         cost = runtime.chunk_cost
         assert cost.rate > 0
-        for tokens, context in ((8, 2048), (1024, 1024), (1024, 8192)):
+        for tokens, context in ((64, 2048), (1024, 1024), (1024, 8192)):
             layers = runtime.fresh_layers("")
             run(runtime.networks[""], 1, layers)
             lengthen(layers, max(0, context - tokens - 1), tokens)
