@@ -36,6 +36,7 @@ type LayerCaches = list[Any]  # one for each layer of the network
 
 TOKEN_BYTES = 4  # of a token in `as_bytes`
 PACKED_BITS = 32  # of an element in which quantised values are packed
+_LENGTHENED = KVCache | QuantizedKVCache | RotatingKVCache | ChunkedKVCache  # kinds of caches for `lengthen`
 _PLAIN = {int, bool, type(None)}  # most of what a layer's attributes hold
 MAX_SLACK = 1.25  # allocated over used length of a layer; beyond it a copy is worth its time
 MAX_OTHERS = 256  # tokens of a step that may be held for a prefix of a few, as caches grow by so many
@@ -117,8 +118,7 @@ def can_rewind(layer: Any) -> bool:
 
 def can_lengthen(layers: LayerCaches) -> bool:
     """Whether `lengthen` is possible."""
-    kinds = KVCache | QuantizedKVCache | RotatingKVCache | ChunkedKVCache
-    return all(isinstance(part, kinds) for part in _growing(layers))
+    return all(isinstance(part, _LENGTHENED) for part in _growing(layers))
 
 
 def lengthen(layers: LayerCaches, count: int, room: int) -> None:
@@ -138,7 +138,12 @@ def _growing(layers: LayerCaches) -> list[Any]:
     parts = [
         part for layer in layers for part in (layer.caches if isinstance(layer, CacheList) else (layer,))
     ]
-    return [part for part in parts if not isinstance(part, ArraysCache) and not part.empty()]
+    # A model's own kind of cache need not have all methods of mlx-lm's.
+    return [part for part in parts if not isinstance(part, ArraysCache) and not _is_empty(part)]
+
+
+def _is_empty(layer: Any) -> bool:
+    return isinstance(layer, _LENGTHENED) and bool(layer.empty())
 
 
 def _zeros_like(held: Any, layer: Any, count: int) -> mx.array:

@@ -94,8 +94,8 @@ class WarmUp:
         """Run a few chunks, and return what they took."""
         many_rows = self._many_rows
         if many_rows is None or not (sizes := self._many_rows_sizes(many_rows)):
-            size = self._measured_tokens
-            return ChunkCost((size + RUN_OVERHEAD) / self._seconds(size), self._measure_memory())
+            chunks = self._two_chunks()
+            return ChunkCost((self._measured_tokens + RUN_OVERHEAD) / chunks[0], self._measure_memory(chunks))
         seconds: dict[int, float] = {}
         for size in sizes:
             if self._prepares:
@@ -109,31 +109,29 @@ class WarmUp:
             [(_, nbytes)] = self._run([longest])
         # Without products: dequantised weights would hide the memory of the rest, and quantised kernels are slow.
         with many_rows.without_products():
-            memory = self._measure_memory(MEASUREMENTS)
+            memory = self._measure_memory(self._two_chunks(), MEASUREMENTS)
         nbytes = max(0, nbytes - memory(longest, longest)) + many_rows.max_pending_bytes
         rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
         return ChunkCost(rate, memory, ManyRowsCost(seconds, nbytes))
 
-    def _seconds(self, size: int) -> float:
-        """Return how long a chunk takes that is not the first."""
+    def _two_chunks(self) -> tuple[float, float, float]:
+        """Run two chunks, one behind the other; return the seconds of the second one, and the bytes of both."""
+        sizes = [self._measured_tokens] * 2
         if self._prepares:
-            self._run([size, size])
-        _, (seconds, _) = self._run([size, size])
-        return self._agree(seconds)
+            self._run(sizes)
+        (_, first), (seconds, second) = self._run(sizes)
+        return self._agree(seconds), self._agree(first), self._agree(second)
 
-    def _measure_memory(self, measurements: int = 1) -> WorkingMemory:
+    def _measure_memory(self, two: tuple[float, float, float], measurements: int = 1) -> WorkingMemory:
         """Return the working memory of chunks, measured so often if that is fast, and by the longest that have room.
 
-        In short ones what a GPU holds until it has caught up, some megabytes more or less, would count for much.
+        In short ones what a GPU holds until it has caught up, some megabytes more or less, would count for much. `two`
+        were run already: where chunks take long, they have to do.
         """
-        size = self._measured_tokens
-        seconds = self._seconds(size)
-        layers = self._make_caches()
-        self._run([1], layers)
+        size, (seconds, first, second) = self._measured_tokens, two
         limit = MAX_MEMORY_SECONDS_ON_GPU if is_gpu() else MAX_MEMORY_SECONDS
-        if seconds > limit or self._far < 4 * size or not can_lengthen(layers):
-            (_, first), (_, second) = self._run([size, size])
-            return WorkingMemory.from_two(size, self._agree(first), self._agree(second))
+        if seconds > limit or self._far < 4 * size or not self._can_lengthen():
+            return WorkingMemory.from_two(size, first, second)
         if seconds * CHUNKS_OF_MEMORY * measurements > limit:
             measurements = 1
         memory = self._memory_by(size, measurements)
@@ -143,6 +141,11 @@ class WarmUp:
             if is_short and 4 * longer <= self._far and memory(2 * longer, self._far) <= self._room:
                 return self._memory_by(longer, measurements)
         return memory
+
+    def _can_lengthen(self) -> bool:
+        layers = self._make_caches()
+        self._run([1], layers)
+        return can_lengthen(layers)
 
     def _memory_by(self, size: int, measurements: int) -> WorkingMemory:
         """Return the working memory of chunks by those of so many tokens and of twice as many; the most counts."""

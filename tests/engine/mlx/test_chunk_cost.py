@@ -149,3 +149,4 @@ def test_a_cache_of_a_kind_that_is_not_known_is_not_lengthened() -> None:
     layer = ConcatenateKVCache()
     filled(layer)
     assert not can_lengthen([layer])
+    assert not can_lengthen([object()]), "as a model's own, which has not all methods of mlx-lm's"
