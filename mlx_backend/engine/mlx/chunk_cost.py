@@ -56,7 +56,7 @@ class WorkingMemory:
     def from_two(cls, tokens: int, first: float, second: float) -> WorkingMemory:
         """Return what follows from the bytes of two chunks of so many tokens, one behind the other.
 
-        What the second one needs more is counted as `per_pair`: too much for longer chunks, and never too little.
+        What the second one needs more is counted as `per_pair`, mostly too much for longer chunks.
         """
         per_pair = max(0.0, second - first) / tokens**2
         return cls(per_token=max(0.0, first / tokens - per_pair * tokens), per_pair=per_pair)

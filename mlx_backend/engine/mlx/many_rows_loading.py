@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIED_TOKENS = 64  # so many that the rows of a mixture's experts are sorted
+FEW_TOKENS = 2  # where layers need not use the implementation for many rows
 
 type NetworkAndCaches = tuple[Any, Callable[[], LayerCaches]]  # a network, and what makes empty caches for it
 
@@ -57,7 +58,7 @@ def load_many_rows(
         return None
     for each in answering:
         try:
-            number = find_unread(many_rows, partial(_filled, *each, tokens))
+            number = find_unread(many_rows, partial(_filled, *each, tokens[:, :FEW_TOKENS]))
         except Exception as error:
             log.debug("Every layer is computed in every chunk of a prompt: %r", error)
         else:

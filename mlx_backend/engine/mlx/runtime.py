@@ -358,7 +358,7 @@ def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeChe
 
 def _far(cost: CacheCost, room: int) -> int:
     """Return the position at which the memory of a chunk behind a long text is measured, whose caches have room."""
-    far = FAR_ON_GPU if is_gpu() else FAR
+    far = FAR
     while far > MIN_FAR and cost(far) > room:
         far //= 2
     return far

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MEASURED_TOKENS = CHUNK_SIZES[0]
 MEMORY_TOKENS = (512, 256, 128)  # of chunks by which memory is measured,
 CHUNKS_OF_MEMORY = 4  # how many such are run,
-MAX_MEMORY_SECONDS, MAX_MEMORY_SECONDS_ON_GPU = 0.1, 3.0  # if they take no longer
+MAX_MEMORY_SECONDS = 3.0  # if they take no longer
 VARIOUS_TOKENS = (
     256  # how many different tokens are drawn from, at most: enough for all of a mixture's experts
 )
@@ -109,7 +109,8 @@ class WarmUp:
             [(_, nbytes)] = self._run([longest])
         # Without products: dequantised weights would hide the memory of the rest, and quantised kernels are slow.
         with many_rows.without_products():
-            memory = self._measure_memory(self._two_chunks(), MEASUREMENTS)
+            two = max((self._two_chunks() for _ in range(MEASUREMENTS)), key=lambda each: each[2] - each[1])
+            memory = self._measure_memory(two, MEASUREMENTS)
         nbytes = max(0, nbytes - memory(longest, longest)) + many_rows.max_pending_bytes
         rate = (sizes[0] + RUN_OVERHEAD) / seconds[sizes[0]]
         return ChunkCost(rate, memory, ManyRowsCost(seconds, nbytes))
@@ -129,15 +130,16 @@ class WarmUp:
         were run already: where chunks take long, they have to do.
         """
         size, (seconds, first, second) = self._measured_tokens, two
-        limit = MAX_MEMORY_SECONDS_ON_GPU if is_gpu() else MAX_MEMORY_SECONDS
-        if seconds > limit or self._far < 4 * size or not self._can_lengthen():
+        # What a CPU needs is the most that any layer needs: where that is one without attention, longer chunks or texts
+        # tell less than two, which leave too much room rather than too little.
+        if not is_gpu() or seconds > MAX_MEMORY_SECONDS or self._far < 4 * size or not self._can_lengthen():
             return WorkingMemory.from_two(size, first, second)
-        if seconds * CHUNKS_OF_MEMORY * measurements > limit:
+        if seconds * CHUNKS_OF_MEMORY * measurements > MAX_MEMORY_SECONDS:
             measurements = 1
         memory = self._memory_by(size, measurements)
         for longer in MEMORY_TOKENS:
             work = CHUNKS_OF_MEMORY * (measurements + self._prepares) * (1.5 * longer + RUN_OVERHEAD)
-            is_short = work / (size + RUN_OVERHEAD) * seconds <= limit
+            is_short = work / (size + RUN_OVERHEAD) * seconds <= MAX_MEMORY_SECONDS
             if is_short and 4 * longer <= self._far and memory(2 * longer, self._far) <= self._room:
                 return self._memory_by(longer, measurements)
         return memory

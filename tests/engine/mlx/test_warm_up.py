@@ -90,7 +90,9 @@ def test_chunks_are_measured_with_various_tokens_that_the_model_has() -> None:
 
 
 @pytest.mark.parametrize("layer_types", [("sliding", "full"), ("full", "sliding")])
-def test_the_working_memory_of_long_chunks_is_foreseen(tmp_path: Path, layer_types: tuple[str, ...]) -> None:
+def test_the_working_memory_of_long_chunks_is_foreseen_on_a_gpu(
+    tmp_path: Path, layer_types: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No cache needs the last layer's attention. A CPU makes a matrix of the other one's scores."""
     folder = write_model(
         tmp_path / "model",
@@ -98,6 +100,7 @@ def test_the_working_memory_of_long_chunks_is_foreseen(tmp_path: Path, layer_typ
         max_position_embeddings=32_768,
         eos_token_id=[],
     )
+    monkeypatch.setattr("mlx_backend.engine.mlx.warm_up.is_gpu", lambda: True)
     with load_engine(folder) as engine:
         runtime = engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # as above
         cost = runtime.chunk_cost
