@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_backend.device.mlx import is_gpu
 from mlx_backend.engine.mlx.chunk_cost import ChunkCost, ManyRowsCost, WorkingMemory
 from mlx_backend.engine.mlx.chunk_sizes import CHUNK_SIZES, PADDED_SIZES, RUN_OVERHEAD
 from mlx_backend.engine.mlx.kv_cache import can_lengthen, lengthen
@@ -130,9 +129,14 @@ class WarmUp:
         were run already: where chunks take long, they have to do.
         """
         size, (seconds, first, second) = self._measured_tokens, two
-        # What a CPU needs is the most that any layer needs: where that is one without attention, longer chunks or texts
+        # Without CUDA it is the most that any layer needs. Where that is one without attention, longer chunks and texts
         # tell less than two, which leave too much room rather than too little.
-        if not is_gpu() or seconds > MAX_MEMORY_SECONDS or self._far < 4 * size or not self._can_lengthen():
+        if (
+            not self._prepares
+            or seconds > MAX_MEMORY_SECONDS
+            or self._far < 4 * size
+            or not self._can_lengthen()
+        ):
             return WorkingMemory.from_two(size, first, second)
         if seconds * CHUNKS_OF_MEMORY * measurements > MAX_MEMORY_SECONDS:
             measurements = 1

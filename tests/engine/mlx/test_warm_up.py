@@ -100,7 +100,7 @@ def test_the_working_memory_of_long_chunks_is_foreseen_on_a_gpu(
         max_position_embeddings=32_768,
         eos_token_id=[],
     )
-    monkeypatch.setattr("mlx_backend.engine.mlx.warm_up.is_gpu", lambda: True)
+    monkeypatch.setattr("mlx_backend.engine.mlx.runtime.prepares_for_lengths", lambda: True)
     with load_engine(folder) as engine:
         runtime = engine._scheduler._batch.loaded.runtime  # type: ignore[attr-defined]  # as above
         cost = runtime.chunk_cost
