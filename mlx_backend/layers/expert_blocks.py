@@ -31,7 +31,7 @@ class RowBlocks:
         """Arrange rows that are sorted by expert; `indices` ([rows]) has the expert of each."""
         rows = indices.size
         num_blocks = rows // BLOCK + min(rows, num_experts)
-        # Of few kinds of operations: CUDA takes up to a minute to compile a kind, the first time on a machine.
+        # With few kinds of operations: CUDA takes up to a minute to compile each, the first time on a machine.
         experts = mx.arange(num_experts, dtype=mx.uint32)
         counts = _counts(indices[None] == experts[:, None])
         blocks = (counts + BLOCK - 1) // BLOCK
@@ -40,10 +40,10 @@ class RowBlocks:
         places = mx.arange(rows, dtype=mx.int32) + (first_places - first_rows)[indices]
         # The outputs of blocks after the last row's are never used.
         starts = BLOCK * mx.arange(num_blocks, dtype=mx.int32)
-        own = _counts(starts[:, None] >= first_places[None]) - 1
-        firsts = starts + (first_rows - first_places)[own]
-        sources = (firsts[:, None] + mx.arange(BLOCK, dtype=mx.int32)).reshape(-1)
-        return cls(mx.minimum(sources, rows - 1), own.astype(mx.uint32), places)
+        block_experts = _counts(starts[:, None] >= first_places[None]) - 1
+        block_rows = starts + (first_rows - first_places)[block_experts]
+        sources = (block_rows[:, None] + mx.arange(BLOCK, dtype=mx.int32)).reshape(-1)
+        return cls(mx.minimum(sources, rows - 1), block_experts.astype(mx.uint32), places)
 
     def multiply(self, x: mx.array, weights: mx.array) -> mx.array:
         """Multiply rows ([rows, 1, inputs]) by their experts' weights ([experts, outputs, inputs])."""

@@ -31,7 +31,8 @@ class _WithoutProducts:
         """Note the call of a layer and return the value of its outputs."""
         is_nan = self._nan_from is not None and len(self.calls) >= self._nan_from
         self.calls.append(layer)
-        return math.nan if is_nan else 0.0
+        # Not 0: Gemma 3n divides by the root mean square of an output.
+        return math.nan if is_nan else 1.0
 
 
 class ManyRows:
@@ -76,7 +77,7 @@ class ManyRows:
 
     @contextmanager
     def without_products(self, nan_from: int | None = None) -> Iterator[list[nn.Module]]:
-        """Compute none of the layers' products, only what comes between them: all outputs are 0.
+        """Compute none of the layers' products, only what comes between them: all outputs are 1.
 
         From call number `nan_from` on, they are NaN. Yields the layers that are called, in the order of their calls.
         """
@@ -88,10 +89,10 @@ class ManyRows:
 
     @contextmanager
     def without_unread(self) -> Iterator[None]:
-        """Compute no products of layers that are `unread`, for a run of which only the caches are needed.
+        """Compute no products of layers whose `is_unread` is set, for a run of which only the caches are needed.
 
-        MLX never computes what nothing reads. But here many rows are waited for: to free weights, or to see which
-        experts they have on a CPU. All that such a layer's inputs need would be computed, too.
+        MLX never computes what nothing reads. But these layers wait for many rows, to free weights, or on a CPU to see
+        each row's expert, and everything that such a layer's inputs need would be computed for that.
         """
         self._skips_unread = True
         try:

@@ -1,8 +1,8 @@
-"""Which layers a chunk of a prompt can leave out: those whose outputs reach nothing that is kept of it.
+"""Which layers a chunk of a prompt can leave out: those that no cache depends on.
 
 A chunk that does not end its prompt is run to fill the caches. What follows the last layer that writes into one, such
 as the experts of the last block, is not needed. Which layers those are is found by trying: their outputs are made NaN,
-and whatever is computed from NaN is NaN.
+and floating-point numbers that are computed from NaN are NaN. Only layers called last in a run are ever left out.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 def find_unread(many_rows: ManyRows, run: Callable[[], Sequence[mx.array]]) -> int:
     """Note which of the layers with an implementation for many rows are unread, and return their number.
 
-    `run` runs a network on a few tokens, and returns all arrays that are kept of it. It is run about as often as the
-    number of layers has binary digits, and no layer multiplies anything.
+    `run` runs a network on a few tokens, and returns all arrays that are kept of it. It is called about log2(calls of
+    layers) + 2 times, and none of these layers multiplies anything.
     """
     with many_rows.without_products() as calls:
         expected = run()
+    if not expected:
+        return 0
 
     def is_unread_from(first: int) -> bool:
         with many_rows.without_products(nan_from=first):

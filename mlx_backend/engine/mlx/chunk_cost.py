@@ -42,9 +42,9 @@ class ManyRowsCost:
 class WorkingMemory:
     """The bytes that the computation of a chunk needs beside the caches.
 
-    They are `per_token` of the chunk and `per_inner_pair` of its tokens (in a sliding window), `per_context` for each
-    token up to its end (copies of keys and values), and `per_pair` of a token and one up to there: attention that is
-    computed in one kernel has no pairs.
+    They are `per_token` of the chunk, `per_inner_pair` for each two of them (as in a sliding window), `per_context` for
+    each token up to the chunk's end (copies of keys and values), and `per_pair` for each token of the chunk and each
+    one up to there. Attention that is computed in one kernel needs nothing for pairs.
     """
 
     per_token: float = 0.0
@@ -70,7 +70,7 @@ class WorkingMemory:
         They are of so many tokens, and of twice as many; `near` at the beginning of a text, and `far` ending at
         position `context`.
         """
-        # With a, d, b and c per token, inner pair, context and pair: t tokens that end at C need at + dt² + bC + ctC.
+        # With a, b, c and d per token, context, pair and inner pair: t tokens that end at C need at + bC + ctC + dt².
         slopes = [(far[at] - near[at]) / (context - (at + 1) * tokens) for at in (0, 1)]  # b + ct, b + 2ct
         per_pair = max(0.0, slopes[1] - slopes[0]) / tokens
         per_context = max(0.0, slopes[0] - per_pair * tokens)

@@ -117,14 +117,14 @@ def can_rewind(layer: Any) -> bool:
 
 
 def can_lengthen(layers: LayerCaches) -> bool:
-    """Whether `lengthen` is possible."""
+    """Whether `lengthen` knows the kinds of all these caches."""
     return all(isinstance(part, _LENGTHENED) for part in _growing(layers))
 
 
 def lengthen(layers: LayerCaches, count: int, room: int) -> None:
     """Append zeros for so many tokens to what caches hold, and make room for some more.
 
-    Windows get no more than fills them. Caches that hold nothing are left alone.
+    A window is only filled up, so its offset is not that of other layers then. Caches that hold nothing are left alone.
     """
     for part in _growing(layers):
         spare = 0 if isinstance(part, RotatingKVCache) else room

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TRIED_TOKENS = 64  # so many that the rows of a mixture's experts are sorted
-FEW_TOKENS = 2  # where layers need not use the implementation for many rows
+TRIED_TOKENS = 64  # enough that mlx-lm sorts the rows of a mixture by expert
+FEW_TOKENS = 2  # where it does not matter which implementation layers use
 
 type NetworkAndCaches = tuple[Any, Callable[[], LayerCaches]]  # a network, and what makes empty caches for it
 

@@ -130,9 +130,7 @@ class Runtime:
             cost, are_alike = self._reserve_weights(reservation, cost, ranks)
             if self.unbatched:
                 log.warning("Replies are decoded one after the other in each step: %s.", self.unbatched)
-            self.chunk_cost = self._measure(
-                device.lock, ranks, cost, int(reservation.max_room * MEASURED_SHARE)
-            )
+            self.chunk_cost = self._measure(device.lock, ranks, cost, int(reservation.room * MEASURED_SHARE))
             waiting = PreparedImages() if self.vision is None else self.vision.waiting
             waiting.room = lambda: reservation.max_room
             self.cache_budget = KVCacheBudget(
@@ -182,7 +180,7 @@ class Runtime:
         return TextDrafter() if self._can_draft else None
 
     def filling_caches(self) -> AbstractContextManager[None]:
-        """Return a context for runs of networks of which only the caches are needed: layers may be left out."""
+        """Return a context for runs whose logits nobody reads: layers that no cache depends on are left out."""
         return nullcontext() if self._many_rows is None else self._many_rows.without_unread()
 
     def fresh_layers(self, adapter: str) -> LayerCaches:
@@ -357,11 +355,11 @@ def _load_networks(model: LoadedNetwork, options: EngineOptions, sizes: _SizeChe
 
 
 def _far(cost: CacheCost, room: int) -> int:
-    """Return the position at which the memory of a chunk behind a long text is measured, whose caches have room."""
+    """Return the position at which the memory of a chunk behind a long text is measured; 0 if no caches have room."""
     far = FAR
-    while far > MIN_FAR and cost(far) > room:
+    while far >= MIN_FAR and cost(far) > room:
         far //= 2
-    return far
+    return far if far >= MIN_FAR else 0
 
 
 def _prefix_cache_bytes(options: EngineOptions, budget: KVCacheBudget) -> int:

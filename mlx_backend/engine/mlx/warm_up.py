@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEASURED_TOKENS = CHUNK_SIZES[0]
-MEMORY_TOKENS = (512, 256, 128)  # of chunks by which memory is measured,
-CHUNKS_OF_MEMORY = 4  # how many such are run,
-MAX_MEMORY_SECONDS = 3.0  # if they take no longer
+MEMORY_TOKENS = (512, 256, 128)  # sizes of the chunks that memory is measured with, longest first
+MEMORY_CHUNKS = 4  # that are run for each measurement
+MAX_MEMORY_SECONDS = 3.0  # for all measurements with one size
 VARIOUS_TOKENS = (
     256  # how many different tokens are drawn from, at most: enough for all of a mixture's experts
 )
@@ -42,7 +42,7 @@ class WarmUp:
 
     `agree` gets a figure of this process and returns the largest of all processes that share the model: they have to
     do the same runs. No run is longer than `max_tokens`. The working memory of chunks behind a long text is measured at
-    position `far`, if it will be less than `room`, in bytes. The model's token ids are below `num_tokens`.
+    position `far`, with chunks that need no more than `room` bytes. The model's token ids are below `num_tokens`.
     `prepares` says that the device takes time for a length that is new to it, which is then not measured. `many_rows`
     belongs to the layers with an implementation for many rows, if there are any; then this process has the whole model.
     """
@@ -123,28 +123,24 @@ class WarmUp:
         return self._agree(seconds), self._agree(first), self._agree(second)
 
     def _measure_memory(self, two: tuple[float, float, float], measurements: int = 1) -> WorkingMemory:
-        """Return the working memory of chunks, measured so often if that is fast, and by the longest that have room.
+        """Return the working memory of chunks, measured so often, with the longest that time and room allow.
 
-        In short ones what a GPU holds until it has caught up, some megabytes more or less, would count for much. `two`
-        were run already: where chunks take long, they have to do.
+        `two` is what `_two_chunks` returned. It has to do unless MLX computes with CUDA. There, the few megabytes that
+        the GPU frees late would count for much in short chunks. Elsewhere memory is what the most demanding layer
+        needs. If that is one without attention, it hides what attention needs behind a long text.
         """
         size, (seconds, first, second) = self._measured_tokens, two
-        # Without CUDA it is the most that any layer needs. Where that is one without attention, longer chunks and texts
-        # tell less than two, which leave too much room rather than too little.
-        if (
-            not self._prepares
-            or seconds > MAX_MEMORY_SECONDS
-            or self._far < 4 * size
-            or not self._can_lengthen()
-        ):
+
+        def fits(tokens: int) -> bool:
+            """Whether there is time for chunks of so many tokens, and of twice as many, and text to put them behind."""
+            work = MEMORY_CHUNKS * (measurements + 1) * (1.5 * tokens + RUN_OVERHEAD)
+            return 4 * tokens <= self._far and seconds * work / (size + RUN_OVERHEAD) <= MAX_MEMORY_SECONDS
+
+        if not self._prepares or not fits(size) or not self._can_lengthen():
             return WorkingMemory.from_two(size, first, second)
-        if seconds * CHUNKS_OF_MEMORY * measurements > MAX_MEMORY_SECONDS:
-            measurements = 1
         memory = self._memory_by(size, measurements)
-        for longer in MEMORY_TOKENS:
-            work = CHUNKS_OF_MEMORY * (measurements + self._prepares) * (1.5 * longer + RUN_OVERHEAD)
-            is_short = work / (size + RUN_OVERHEAD) * seconds <= MAX_MEMORY_SECONDS
-            if is_short and 4 * longer <= self._far and memory(2 * longer, self._far) <= self._room:
+        for longer in filter(fits, MEMORY_TOKENS):
+            if memory(2 * longer, self._far) <= self._room:
                 return self._memory_by(longer, measurements)
         return memory
 
@@ -154,17 +150,17 @@ class WarmUp:
         return can_lengthen(layers)
 
     def _memory_by(self, size: int, measurements: int) -> WorkingMemory:
-        """Return the working memory of chunks by those of so many tokens and of twice as many; the most counts."""
+        """Return what chunks of `size` and `2 * size` tokens say; of repeated measurements the largest counts."""
         chunks = [(tokens, end) for end in (None, self._far) for tokens in (size, 2 * size)]
-        for tokens, end in chunks if self._prepares else ():
+        for tokens, end in chunks:
             self._bytes_of(tokens, end)
         *near, far, longer = (max(self._bytes_of(*each) for _ in range(measurements)) for each in chunks)
         return WorkingMemory.from_four(size, self._far, near, (far, longer))
 
     def _bytes_of(self, tokens: int, end: int | None) -> float:
-        """Return the working memory of a chunk that ends at a position, or is the first but for one token.
+        """Return the working memory of a chunk that ends at `end`, or follows a single token if that is None.
 
-        No cache has to grow for it.
+        Caches have room for it, except windows.
         """
         layers = self._make_caches()
         self._run([1], layers)
@@ -187,7 +183,7 @@ class WarmUp:
         return many_rows.was_used
 
     def _run(self, sizes: Sequence[int], layers: LayerCaches | None = None) -> list[tuple[float, int]]:
-        """Run chunks that follow each other, and what `layers` hold; return the seconds and working bytes of each."""
+        """Run consecutive chunks after what `layers` hold already; return the seconds and working bytes of each."""
         taken = []
         if layers is None:
             layers = self._make_caches()
