@@ -186,11 +186,6 @@ def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) 
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
 
 
-def test_no_module_is_longer_than_four_hundred_lines() -> None:
-    lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in modules().items()}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
-
-
 def test_the_packages_named_are_those_that_a_room_may_import() -> None:
     """The server never imports Dify's SDK; MLX is imported by its two adapters, their layers and the demo alone."""
     mlx = (
