@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.demo.vision.evaluate import Figures, Model, draw, play
+from training.vision.evaluate import Figures, Model, draw, play
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -187,13 +187,12 @@ def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) 
 
 
 def test_the_packages_named_are_those_that_a_room_may_import() -> None:
-    """The server never imports Dify's SDK; MLX is imported by its two adapters, their layers and the demo alone."""
+    """The server never imports Dify's SDK; MLX is imported by its two adapters and their layers alone."""
     mlx = (
         "mlx_backend.engine.mlx",
         "mlx_backend.embedding.mlx",
         "mlx_backend.layers",
         "mlx_backend.device.mlx",
-        "mlx_backend.demo",
     )
     for name, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -211,11 +210,7 @@ def test_the_packages_named_are_those_that_a_room_may_import() -> None:
 
 def test_mlx_is_imported_first_where_a_fast_blas_is_arranged_for() -> None:
     """A module that imports MLX as it is imported is itself imported by others within `importing_mlx`."""
-    trees = {
-        name: ast.parse(path.read_text(encoding="utf-8"))
-        for name, path in modules().items()
-        if not name.startswith("mlx_backend.demo")  # its scripts do it themselves
-    }
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules().items()}
     at_import = {name: imported(tree.body) for name, tree in trees.items()}
     need_mlx = {"mlx", "mlx_lm"}
     while more := {name for name, named in at_import.items() if named & need_mlx} - need_mlx:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from training.chat.evaluate import Figures, draw, draw_unreasoned, play, unseen_tools
+from training.chat.exchange import EFFORTS
+from training.chat.judge import Completion, parse_completion
+from training.chat.replies import Generate, batched, foreseen, unreasoned
+from training.chat.tokens import SPECIAL, STOPS
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
-from mlx_backend.demo.evaluate import Figures, draw, draw_unreasoned, play, unseen_tools
-from mlx_backend.demo.exchange import EFFORTS
-from mlx_backend.demo.judge import Completion, parse_completion
-from mlx_backend.demo.replies import Generate, batched, foreseen, unreasoned
-from mlx_backend.demo.tokens import SPECIAL, STOPS
 
 
 @pytest.fixture(scope="module")

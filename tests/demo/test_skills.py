@@ -9,9 +9,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 from running_server import running
+from training.chat.skills import UNKNOWN
 
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.demo.skills import UNKNOWN
 from mlx_backend.engine.mlx import load_engine
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from PIL import Image, ImageDraw, ImageFont
 from seeing import Seeing
 from seeing_process import SeeingProcess
 from tokenizers import Tokenizer
+from training.vision.corpus import SKILLS
+from training.vision.shape import TEXT, VISION, config
+from training.vision.tokens import ID
+from training.vision.user_pictures import UserPicture, user_pictures
 from vision_models import SeeingModel
 
 from mlx_backend.demo import VISION_MODEL_PATH as MODEL_PATH
-from mlx_backend.demo.vision.corpus import SKILLS
-from mlx_backend.demo.vision.shape import TEXT, VISION, config
-from mlx_backend.demo.vision.tokens import ID
-from mlx_backend.demo.vision.user_pictures import UserPicture, user_pictures
 from mlx_backend.images.source import Picture
 
 

@@ -1,1 +1,0 @@
-"""The small qwen3_vl model that sees shapes and numbers: its pictures, words and training."""

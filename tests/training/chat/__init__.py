@@ -1,0 +1,1 @@
+"""`mlx-demo`, which chats: its dialogues, training and evaluation."""
