@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from single_model import SingleModelRegistry
+
 from mlx_backend.chat.service import Service
 from mlx_backend.models.spec import ModelDefaults
-from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.registry.registry import image_loader
 from mlx_backend.server.app import App
 from mlx_backend.server.receive_limits import ReceiveLimits

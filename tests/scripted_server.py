@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
 from mlx_backend.chat.service import Service
-from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
 from mlx_backend.settings import Settings
 

@@ -22,21 +22,21 @@ Input and output are UTF-8 whatever the locale is. The text is taken as it is: `
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlx_backend.commands.json_lines import InputError, answer_input, decode, write, write_text
 from mlx_backend.conversation.json_values import json_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.dialects import Dialect
-    from mlx_backend.conversation.events import Channel, EndedBy, Message
+    from mlx_backend.conversation.events import Channel, EndedBy
     from mlx_backend.conversation.tools import ToolDefinition
 
 DEFAULT_DIALECT = "harmony"
@@ -53,18 +53,14 @@ _OPENED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
+class RawOutput:
     """One output to be parsed: pieces of text, each with its token id or None."""
 
-    pieces: Sequence[tuple[str, int | None]]
     dialect: Dialect
-    tools: Sequence[ToolDefinition] | None
-    ended_by: EndedBy
-    opens_in: Channel | None
-
-
-class LineError(ValueError):
-    """A line of input that is not a transcript; the text says why."""
+    pieces: Sequence[tuple[str, int | None]] = ()
+    tools: Sequence[ToolDefinition] | None = None
+    ended_by: EndedBy = "stop"
+    opens_in: Channel | None = None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,23 +113,19 @@ def run(arguments: argparse.Namespace) -> int:
         except (OSError, ValueError) as error:
             print(f"mlx-backend parse: cannot read {arguments.model}: {error}", file=sys.stderr)
             return 2
-    try:
-        if arguments.list:
-            return _list_dialects(as_lines=arguments.jsonl)
-        if arguments.jsonl:
-            return _run_lines(sys.stdin.buffer, arguments, dialect, _write)
-        text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-        transcript = Transcript(
-            pieces=_cut(text, arguments.chunk),
-            dialect=dialect,
-            tools=arguments.tools,
-            ended_by=arguments.ended_by,
-            opens_in=_opens_in(arguments.opens_in, None),
-        )
-        _write(_as_json(_parse(transcript)))
-    except BrokenPipeError:  # the reader has gone; Python would report it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    if arguments.list:
+        return _list_dialects(as_lines=arguments.jsonl)
+    defaults = RawOutput(
+        dialect=dialect,
+        tools=arguments.tools,
+        ended_by=arguments.ended_by,
+        opens_in=_opens_in(arguments.opens_in, None),
+    )
+    if arguments.jsonl:
+        answer = partial(answer_row, defaults=defaults, chunk=arguments.chunk, by=arguments.by)
+        return answer_input(read_row, answer, by_lines=True)
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    write(_as_json(replace(defaults, pieces=_cut(text, arguments.chunk))))
     return 0
 
 
@@ -153,68 +145,27 @@ def _of_folder(folder: Path) -> Dialect:
     )
 
 
-def _run_lines(
-    lines: Iterable[bytes],
-    arguments: argparse.Namespace,
-    dialect: Dialect,
-    write: Callable[[dict[str, Any]], None],
-) -> int:
-    status = 0
-    for result in parse_lines(
-        lines,
-        dialect=dialect,
-        tools=arguments.tools,
-        ended_by=arguments.ended_by,
-        opens_in=_opens_in(arguments.opens_in, None),
-        chunk=arguments.chunk,
-        by=arguments.by,
-    ):
-        status |= "error" in result
-        write(result)
-    return status
+def answer_row(
+    row: Mapping[str, Any], *, defaults: RawOutput, chunk: int | None = None, by: str | None = None
+) -> dict[str, Any]:
+    """Parse one line's object; `defaults` are for what it does not say itself. Raises InputError."""
+    return _as_json(
+        RawOutput(
+            pieces=_pieces(row, chunk, by),
+            dialect=_dialect(row, defaults.dialect),
+            tools=_tools(row.get("tools")) or defaults.tools,
+            ended_by=_ended_by(row.get("ended_by"), defaults.ended_by),
+            opens_in=_opens_in(row.get("opens_in"), defaults.opens_in),
+        )
+    )
 
 
-def parse_lines(
-    lines: Iterable[bytes],
-    *,
-    dialect: Dialect | str = DEFAULT_DIALECT,
-    tools: Sequence[str] | None = None,
-    ended_by: EndedBy = "stop",
-    opens_in: Channel | None = None,
-    chunk: int | None = None,
-    by: str | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Parse JSON lines, skipping blank ones; yield a result for each. The arguments are for lines without their own."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        identity: dict[str, Any] = {}
-        try:
-            row = _row(line)
-            if "id" in row:
-                identity = {"id": row["id"]}
-            transcript = Transcript(
-                pieces=_pieces(row, chunk, by),
-                dialect=_dialect(row, dialect),
-                tools=_tools(row.get("tools")) or tools,
-                ended_by=_ended_by(row.get("ended_by"), ended_by),
-                opens_in=_opens_in(row.get("opens_in"), opens_in),
-            )
-        except LineError as error:
-            yield {**identity, "error": {"message": str(error), "line": number}}
-        else:
-            yield identity | _as_json(_parse(transcript))
-
-
-def _parse(transcript: Transcript) -> Message:
+def _as_json(output: RawOutput) -> dict[str, Any]:
     from mlx_backend.conversation.parser import ChannelParser, fold
 
-    parser = ChannelParser(transcript.dialect, tools=transcript.tools, opens_in=transcript.opens_in)
-    events = [event for text, token in transcript.pieces for event in parser.feed(text, token)]
-    return fold([*events, *parser.close(transcript.ended_by)])
-
-
-def _as_json(message: Message) -> dict[str, Any]:
+    parser = ChannelParser(output.dialect, tools=output.tools, opens_in=output.opens_in)
+    events = [event for text, token in output.pieces for event in parser.feed(text, token)]
+    message = fold([*events, *parser.close(output.ended_by)])
     return {
         "reasoning": message.reasoning,
         "content": message.content,
@@ -223,48 +174,34 @@ def _as_json(message: Message) -> dict[str, Any]:
     }
 
 
-def _write(result: dict[str, Any]) -> None:
-    try:
-        line = json.dumps(result, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: JSON can write it, UTF-8 cannot
-        line = json.dumps(result).encode()
-    sys.stdout.buffer.write(line + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def _cut(text: str, chunk: int | None) -> list[tuple[str, None]]:
     size = chunk or max(len(text), 1)
     return [(text[at : at + size], None) for at in range(0, len(text), size)]
 
 
-def _row(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise LineError(f"not UTF-8: {error.reason} at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise LineError(f"not JSON: {why}") from error
+def read_row(line: bytes) -> dict[str, Any]:
+    """Decode a line's object. Raises InputError."""
+    row = decode(line)
     if not isinstance(row, dict):
-        raise LineError(f"an object is expected, not {json_type(row)}")
+        raise InputError(f"an object is expected, not {json_type(row)}")
     return row
 
 
 def _pieces(row: Mapping[str, Any], chunk: int | None, by: str | None) -> Sequence[tuple[str, int | None]]:
     tokens, texts, raw_text = row.get("tokens"), row.get("token_texts"), row.get("raw_text")
     if by == "tokens" and (tokens is None or texts is None):
-        raise LineError("--by tokens: the line needs both tokens and token_texts")
+        raise InputError("--by tokens: the line needs both tokens and token_texts")
     if by != "text" and chunk is None and tokens is not None and texts is not None:
         if not _is_list_of(tokens, int):
-            raise LineError("tokens: a list of integers is expected")
+            raise InputError("tokens: a list of integers is expected")
         if not _is_list_of(texts, str):
-            raise LineError("token_texts: a list of strings is expected")
+            raise InputError("token_texts: a list of strings is expected")
         if len(tokens) != len(texts):
-            raise LineError(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
+            raise InputError(f"there are {len(tokens)} tokens but {len(texts)} token_texts")
         return list(zip(_whole_characters(texts, raw_text), tokens, strict=True))
     if not isinstance(raw_text, str):
         missing = "is missing" if raw_text is None else f"must be a string, not {json_type(raw_text)}"
-        raise LineError(f"raw_text {missing}")
+        raise InputError(f"raw_text {missing}")
     return _cut(raw_text, chunk)
 
 
@@ -303,11 +240,11 @@ def _list_dialects(*, as_lines: bool) -> int:
 
     for dialect in DIALECTS.values():
         if as_lines:
-            _write({"dialect": dialect.name, "aliases": list(dialect.aliases), "raw_text": dialect.example})
+            write({"dialect": dialect.name, "aliases": list(dialect.aliases), "raw_text": dialect.example})
             continue
         names = f"{dialect.name} ({', '.join(dialect.aliases)})" if dialect.aliases else dialect.name
         example = "".join(f"    {line}\n" for line in dialect.example.splitlines())
-        sys.stdout.buffer.write(f"{names}\n{example}\n".encode())
+        write_text(f"{names}\n{example}\n")
     return 0
 
 
@@ -320,7 +257,7 @@ def _unknown(dialect: str) -> str:
     return f"{dialect!r} is not one of {', '.join(DIALECTS)}{hint}"
 
 
-def _dialect(row: Mapping[str, Any], default: Dialect | str) -> Dialect:
+def _dialect(row: Mapping[str, Any], default: Dialect) -> Dialect:
     from mlx_backend.conversation.dialects import DIALECTS
     from mlx_backend.conversation.dialects.response_template import (
         ResponseTemplateError,
@@ -329,18 +266,18 @@ def _dialect(row: Mapping[str, Any], default: Dialect | str) -> Dialect:
 
     value, template = row.get("dialect"), row.get("response_template")
     if value is not None and template is not None:
-        raise LineError("dialect and response_template say the same thing: one of them is expected")
+        raise InputError("dialect and response_template say the same thing: one of them is expected")
     if template is not None:
         try:
             return response_template_dialect(template)
         except ResponseTemplateError as error:
-            raise LineError(str(error)) from error
+            raise InputError(str(error)) from error
     if value is None:
-        return DIALECTS[default] if isinstance(default, str) else default
+        return default
     if not isinstance(value, str):
-        raise LineError(f"dialect: a name is expected, not {json_type(value)}")
+        raise InputError(f"dialect: a name is expected, not {json_type(value)}")
     if value not in DIALECTS:
-        raise LineError(f"dialect: {_unknown(value)}")
+        raise InputError(f"dialect: {_unknown(value)}")
     return DIALECTS[value]
 
 
@@ -351,14 +288,14 @@ def _opens_in(value: Any, default: Channel | None) -> Channel | None:
         return default
     if isinstance(value, str) and value in _OPENED:
         return Channel(_OPENED[value])
-    raise LineError('opens_in: "reasoning" or "answer" is expected')
+    raise InputError('opens_in: "reasoning" or "answer" is expected')
 
 
 def _tools(tools: Any) -> list[ToolDefinition]:
     if tools is None:
         return []
     if not isinstance(tools, list):
-        raise LineError(f"tools: a list is expected, not {json_type(tools)}")
+        raise InputError(f"tools: a list is expected, not {json_type(tools)}")
     return [_tool(tool, at) for at, tool in enumerate(tools)]
 
 
@@ -367,7 +304,7 @@ def _tool(tool: Any, at: int) -> ToolDefinition:
         case str() | {"function": {"name": str()}} | {"name": str()}:
             definition: ToolDefinition = tool
             return definition
-    raise LineError(f"tools[{at}]: a name is expected, or an object with function.name")
+    raise InputError(f"tools[{at}]: a name is expected, or an object with function.name")
 
 
 def _ended_by(value: Any, default: EndedBy) -> EndedBy:
@@ -375,7 +312,7 @@ def _ended_by(value: Any, default: EndedBy) -> EndedBy:
         return default
     if isinstance(value, str) and value in _ENDINGS:
         return _ENDINGS[value]
-    raise LineError('ended_by: "stop" (or "eos") or "length" (or "max_tokens") is expected')
+    raise InputError('ended_by: "stop" (or "eos") or "length" (or "max_tokens") is expected')
 
 
 def _is_list_of(values: Any, kind: type) -> bool:

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.commands.json_lines import answer_input
+from mlx_backend.commands.json_lines import InputError, answer_input, chat_request, read_template
 from mlx_backend.conversation.json_values import json_type
 
 if TYPE_CHECKING:
@@ -61,13 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model or arguments.template:
         try:
             default = _of_folder(arguments.model) if arguments.model else _of_template(arguments.template)
-        except EngineError as error:
+        except (InputError, EngineError) as error:
             print(f"mlx-backend render: {error}", file=sys.stderr)
             return 2
     elif not arguments.jsonl:
         arguments.refuse("name a model's folder (--model) or a chat template (--template)")
     find = lru_cache(maxsize=64)(_of_template)
-    return answer_input(lambda line: answer(line, default, find=find), by_lines=arguments.jsonl)
+    return answer_input(_request, partial(_answer, default, find), by_lines=arguments.jsonl)
 
 
 @dataclass(frozen=True)
@@ -113,19 +113,8 @@ _NO_CONTEXT_LENGTH = 1 << 30  # a template says nothing of it
 
 def _of_template(file: str) -> Model:
     from mlx_backend.commands.template_tokenizer import TemplateTokenizer
-    from mlx_backend.errors import EngineError
-    from mlx_backend.models.template_sandbox import MAX_SOURCE
 
-    try:
-        if not Path(file).is_file():
-            raise EngineError(f"{file} is not a file" if Path(file).exists() else f"there is no file {file}")
-        with Path(file).open(encoding="utf-8") as opened:
-            source = opened.read(MAX_SOURCE + 1)
-    except UnicodeDecodeError as error:
-        raise EngineError(f"{file} is not text in UTF-8") from error
-    except (OSError, ValueError) as error:
-        raise EngineError(f"cannot read {file}: {error}") from error
-    return Model.of(TemplateTokenizer(source), _NO_CONTEXT_LENGTH)
+    return Model.of(TemplateTokenizer(read_template(Path(file))), _NO_CONTEXT_LENGTH)
 
 
 def _of_folder(folder: str) -> Model:
@@ -137,48 +126,39 @@ def _of_folder(folder: str) -> Model:
     return Model.of(*load_tokenizer(folder))
 
 
-def answer(line: bytes, default: Model | None, find: Callable[[str], Model]) -> dict[str, Any]:
-    """Return the result object for one request's JSON; `error` says what was wrong with it.
-
-    `find` makes the model of a line's own `template_file`.
-    """
-    from mlx_backend.api.errors import ApiError, as_api_error
+def _request(line: bytes) -> dict[str, Any]:
+    from mlx_backend.api.errors import ApiError
     from mlx_backend.api.json_body import decode_json
+
+    try:
+        return chat_request(decode_json(line))
+    except ApiError as error:
+        raise InputError(error.message) from error
+
+
+def _answer(default: Model | None, find: Callable[[str], Model], request: dict[str, Any]) -> dict[str, Any]:
+    """Return the result for one request. `find` makes the model of its own `template_file`. Raises InputError."""
+    from mlx_backend.api.errors import ApiError, as_api_error
     from mlx_backend.conversation.effort import EffortError
     from mlx_backend.conversation.history import HistoryError
     from mlx_backend.errors import EngineError, RequestError
 
-    if not line.strip():
-        return {
-            "error": {"message": "there is nothing on standard input; a chat request as JSON is expected"}
-        }
-    identity: dict[str, Any] = {}
     try:
-        request = decode_json(line)
-        if isinstance(request, list):
-            request = {"messages": request}
-        if not isinstance(request, dict):
-            return {"error": {"message": f"a request is an object with `messages`, not {json_type(request)}"}}
-        if "id" in request:
-            identity = {"id": request["id"]}
-        return identity | _rendered(request, _model_of(request, default, find))
+        return _rendered(request, _model_of(request, default, find))
     except (ApiError, RequestError, HistoryError, EffortError, EngineError) as error:
         refused = as_api_error(error)
-        where = {"param": refused.param} if refused.param else {}
-        return {**identity, "error": {"message": refused.message, **where}}
+        raise InputError(refused.message, refused.param) from error
 
 
 def _model_of(request: dict[str, Any], default: Model | None, find: Callable[[str], Model]) -> Model:
-    from mlx_backend.errors import RequestError
-
     file = request.get("template_file")
     if isinstance(file, str) and file:
         return find(file)
     if file is not None:
         what = "an empty text" if file == "" else json_type(file)
-        raise RequestError(f"template_file: a path is expected, not {what}", "template_file")
+        raise InputError(f"template_file: a path is expected, not {what}", "template_file")
     if default is None:
-        raise RequestError("the line names no template_file, and neither --model nor --template was given")
+        raise InputError("the line names no template_file, and neither --model nor --template was given")
     return default
 
 

@@ -11,13 +11,13 @@ renders too. Take the character out to have the text back.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.commands.json_lines import answer_input
+from mlx_backend.commands.json_lines import InputError, answer_input, chat_request, decode, read_template
 from mlx_backend.conversation.background_requests import find_background_prompt
 from mlx_backend.conversation.dialects import detect
 from mlx_backend.conversation.dialects.harmony import HARMONY
@@ -25,7 +25,6 @@ from mlx_backend.conversation.effort import EffortError
 from mlx_backend.conversation.effort_scale import GPT_OSS_SCALE
 from mlx_backend.conversation.effort_sources import resolve
 from mlx_backend.conversation.history import HistoryError, sanitise
-from mlx_backend.conversation.json_values import MAX_DEPTH, is_too_deep, json_type
 from mlx_backend.conversation.template import GPT_OSS_TRAITS, TemplateTraits, accepted, for_template
 
 if TYPE_CHECKING:
@@ -60,51 +59,28 @@ def run(arguments: argparse.Namespace) -> int:
         from mlx_backend.chat.history_probe import probe_history
 
         try:
-            template = arguments.template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            print(f"mlx-backend sanitise: cannot read {arguments.template}: {error}", file=sys.stderr)
+            template = read_template(arguments.template)
+        except InputError as error:
+            print(f"mlx-backend sanitise: {error}", file=sys.stderr)
             return 2
         traits, dialect = probe_history(template), detect(template, ())
         scale = probe_effort(template, reasons=traits.is_reasoning_model)
-
-    def answer_text(text: bytes) -> dict[str, Any]:
-        decoded = text.decode("utf-8-sig", "replace")
-        return answer(decoded, traits, scale, dialect, canonical=arguments.canonical)
-
-    return answer_input(answer_text, by_lines=arguments.jsonl)
-
-
-_TOO_DEEP = f"the request is nested too deeply: more than {MAX_DEPTH} levels"
+    return answer_input(
+        lambda line: chat_request(decode(line, errors="replace")),
+        partial(sanitised, traits=traits, scale=scale, dialect=dialect, canonical=arguments.canonical),
+        by_lines=arguments.jsonl,
+    )
 
 
-def answer(
-    text: str,
+def sanitised(
+    request: Mapping[str, Any],
     traits: TemplateTraits,
     scale: EffortScale,
     dialect: Dialect = HARMONY,
     *,
     canonical: bool = False,
 ) -> dict[str, Any]:
-    """Return the result object for one request's JSON text; `error` says what was wrong with it."""
-    identity: dict[str, Any] = {}
-    if not text.strip():
-        return {
-            "error": {"message": "there is nothing on standard input; a chat request as JSON is expected"}
-        }
-    try:
-        request = json.loads(text)
-    except ValueError as error:
-        return {"error": {"message": f"this is not JSON: {error}"}}
-    except RecursionError:
-        return {"error": {"message": _TOO_DEEP}}
-    if is_too_deep(request):
-        return {"error": {"message": _TOO_DEEP}}
-    if isinstance(request, list):
-        request = {"messages": request}
-    if not isinstance(request, Mapping):
-        return {"error": {"message": f"a request is an object with `messages`, not {json_type(request)}"}}
-    if "id" in request:
-        identity = {"id": request["id"]}
+    """Return the messages and template arguments for one chat request. Raises InputError."""
     tools = request.get("tools")
     if not isinstance(tools, list):
         tools = []
@@ -117,12 +93,11 @@ def answer(
         background = find_background_prompt(messages, stream=request.get("stream") is True)
         resolution = resolve(request, messages, scale=scale, background=background)
     except (HistoryError, EffortError) as error:
-        return {**identity, "error": {"message": str(error), "param": error.param}}
+        raise InputError(str(error), error.param) from error
     messages = resolution.messages
     if canonical:
-        return {**identity, "messages": messages, "effort": resolution.effort.value}
+        return {"messages": messages, "effort": resolution.effort.value}
     return {
-        **identity,
         "messages": accepted(for_template(messages, traits, dialect), traits),
         "template_kwargs": resolution.template_kwargs,
     }

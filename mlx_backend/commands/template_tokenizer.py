@@ -1,24 +1,24 @@
 """A tokenizer for a chat template without a model: it renders in the sandbox, and knows only the template's markers.
 
-Enough to build a prompt as the server does, and to show it. Knows no vocabulary.
+Enough to build a prompt as the server does, and to show it. Knows no model's vocabulary.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from mlx_backend.engine.scripted import ScriptedTokenizer
 from mlx_backend.errors import EngineRefused
 from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SECONDS: Final = 20.0
-"""For one rendering. Those of published templates take milliseconds."""
+MAX_SECONDS: Final = 20.0
+"""Seconds for one rendering. Those of published templates take milliseconds."""
 
 # How control tokens are spelt: `<|im_end|>`, `<｜User｜>`, `<think>`, `<seed:tool_call>`, `[INST]`, `]~b]`.
 _MARKER = re.compile(
@@ -26,11 +26,24 @@ _MARKER = re.compile(
 )
 
 
-class TemplateTokenizer(ScriptedTokenizer):
-    """Implements the `Tokenizer` protocol for a bare template. Raises EngineRefused for one that cannot be parsed."""
+class TemplateTokenizer:
+    """Implements the `Tokenizer` protocol for a bare template: a token is a character, or one of the markers.
+
+    Raises EngineRefused for a template that cannot be parsed.
+    """
+
+    chat_template: Final[str]
+    response_template: Final = None
+    end_tokens: Final[frozenset[int]] = frozenset()
+    bos_tokens: Final = ()
 
     def __init__(self, source: str) -> None:
-        super().__init__(sorted(set(_MARKER.findall(source)), key=len, reverse=True), source)
+        markers = sorted(set(_MARKER.findall(source)), key=len, reverse=True)
+        self.chat_template = source
+        self.special_tokens = dict(enumerate(markers, start=sys.maxunicode + 1))
+        self.vocabulary_size = sys.maxunicode + 1 + len(markers)
+        self._ids = {marker: token for token, marker in self.special_tokens.items()}
+        self._pieces = re.compile("|".join([*map(re.escape, markers), "."]), re.DOTALL)
         try:
             self._parsed = ChatTemplate(source, date=datetime.now().strftime)
         except TemplateFault as fault:
@@ -51,7 +64,21 @@ class TemplateTokenizer(ScriptedTokenizer):
                 template_kwargs,
                 tools=tools or None,
                 add_generation_prompt=add_generation_prompt,
-                deadline=time.thread_time() + SECONDS,
+                deadline=time.thread_time() + MAX_SECONDS,
             )
         except TemplateFault as fault:
             raise EngineRefused(f"The model's chat template refused the conversation: {fault}") from fault
+
+    def encode(self, text: str, *, control_tokens: bool) -> list[int]:
+        """Tokenise. With control_tokens False a marker spelt in the text becomes the tokens of its characters."""
+        if not control_tokens:
+            return [ord(character) for character in text]
+        return [self._ids.get(piece) or ord(piece) for piece in self._pieces.findall(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, markers included."""
+        return "".join(self.special_tokens.get(token) or chr(token) for token in tokens)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        return self.decode([token]).encode("utf-8", "replace")

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 
-from mlx_backend.commands.parse import parse_lines
+from mlx_backend.commands.json_lines import answers
+from mlx_backend.commands.parse import RawOutput, answer_row, read_row
+from mlx_backend.conversation.dialects.harmony import HARMONY
 
 RAW = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>"
 MESSAGE = {"reasoning": "Easy.", "content": "4", "tool_calls": [], "finish": "stop"}
@@ -29,7 +32,8 @@ def run(standard_input: str | bytes, *options: str) -> subprocess.CompletedProce
 
 
 def results(*rows: object, **options: Any) -> list[dict[str, Any]]:
-    return list(parse_lines((json.dumps(row).encode() for row in rows), **options))
+    lines = (json.dumps(row).encode() for row in rows)
+    return list(answers(lines, read_row, partial(answer_row, defaults=RawOutput(dialect=HARMONY), **options)))
 
 
 def message(**changes: object) -> dict[str, object]:
@@ -187,7 +191,7 @@ def test_a_line_that_cannot_be_read_says_why(row: object, says: str) -> None:
 
 
 def test_nesting_without_end_and_bad_bytes_are_errors_too() -> None:
-    deep, broken = parse_lines([b"[" * 100_000, b'{"raw_text": "\xff"}'])
+    deep, broken = answers([b"[" * 100_000, b'{"raw_text": "\xff"}'], read_row, dict)
     assert "not JSON" in deep["error"]["message"]
     assert "not UTF-8" in broken["error"]["message"]
 

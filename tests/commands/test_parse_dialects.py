@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mlx_backend.commands.parse import parse_lines
+from mlx_backend.commands.json_lines import answers
+from mlx_backend.commands.parse import RawOutput, answer_row, read_row
 from mlx_backend.conversation.dialects import DIALECTS
+from mlx_backend.conversation.dialects.harmony import HARMONY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +70,8 @@ def run(standard_input: str, *options: str) -> str:
 
 
 def results(*rows: object, **options: Any) -> list[dict[str, Any]]:
-    return list(parse_lines((json.dumps(row).encode() for row in rows), **options))
+    lines = (json.dumps(row).encode() for row in rows)
+    return list(answers(lines, read_row, partial(answer_row, defaults=RawOutput(dialect=HARMONY), **options)))
 
 
 def test_every_dialect_is_listed_with_an_example_that_it_reads() -> None:

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import mlx_backend.demo
 from mlx_backend.chat.effort_probe import probe_effort
-from mlx_backend.commands.sanitise import answer
+from mlx_backend.commands.sanitise import sanitised
 from mlx_backend.conversation.template import INVISIBLE, TemplateTraits
 
 FOLDER = Path(__file__).parent / "history_cases"
@@ -70,9 +70,7 @@ class Prompt:
 
     def of(self, request: dict[str, Any]) -> str:
         """Render what the `sanitise` command prints for a request."""
-        result = answer(json.dumps(request), self.traits, self.scale)
-        if "error" in result:
-            raise AssertionError(result["error"])
+        result = sanitised(request, self.traits, self.scale)
         return self.render(result["messages"], request.get("tools"), **result["template_kwargs"])
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None, **kwargs: Any) -> str:
@@ -83,9 +81,7 @@ class Prompt:
 
     def shown(self, request: dict[str, Any]) -> list[str]:
         """Return the rendered prompt's messages behind the system message as "who: text"."""
-        result = answer(json.dumps(request), self.traits, self.scale)
-        if "error" in result:
-            raise AssertionError(result["error"])
+        result = sanitised(request, self.traits, self.scale)
         kwargs = result["template_kwargs"]
         self.render(result["messages"], request.get("tools"), **kwargs)  # as it is, it must not be refused
         text = self.render(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from running_server import HELLO, RunningServer, served
 from scripted_server import ANSWER
+from single_model import SingleModelRegistry
 
 from mlx_backend.chat.limits import RequestLimits
 from mlx_backend.chat.service import Service
@@ -20,7 +21,6 @@ from mlx_backend.errors import EngineBusy, RequestError
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.preparation import Preparation, PreparationCancelled, Turns, current
-from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.registry import MultiModelRegistry
 from mlx_backend.server import preparations

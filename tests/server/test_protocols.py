@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
 import mlx_backend.server
@@ -17,7 +18,6 @@ from mlx_backend.chat.service import Service
 from mlx_backend.conversation.events import ContentDelta, StreamEnd
 from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineError
-from mlx_backend.registry.base import SingleModelRegistry
 from mlx_backend.server.app import App
 from mlx_backend.server.handlers import ReplyHandler, Route
 from mlx_backend.settings import Settings
