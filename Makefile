@@ -38,7 +38,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml .ci/link.py .ci/install.py
 vision: $(VENV)/.vision ## add what models need to see images (10 MB; docs/images.md)
 	@echo "Models of the families in docs/images.md see images now."
 
-$(VENV)/.vision: requirements-vision.lock $(VENV)/.ready
+$(VENV)/.vision: requirements.lock $(VENV)/.ready
 	@echo "Installing what models need to see images (once) …"
 	@$(RUN) .ci/install.py vision || { \
 		echo "What models need to see images could not be installed; pip says why above."; exit 1; }
@@ -119,8 +119,8 @@ models: $(VENV)/.ready ## write the files of the predefined models from their ta
 docs: $(VENV)/.ready-dev ## write the references of settings, model families and API keys into docs/
 	@$(RUN) -m mlx_backend.commands.reference docs/settings.md docs/families.md docs/shared-server.md
 
-lock: $(VENV)/.ready-dev ## update requirements.lock
-	$(RUN) .ci/lock.py
+lock: $(VENV)/.ready-dev ## write requirements.lock anew (ARGS=--upgrade: with the newest versions)
+	$(RUN) .ci/lock.py $(ARGS)
 
 clean: ## remove what the other commands made
 	rm -rf $(VENV) $(VENV_DIFY) dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,8 +1,8 @@
 """Install a part of requirements.lock into the environment whose Python runs this, and say how far it is.
 
-`make setup` installs what running needs, `make test` and the other commands for developers also what they need, and,
-like `make vision`, what models need to see images, from a lock of its own. pip does the work; of its own output, many
-lines for each package, only the names are shown.
+`make setup` installs what running needs, `make vision` what models need to see images, and `make test` and the other
+commands for developers both and what they need. pip does the work; of its own output, many lines for each package, only
+the names are shown.
 """
 
 import argparse
@@ -13,8 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("running", "developing")
-VISION = "vision"
+PARTS = ("running", "developing", "vision")
 HEADING = "# For {part}:\n"
 """What stands above each part of the lock; .ci/lock.py writes it."""
 
@@ -27,12 +26,9 @@ def part_of(lock: str, part: str) -> str:
 def main() -> int:
     """Install the part that is named; return pip's exit status."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("part", choices=(*PARTS, VISION))
-    part = arguments.parse_args().part
-    if part == VISION:
-        requirements = (ROOT / "requirements-vision.lock").read_text(encoding="utf-8")
-    else:
-        requirements = part_of((ROOT / "requirements.lock").read_text(encoding="utf-8"), part)
+    arguments.add_argument("part", choices=PARTS)
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    requirements = part_of(lock, arguments.parse_args().part)
     total = len(re.findall(r"^[a-z0-9]", requirements, re.MULTILINE))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "requirements.txt")
@@ -46,7 +42,7 @@ def main() -> int:
             "--progress-bar",
             "off",
         ]
-        # Not resolved: the lock names everything, and the other part what this one does not; .ci/lock.py says what
+        # Not resolved: the lock names everything, and another part what this one does not; .ci/lock.py says what
         # of mlx-vlm's own requirements is left out.
         command += ["--no-deps", "--require-hashes", "-r", str(file)]
         return run(command, total)
