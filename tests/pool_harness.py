@@ -10,14 +10,13 @@ from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.base import LoadProgress, ModelStatus
 from mlx_backend.registry.catalogue import Catalogue
-from mlx_backend.registry.lease import ModelLease
-from mlx_backend.registry.model_pool import ModelPool
+from mlx_backend.registry.model_pool import Clock, ModelLease, ModelPool
 
 SOON = 20  # seconds after which a test that waits for another thread gives up
 GB = 1 << 30
 
 
-class ManualClock:
+class ManualClock(Clock):
     """Time that moves when the test says so."""
 
     def __init__(self) -> None:
@@ -154,7 +153,7 @@ class PoolHarness:
         return next(status for status in self.pool.statuses() if status.name == name)
 
     def wait_for_state(self, name: str, state: str) -> None:
-        changed = self.pool._state.changed
+        changed = self.pool._changed
         with changed:
             assert changed.wait_for(lambda: self.status(name).state == state, SOON)
 
@@ -162,7 +161,7 @@ class PoolHarness:
         """Wait until `count` requests wait for a load."""
 
         def reached() -> bool:
-            entry = self.pool._state.entries.get(name)
+            entry = self.pool._entries.get(name)
             return entry is not None and entry.attempt is not None and entry.attempt.waiters == count
 
         with self.clock.wait_started:

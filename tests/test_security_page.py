@@ -13,7 +13,7 @@ from mlx_backend.constraints.json_schema import MAX_LENGTH
 from mlx_backend.constraints.sandbox import MAX_MEMORY, MAX_SECONDS
 from mlx_backend.conversation.json_values import MAX_DEPTH
 from mlx_backend.images.loader import DECODING_BYTES
-from mlx_backend.registry.loader import MAX_QUEUED
+from mlx_backend.registry.model_pool import MAX_QUEUED
 from mlx_backend.server.preparations import MAX_LARGE
 from mlx_backend.server.receive_limits import ReceiveLimits
 from mlx_backend.server.response_writer import MIN_BYTES_PER_SECOND, STALL_SECONDS

@@ -1,62 +1,245 @@
 """Which models are in memory: loaded on request, kept while in use, unloaded when idle or evicted.
 
-    callers     acquire: lease a ready model, or queue a load and wait for it, or give up at the deadline
-    loader      a thread for each download, and one for the loads, one after another: evict, load, notify the waiters
-    unloader    one thread: unloads what is idle for too long, or drained
+    unloaded ──requested──▶ loading ──▶ ready ──idle, evicted, on request──▶ unloading ──▶ unloaded
+                              └───▶ failed ──requested after the retry delay──▶ loading
 
-Knows names, services and time; how a model is loaded is passed in. The states of a model are in `model_entry`, the lock
-and the rules for holding it in `pool_state`, who goes when memory is short in `eviction`.
+    callers     acquire: lease a ready model, or queue a load and wait for it, or give up at the deadline
+    downloads   a thread each: fetch what a model lacks, and only then queue its load, so that no other model waits
+    loader      one thread: evict, load, notify the waiters, one model after another
+    unloader    one thread: unloads what has been idle for too long, or is drained
+
+One lock guards the entries; every wait is on one of its two conditions: `_changed` (requests, the loader) and
+`_unload_due` (the unloader). The lock is never held while something slow runs: an entry that is being loaded or
+unloaded is marked as such, the lock is released, and a request for that model waits for the mark to go.
 
 A request that waits for a load counts as a user of the model from before it is ready until the lease is taken. One that
-waits for a model to finish unloading does not, or it never would.
+waits for a model to finish unloading does not, or it never would. A load cannot be interrupted. It learns that the pool
+is stopping when it next reports progress; if it finishes anyway, the model is stopped at once.
+
+Knows names, services and time; how a model is loaded is passed in.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from mlx_backend.errors import EngineStopped
+from mlx_backend.device.memory import format_bytes
+from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.preparation import current
 from mlx_backend.registry.base import ModelStatus
-from mlx_backend.registry.clock import SystemClock
-from mlx_backend.registry.errors import ModelLoading, UnknownModel
-from mlx_backend.registry.lease import ModelLease
-from mlx_backend.registry.loader import Loader
-from mlx_backend.registry.model_entry import LoadAttempt, LoadedService, ModelEntry
-from mlx_backend.registry.pool_state import PoolState
-from mlx_backend.registry.unloader import Unloader
+from mlx_backend.registry.errors import InsufficientMemory, ModelError, ModelLoading, UnknownModel, copy_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from mlx_backend.engine.base import EngineStatus
     from mlx_backend.models.spec import ModelSpec
-    from mlx_backend.registry.base import LoadProgress
+    from mlx_backend.registry.base import LoadProgress, ModelState
     from mlx_backend.registry.catalogue import Catalogue
-    from mlx_backend.registry.clock import Clock
-    from mlx_backend.registry.loader import ModelMemory
 
 log = logging.getLogger(__name__)
 
+MAX_QUEUED = 16
+"""Models being downloaded, or waiting to be loaded; further requests are told to retry."""
+MIN_RETRY_DELAY = 1.0
+"""Seconds between a failed load and the next; doubled for each further failure."""
+MAX_RETRY_DELAY = 60.0
+_MAX_REMEMBERED = 256
+"""Entries of models that are no longer in memory."""
+
+
+class Clock:
+    """A monotonic clock that can wait on a condition. Tests pass in one of their own."""
+
+    def now(self) -> float:
+        """Return seconds since any fixed moment."""
+        return time.monotonic()
+
+    def wait(self, condition: threading.Condition, seconds: float) -> None:
+        """Wait on the held condition for at most `seconds` (may be infinite). May return early."""
+        condition.wait(min(seconds, threading.TIMEOUT_MAX) if seconds < math.inf else None)
+
+
+class ManagedEngine(Protocol):
+    """The part of an engine that the pool needs."""
+
+    def status(self) -> EngineStatus:
+        """Return what it is doing."""
+        ...
+
+    def is_healthy(self) -> bool:
+        """Whether requests are being served."""
+        ...
+
+    def stop(self) -> None:
+        """Stop it and free its memory."""
+        ...
+
+
+class LoadedService(Protocol):
+    """What loading returns: a service, or anything else around an engine."""
+
+    @property
+    def engine(self) -> ManagedEngine:
+        """The engine that it uses."""
+        ...
+
+
+class ModelMemory(Protocol):
+    """How much memory there is for models, and how much each needs."""
+
+    def limit(self) -> int:
+        """Return how many bytes all models together may take."""
+        ...
+
+    def measure(self, spec: ModelSpec) -> int:
+        """Return how many bytes a model takes, whether or not it is on this machine; 0 if that is not known."""
+        ...
+
+    def too_large(self, spec: ModelSpec, size: int) -> str:
+        """Return what to tell people of a model that never fits."""
+        ...
+
 
 class UnloadResult(StrEnum):
-    """What became of a request to unload a model."""
+    """What became of a request to unload a model; one that is draining goes when its replies or its load end."""
 
     UNLOADED = "unloaded"
-    DRAINING = "unloading"  # as soon as its replies have ended, or its load has
+    DRAINING = "unloading"
     NOT_LOADED = "not loaded"
-    PINNED = "pinned"  # it stays
+    PINNED = "pinned"
+
+
+@dataclass(slots=True, eq=False)
+class LoadAttempt:
+    """One attempt to load a model. Its waiters are counted, so that the model is not unloaded before they have it.
+
+    `started_at` is of the download or of the load, None while it is queued; `done` of `total` bytes are downloaded or
+    loaded (0: not known). With `is_reported`, somebody who waits says what went wrong, and it need not be logged.
+    """
+
+    started_at: float | None = None
+    stage: Literal["downloading", "loading"] = "loading"
+    done: int = 0
+    total: int = 0
+    percent: int = 0
+    waiters: int = 0
+    finished: bool = False
+    error: Exception | None = None
+    is_reported: bool = False
+
+    def retry_after(self, now: float) -> int:
+        """Estimate the seconds left, from 1 to 60."""
+        if self.started_at is None or self.percent < 1:
+            return 5
+        left = (now - self.started_at) / self.percent * (100 - self.percent)
+        return min(60, max(1, math.ceil(left)))
+
+    def raise_if_failed(self) -> None:
+        """Raise a copy of the error, if there is one: threads must not share a traceback."""
+        if self.error is not None:
+            raise copy_error(self.error)
+
+
+@dataclass(slots=True, eq=False)
+class ModelEntry[S]:
+    """A model that has been requested at least once.
+
+    It has a `service`, and a `size` in bytes, while it is ready or unloading. `attempt` is the latest, `last_used` when
+    it was last loaded, leased or released, `failures` how many loads have failed in a row. A `draining` model is
+    unloaded when its last reply has ended.
+    """
+
+    spec: ModelSpec
+    state: Literal["unloaded", "loading", "ready", "unloading", "failed"] = "unloaded"
+    service: S | None = None
+    attempt: LoadAttempt | None = None
+    size: int = 0
+    leases: int = 0
+    last_used: float | None = None
+    draining: bool = False
+    failures: int = 0
+    retry_at: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Ready, and neither leased nor about to be."""
+        return self.state == "ready" and not self.leases and not (self.attempt and self.attempt.waiters)
+
+    def unload_at(self) -> float:
+        """Return when it is to be unloaded; infinity: not by itself."""
+        if not self.is_idle:
+            return math.inf
+        if self.draining:
+            return -math.inf
+        if self.spec.pinned or self.spec.ttl is None or self.last_used is None:
+            return math.inf
+        return self.last_used + self.spec.ttl
+
+    def status(self) -> ModelStatus:
+        """Return its status as the pool knows it; what its engine does is not included."""
+        attempt = self.attempt or LoadAttempt()
+        is_loading = self.state == "loading"
+        state: ModelState = attempt.stage if self.state == "loading" else self.state
+        return ModelStatus(
+            name=self.spec.name,
+            state=state,
+            percent=100 if state == "ready" else attempt.percent if is_loading else 0,
+            done=attempt.done if is_loading else 0,
+            total=attempt.total if is_loading else 0,
+            in_use=self.leases,
+            pinned=self.spec.pinned,
+            detail=str(attempt.error) if state == "failed" and attempt.error is not None else "",
+        )
+
+
+class ModelLease[S]:
+    """A model in use. Release it when the reply is done: idempotent, from any thread; garbage collection does too."""
+
+    def __init__(self, spec: ModelSpec, service: S, on_release: Callable[[], None]) -> None:
+        self.spec = spec
+        self._service: S | None = service
+        self._on_release = on_release
+        self._released = threading.Lock()
+
+    @property
+    def service(self) -> S:
+        """The model's service. Raises RuntimeError after the release."""
+        if self._service is None:
+            raise RuntimeError(f"The model {self.spec.name!r} has been released.")
+        return self._service
+
+    def release(self) -> None:
+        """End the lease."""
+        if self._released.acquire(blocking=False):
+            self._service = None
+            self._on_release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class ModelPool[S: LoadedService]:
     """The models in memory. Thread-safe.
 
     `load(spec, progress)` runs on the loader's thread, takes as long as it likes and reports how far it is, which
-    `on_status` is called with, in any thread. `fetch(spec, progress)` downloads what loading needs, beside other
-    downloads and loads. Without `memory`, any number of models of any size may be loaded. `default_name` is for
+    `on_status` is called with, in any thread. `fetch(spec, progress)` downloads what loading needs, while others are
+    downloaded and loaded. Without `memory`, any number of models of any size may be loaded. `default_name` is for
     requests that name no model.
     """
 
@@ -73,10 +256,21 @@ class ModelPool[S: LoadedService]:
     ) -> None:
         self._catalogue = catalogue
         self._default_name = default_name
-        self._clock: Clock = clock or SystemClock()
-        self._state: PoolState[S] = PoolState(self._clock)
-        self._unloader = Unloader(self._state)
-        self._loader = Loader(self._state, self._unloader, load, memory, on_status, fetch)
+        self._load_service = load
+        self._fetch_files = fetch
+        self._memory = memory
+        self._on_status = on_status
+        self._clock = clock or Clock()
+        # Reentrant: a forgotten lease is released by a finaliser, which may run in any thread at any moment.
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._unload_due = threading.Condition(lock)
+        self._entries: dict[str, ModelEntry[S]] = {}
+        self._queue: deque[tuple[ModelEntry[S], LoadAttempt]] = deque()
+        self._downloads: set[threading.Thread] = set()
+        self._loader: threading.Thread | None = None
+        self._unloader: threading.Thread | None = None
+        self._stopping = False
 
     # -- using models ----------------------------------------------------------------------------------------
 
@@ -110,13 +304,13 @@ class ModelPool[S: LoadedService]:
     def preload(self) -> None:
         """Load the pinned models, one after another; raise the error of the first that fails."""
         for spec in self._catalogue.pinned():
-            self._acquire(self.find(spec.name), math.inf, reports=True).release()
+            self._acquire(self.find(spec.name), math.inf, is_reported=True).release()
 
     def unload(self, name: str) -> UnloadResult:
         """Unload a model: at once if it is idle, else after its replies. Requests from now on reload it."""
         spec = self._catalogue.find(name)
-        with self._state.changed:
-            entry = self._state.entries.get(spec.name)
+        with self._changed:
+            entry = self._entries.get(spec.name)
             if entry is None or entry.state in ("unloaded", "failed"):
                 return UnloadResult.NOT_LOADED
             if entry.spec.pinned:
@@ -124,17 +318,17 @@ class ModelPool[S: LoadedService]:
             if not entry.is_idle:
                 if entry.state != "unloading":
                     entry.draining = True
-                    self._unloader.wake()
+                    self._wake_unloader()
                 return UnloadResult.DRAINING
             entry.state = "unloading"
-        self._state.stop_engine(entry, "as requested")
+        self._stop_engine(entry, "as requested")
         return UnloadResult.UNLOADED
 
     def statuses(self) -> list[ModelStatus]:
         """Return every servable model, loaded or not, without its engine's own figures."""
         listed = self._catalogue.models()
-        with self._state.changed:
-            entries = self._state.entries
+        with self._changed:
+            entries = self._entries
             names = [spec.name for spec in listed]
             names += [name for name, entry in entries.items() if entry.state != "unloaded"]
             pinned = {spec.name for spec in listed if spec.pinned}
@@ -147,40 +341,46 @@ class ModelPool[S: LoadedService]:
 
     def services(self) -> dict[str, S]:
         """Return the ready services by name, to look at and not to use. Keep none: it would stay in memory."""
-        with self._state.changed:
-            return {entry.spec.name: entry.service for entry in self._state.ready() if entry.service}
+        with self._changed:
+            return {entry.spec.name: entry.service for entry in self._ready() if entry.service}
 
     def stop(self, timeout: float | None = None) -> None:
         """Stop everything: waiting requests get an error, engines are stopped, threads joined. Idempotent.
 
         A load that reports no progress cannot be interrupted; it is abandoned after `timeout` seconds (None: never).
         """
-        state = self._state
-        with state.changed:
-            state.stopping = True
-            ready = state.ready()
+        with self._changed:
+            self._stopping = True
+            ready = self._ready()
             for entry in ready:
                 entry.state = "unloading"
-            state.changed.notify_all()
-            state.unload_due.notify_all()
+            self._changed.notify_all()
+            self._unload_due.notify_all()
+            loading = [*self._downloads, *filter(None, [self._loader])]
         for entry in ready:
-            state.stop_engine(entry, "as the server is stopping")
-        self._loader.join(timeout)
-        self._unloader.join(timeout)
-        with state.changed:  # models that other threads are unloading
-            state.changed.wait_for(state.none_unloading, timeout)
-        if self._loader.is_alive():
+            self._stop_engine(entry, "as the server is stopping")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for thread in (*loading, *filter(None, [self._unloader])):
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        with self._changed:  # models that other threads are unloading
+            self._changed.wait_for(self._none_unloading, timeout)
+        if any(thread.is_alive() for thread in loading):
             log.warning("A model is still being loaded; not waiting for it any longer.")
+
+    def _ready(self) -> list[ModelEntry[S]]:
+        return [entry for entry in self._entries.values() if entry.state == "ready"]
+
+    def _none_unloading(self) -> bool:
+        return all(entry.state != "unloading" for entry in self._entries.values())
 
     # -- leasing ---------------------------------------------------------------------------------------------
 
-    def _acquire(self, spec: ModelSpec, deadline: float, *, reports: bool = False) -> ModelLease[S]:
-        """Lease a model. With `reports`, what this raises is told to people by the caller, and not logged."""
+    def _acquire(self, spec: ModelSpec, deadline: float, *, is_reported: bool = False) -> ModelLease[S]:
         attempt: LoadAttempt | None = None  # the one that is waited for
-        with self._state.changed:
+        with self._changed:
             while True:
-                entry = self._state.entry(spec)
-                if self._state.stopping:
+                entry = self._entry(spec)
+                if self._stopping:
                     raise EngineStopped("The server is stopping.")
                 # A draining model is only for those who waited for its load.
                 if entry.state == "ready" and (not entry.draining or attempt is entry.attempt):
@@ -188,12 +388,22 @@ class ModelPool[S: LoadedService]:
                 if attempt is not None:
                     attempt.raise_if_failed()
                 if entry.state in ("unloaded", "failed"):
-                    attempt = self._loader.enqueue(entry, spec)
+                    attempt = self._enqueue(entry, spec)
                 elif entry.state == "loading":
                     attempt = entry.attempt
-                if reports and attempt is not None:
+                if is_reported and attempt is not None:
                     attempt.is_reported = True
                 self._wait_for(attempt, spec, deadline)
+
+    def _entry(self, spec: ModelSpec) -> ModelEntry[S]:
+        """Return a model's entry, a new one if it has none; forget the oldest of too many unloaded ones."""
+        entry = self._entries.get(spec.name)
+        if entry is None:
+            gone = [name for name, each in self._entries.items() if each.state in ("unloaded", "failed")]
+            for name in gone[: max(0, len(gone) - _MAX_REMEMBERED)]:
+                del self._entries[name]
+            entry = self._entries[spec.name] = ModelEntry(spec)
+        return entry
 
     def _lease(self, entry: ModelEntry[S]) -> ModelLease[S]:
         assert entry.service is not None  # it is ready
@@ -202,26 +412,26 @@ class ModelPool[S: LoadedService]:
         return ModelLease(entry.spec, entry.service, partial(self._on_release, entry))
 
     def _on_release(self, entry: ModelEntry[S]) -> None:
-        with self._state.changed:
+        with self._changed:
             entry.leases -= 1
             entry.last_used = self._clock.now()
             if not entry.leases:
-                self._state.unload_due.notify()
+                self._unload_due.notify()
 
     def _discard(self, lease: ModelLease[S]) -> None:
         """Release a lease on a stopped engine, and unload it when its other leases have been released too."""
-        with self._state.changed:
-            entry = self._state.entries.get(lease.spec.name)
+        with self._changed:
+            entry = self._entries.get(lease.spec.name)
             if entry is not None and entry.service is lease.service:
                 log.warning("The engine of %s has stopped; it is loaded again.", lease.spec.name)
                 entry.draining = True
-                self._unloader.wake()
+                self._wake_unloader()
         lease.release()
 
     def _wait_for(self, attempt: LoadAttempt | None, spec: ModelSpec, deadline: float) -> None:
         """Wait until something has changed.
 
-        Raises ModelLoading if the deadline has passed, PreparationCancelled if nobody waits for the request any more.
+        Raises ModelLoading if the deadline has passed, PreparationCancelled if the request's client has gone.
         """
         now = self._clock.now()
         if now >= deadline:
@@ -234,12 +444,275 @@ class ModelPool[S: LoadedService]:
         try:
             with preparation.cancelled_by(self._notify):
                 preparation.check_cancelled()  # with the lock held: what comes later notifies
-                self._clock.wait(self._state.changed, deadline - now)
+                self._clock.wait(self._changed, deadline - now)
                 preparation.check_cancelled()
         finally:
             if attempt is not None:
                 attempt.waiters -= 1
 
     def _notify(self) -> None:
-        with self._state.changed:
-            self._state.changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- loading ---------------------------------------------------------------------------------------------
+
+    def _enqueue(self, entry: ModelEntry[S], spec: ModelSpec) -> LoadAttempt | None:
+        """Queue a load, after a download if need be; None if the queue is full. Call this with the lock held.
+
+        Before its retry delay is over, a failed model raises the error of its last load.
+        """
+        if entry.state == "failed" and entry.attempt is not None and self._clock.now() < entry.retry_at:
+            entry.attempt.raise_if_failed()
+        if len(self._queue) + len(self._downloads) >= MAX_QUEUED:
+            return None
+        attempt = LoadAttempt()
+        entry.spec, entry.state, entry.attempt = spec, "loading", attempt
+        if self._fetch_files is None:
+            self._queue.append((entry, attempt))
+        else:
+            download = partial(self._download, entry, attempt, self._fetch_files)
+            thread = threading.Thread(target=download, name="model-download", daemon=True)
+            self._downloads.add(thread)
+            thread.start()
+        if self._loader is None:
+            self._loader = threading.Thread(target=self._load_queued, name="model-loader", daemon=True)
+            self._loader.start()
+        self._changed.notify_all()
+        return attempt
+
+    def _download(
+        self,
+        entry: ModelEntry[S],
+        attempt: LoadAttempt,
+        fetch: Callable[[ModelSpec, LoadProgress], None],
+    ) -> None:
+        """Download what is missing of a model, and queue it to be loaded. A download's thread."""
+        spec = entry.spec
+        error: Exception | None = None
+        attempt.started_at = self._clock.now()
+        try:
+            size = self._size_of(spec)
+            fetch(spec, _Report(partial(self._record, entry, attempt), size))
+        except BaseException as raised:  # whatever it is, no request may be left waiting
+            error = _public_error(raised, spec.name)
+        with self._changed:
+            is_there = error is None and not self._stopping
+            if is_there:
+                attempt.stage, attempt.started_at = "loading", None
+                attempt.done = attempt.total = attempt.percent = 0
+                self._queue.append((entry, attempt))
+                self._changed.notify_all()
+        if not is_there:
+            self._fail(entry, attempt, error)
+        with self._changed:
+            self._downloads.discard(threading.current_thread())
+
+    def _load_queued(self) -> None:
+        """Load one model after another until the pool stops. The loader's thread."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping)
+                if self._stopping:
+                    return
+                entry, attempt = self._queue.popleft()
+                attempt.started_at = self._clock.now()
+            self._load(entry, attempt)
+
+    def _load(self, entry: ModelEntry[S], attempt: LoadAttempt) -> None:
+        spec = entry.spec
+        service: S | None = None
+        error: Exception | None = None
+        size = 0
+        try:
+            size = self._make_room(spec)
+            service = self._load_service(spec, _Report(partial(self._record, entry, attempt), size))
+            if not size:  # it was not known before the download
+                with suppress(InsufficientMemory):
+                    size = self._make_room(spec)
+        except BaseException as raised:  # whatever it is, no request may be left waiting
+            error = _public_error(raised, spec.name)
+        if error is None and service is not None and self._publish(entry, attempt, service, size):
+            return
+        self._fail(entry, attempt, error)
+        if service is not None:
+            service.engine.stop()
+
+    def _record(
+        self,
+        entry: ModelEntry[S],
+        attempt: LoadAttempt,
+        stage: Literal["downloading", "loading"],
+        done: int,
+        total: int,
+        share: float,
+    ) -> None:
+        """Record how far a load is. An engine that reloads itself later may report here too, which is ignored."""
+        if attempt.finished:
+            return
+        if self._stopping:
+            raise EngineStopped("The server is stopping.")
+        if stage != attempt.stage:  # the time left is estimated for each by itself
+            attempt.stage, attempt.started_at = stage, self._clock.now()
+        attempt.done, attempt.total, attempt.percent = done, total, int(100 * min(1.0, max(0.0, share)))
+        self._on_status(entry.status())
+
+    def _publish(self, entry: ModelEntry[S], attempt: LoadAttempt, service: S, size: int) -> bool:
+        """Mark a model as ready; False if the pool has been stopped meanwhile."""
+        with self._changed:
+            if self._stopping:
+                return False
+            now = self._clock.now()
+            attempt.finished, attempt.percent = True, 100
+            entry.state, entry.service, entry.size = "ready", service, size
+            entry.last_used, entry.failures = now, 0
+            if entry.draining or entry.spec.ttl is not None:
+                self._wake_unloader()
+            self._changed.notify_all()
+        self._on_status(entry.status())
+        log.info("Loaded %s in %.1f s.", entry.spec.name, now - (attempt.started_at or now))
+        return True
+
+    def _fail(self, entry: ModelEntry[S], attempt: LoadAttempt, error: Exception | None) -> None:
+        """Mark a load as failed, or as given up because the pool is stopping."""
+        with self._changed:
+            attempt.finished, attempt.percent, attempt.error = True, 100, error
+            entry.draining = False
+            if isinstance(error, EngineError) and not self._stopping:
+                entry.state = "failed"
+                entry.retry_at = self._clock.now() + min(MAX_RETRY_DELAY, MIN_RETRY_DELAY * 2**entry.failures)
+                entry.failures = min(entry.failures + 1, 16)
+            else:
+                entry.state = "unloaded"
+            self._changed.notify_all()
+        self._on_status(entry.status())
+        if error is not None and not attempt.is_reported:
+            level = logging.INFO if isinstance(error, InsufficientMemory) else logging.WARNING
+            log.log(level, "%s was not loaded: %s", entry.spec.name, error)
+
+    def _make_room(self, spec: ModelSpec) -> int:
+        """Evict what is in the way of a model; return its size, 0 if unknown. Raises InsufficientMemory."""
+        if self._memory is None:
+            return 0
+        size, limit = self._size_of(spec), self._memory.limit()
+        with self._changed:
+            self._changed.wait_for(self._none_unloading)
+            evicted = choose_evictions(spec.name, size, limit, self._entries.values())
+            for entry in evicted:
+                entry.state = "unloading"
+        for entry in evicted:
+            self._stop_engine(entry, f"to make room for {spec.name}")
+        return size
+
+    def _size_of(self, spec: ModelSpec) -> int:
+        """Return a model's size, 0 if unknown. Raises InsufficientMemory for one that never fits."""
+        if self._memory is None:
+            return 0
+        size = self._memory.measure(spec)
+        if size > self._memory.limit():
+            raise InsufficientMemory(self._memory.too_large(spec, size))
+        return size
+
+    # -- unloading -------------------------------------------------------------------------------------------
+
+    def _wake_unloader(self) -> None:
+        """Have the unloader look again for what is due; call this with the lock held."""
+        if self._unloader is None:
+            self._unloader = threading.Thread(
+                target=self._unload_due_models, name="model-unloader", daemon=True
+            )
+            self._unloader.start()
+        self._unload_due.notify()
+
+    def _unload_due_models(self) -> None:
+        """Unload each model when it is due, until the pool stops. The unloader's thread."""
+        while (entry := self._next_due()) is not None:
+            self._stop_engine(entry, "as requested" if entry.draining else "after being idle")
+
+    def _next_due(self) -> ModelEntry[S] | None:
+        """Wait for a model to be due and mark it as unloading; None when the pool stops."""
+        with self._unload_due:
+            while not self._stopping:
+                first = min(self._entries.values(), key=ModelEntry.unload_at, default=None)
+                left = math.inf if first is None else first.unload_at() - self._clock.now()
+                if first is not None and left <= 0:
+                    first.state = "unloading"
+                    return first
+                self._clock.wait(self._unload_due, left)
+            return None
+
+    def _stop_engine(self, entry: ModelEntry[S], reason: str) -> None:
+        """Unload a model that is marked as unloading. Call this without the lock: an engine may take its time."""
+        assert entry.service is not None
+        try:
+            entry.service.engine.stop()
+        except Exception:
+            log.exception("The engine of %s could not be stopped cleanly.", entry.spec.name)
+        with self._changed:
+            entry.state, entry.service, entry.size, entry.draining = "unloaded", None, 0, False
+            self._changed.notify_all()
+        log.info("Unloaded %s, %s.", entry.spec.name, reason)
+
+
+class _Report:
+    """Implements `LoadProgress` for a model of `size` bytes: calls `record` with stage, done, total and share."""
+
+    def __init__(
+        self, record: Callable[[Literal["downloading", "loading"], int, int, float], None], size: int
+    ) -> None:
+        self._record = record
+        self._size = size
+
+    def __call__(self, share: float) -> None:
+        if math.isfinite(share):
+            self._record("loading", int(self._size * min(1.0, max(0.0, share))), self._size, share)
+
+    def downloaded(self, done: int, total: int) -> None:
+        self._record("downloading", done, total, done / total if total else 0.0)
+
+
+def choose_evictions[S](
+    name: str, size: int, limit: int, entries: Iterable[ModelEntry[S]]
+) -> list[ModelEntry[S]]:
+    """Choose which models to unload so that model `name` of `size` bytes, no more than `limit`, fits within it.
+
+    Only idle, unpinned models are chosen, the least recently used first. Raises InsufficientMemory if that is
+    not enough; nothing is evicted in vain.
+    """
+    in_memory = [entry for entry in entries if entry.state in ("ready", "unloading")]
+    missing = sum(entry.size for entry in in_memory) + size - limit
+    evicted: list[ModelEntry[S]] = []
+    for entry in sorted(in_memory, key=lambda entry: entry.last_used or 0.0):
+        if missing <= 0:
+            break
+        if entry.is_idle and not entry.spec.pinned:
+            evicted.append(entry)
+            missing -= entry.size
+    if missing > 0:
+        raise _insufficient(name, size, limit, [entry for entry in in_memory if entry not in evicted])
+    for entry in reversed(evicted.copy()):  # a large model may have made evicting a small one unnecessary
+        if missing + entry.size <= 0:
+            evicted.remove(entry)
+            missing += entry.size
+    return evicted
+
+
+def _insufficient[S](name: str, size: int, limit: int, staying: list[ModelEntry[S]]) -> InsufficientMemory:
+    needs = f"The model {name!r} needs {format_bytes(size)}, and {format_bytes(limit)} is the limit for all models"
+    pinned_size = sum(entry.size for entry in staying if entry.spec.pinned)
+    listed = ", ".join(
+        f"{entry.spec.name!r} ({format_bytes(entry.size)}, "
+        f"{'pinned' if entry.spec.pinned else f'in use by {max(1, entry.leases)}'})"
+        for entry in staying
+    )
+    return InsufficientMemory(
+        f"{needs}. These models must stay in memory: {listed}.",
+        retry_after=5 if size + pinned_size <= limit else None,
+    )
+
+
+def _public_error(error: BaseException, name: str) -> Exception:
+    """Return an error with the same message but no traceback, which would keep the half-loaded model alive."""
+    if isinstance(error, EngineError | ModelError):
+        return copy_error(error)
+    log.error("Loading %s failed unexpectedly.", name, exc_info=error)
+    return EngineError(f"The model {name!r} could not be loaded; the server's log says why.")

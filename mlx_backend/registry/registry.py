@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlx_backend.models.spec import ModelDefaults, ModelSpec
     from mlx_backend.registry.base import LoadProgress
     from mlx_backend.registry.catalogue import Catalogue
-    from mlx_backend.registry.lease import ModelLease
+    from mlx_backend.registry.model_pool import ModelLease
     from mlx_backend.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from pydantic import PlainValidator
 
 from mlx_backend.api_key_kind import check_key, key_name
 from mlx_backend.declaration import Kind, Setting, SettingError, text, whole
-from mlx_backend.registry.file_keys import check_name
+from mlx_backend.registry.config_file import check_name
 from mlx_backend.registry.toml_tables import TableParser, decode, read_text, table_model, toml_key
 
 if TYPE_CHECKING:

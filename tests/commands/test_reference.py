@@ -12,7 +12,7 @@ import mlx_backend
 from mlx_backend.commands.options import options_by_group
 from mlx_backend.commands.reference import families_reference, main, replace_reference, settings_reference
 from mlx_backend.conversation.dialects import DIALECTS
-from mlx_backend.registry.file_keys import MODEL_KEYS
+from mlx_backend.registry.config_file import MODEL_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,8 @@ from mlx_backend.demo import MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.engine.base import Sampling
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec
-from mlx_backend.registry.config_file import Configuration, parse, read
+from mlx_backend.registry.config_file import ENGINE, SHARED_KEYS, Configuration, parse, read
 from mlx_backend.registry.errors import ConfigurationError
-from mlx_backend.registry.file_keys import ENGINE, SHARED_KEYS
 from mlx_backend.sampling_settings import SAMPLING
 from mlx_backend.settings import ReasoningFormat
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from pool_harness import GB, SOON, PoolHarness, spec
+from pool_harness import GB, SOON, PoolHarness, pool_threads, spec
 
 from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.registry.errors import InsufficientMemory, ModelLoading
-from mlx_backend.registry.loader import MAX_QUEUED
+from mlx_backend.registry.model_pool import MAX_QUEUED
 
 
 def begin(harness: PoolHarness, name: str) -> None:
@@ -73,12 +73,12 @@ def test_a_pool_that_stops_waits_for_no_download(harness: PoolHarness) -> None:
     gate = harness.pause_fetch("a")
     begin(harness, "a")
     pool.stop(0)
-    assert pool._loader.is_alive()
+    assert "model-download" in pool_threads()
     with pytest.raises(EngineStopped):
         pool.acquire("a", 0)
     gate.set()  # the next report ends it
     pool.stop()
-    assert not pool._loader.is_alive()
+    assert "model-download" not in pool_threads()
     assert harness.loads == []
 
 

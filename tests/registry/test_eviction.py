@@ -8,9 +8,7 @@ import pytest
 from pool_harness import GB, SOON, FakeService, PoolHarness, spec
 
 from mlx_backend.registry.errors import InsufficientMemory, ModelLoading
-from mlx_backend.registry.eviction import choose_evictions
-from mlx_backend.registry.model_entry import LoadAttempt, ModelEntry
-from mlx_backend.registry.model_pool import UnloadResult
+from mlx_backend.registry.model_pool import LoadAttempt, ModelEntry, UnloadResult, choose_evictions
 
 
 def test_the_least_recently_used_model_is_evicted_first(harness: PoolHarness) -> None:

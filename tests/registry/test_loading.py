@@ -14,8 +14,7 @@ from mlx_backend.errors import EngineError, EngineStopped
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue
 from mlx_backend.registry.errors import ModelLoading, UnknownModel
-from mlx_backend.registry.loader import MAX_QUEUED
-from mlx_backend.registry.model_pool import ModelPool
+from mlx_backend.registry.model_pool import MAX_QUEUED, ModelPool
 
 
 def test_a_model_is_loaded_on_its_first_request_and_then_kept(harness: PoolHarness) -> None:
