@@ -82,6 +82,7 @@ class Setting:
     option: str | None = ""
     in_file: bool = True  # whether it is a key of the models file
     repeatable: bool = False
+    hidden: bool = False  # from --help and docs/settings.md: for those who work on this project
 
     @property
     def is_switch(self) -> bool:

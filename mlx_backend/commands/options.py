@@ -183,7 +183,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument_group(group).add_argument
         for name, setting, option, default in options:
             more: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
-            more["help"] = _help(setting, default).replace("%", "%%")
+            more["help"] = argparse.SUPPRESS if setting.hidden else _help(setting, default).replace("%", "%%")
             if setting.is_switch:
                 add(option, action="store_false" if setting.turns_off else "store_true", **more)
             else:

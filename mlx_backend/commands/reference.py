@@ -103,6 +103,8 @@ def _code(text: str) -> str:
 
 def _rows(options: Iterable[tuple[str, Setting, str, Any]]) -> Iterable[tuple[str, ...]]:
     for name, setting, option, default in options:
+        if setting.hidden:
+            continue
         in_file = name in MODEL_KEYS and (name in ENGINE or name in declared(ReplySettings) or name == "ttl")
         metavar = setting.kind.metavar.partition("{")[0]  # choices are in the next column
         yield f"`{f'{option} {metavar}'.strip()}`", f"`{name}`" if in_file else "", *_cells(setting, default)

@@ -1,5 +1,8 @@
 """Tokens: engines, generations and the one thread that runs them. Knows no HTTP and no channels.
 
+Read `mlx/plain.py` first, a whole engine on a page (it is in `mlx/`, which alone imports mlx-lm); then `scheduler.py`,
+which drives it, and `mlx/batch.py`, the engine that is served.
+
 Where a request waits: in `scheduler`'s queue until there is room for it, then in `mlx/prefill_queue` until its prompt
 is prefilled, and again if it is preempted (`mlx/loaded_batch`).
 

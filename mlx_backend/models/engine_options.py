@@ -86,6 +86,18 @@ class EngineOptions:
         Setting(kind=text(), help="the adapter for requests that name none", default="none", option=None),
     ] = None
 
+    engine: Annotated[
+        Literal["full", "plain"],
+        Setting(
+            kind=one_of_words("full", "plain"),
+            help="plain: mlx-lm's batch generator alone, to compare with; without prompt cache, drafts, adapters, "
+            "images or a limit on the memory of caches",
+            group="memory and speed",
+            in_file=False,
+            hidden=True,
+        ),
+    ] = "full"
+
     # how many requests at once
     max_concurrent: Annotated[
         int,

@@ -164,6 +164,15 @@ def test_other_models_take_the_place_of_the_demo() -> None:
     ]
 
 
+def test_a_hidden_option_is_taken_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert "--engine" not in parser.format_help()
+    assert engine_options_of(arguments("--engine", "plain")).engine == "plain"
+    monkeypatch.setenv("MLX_BACKEND_ENGINE", "plain")
+    assert engine_options_of(arguments()).engine == "plain"
+
+
 def test_no_two_options_have_a_name_or_a_variable_in_common() -> None:
     options = [option for group in options_by_group().values() for _, _, option, _ in group]
     assert len({variable_of(option) for option in options}) == len(options)

@@ -24,7 +24,7 @@ import urllib.request
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
@@ -48,6 +48,8 @@ PACKAGES = ("mlx", "mlx-metal", "mlx-lm", "transformers", "huggingface-hub", "ll
 QUESTIONS = ("What is the capital of France?", "Count to 15.")
 PROMPTS = (64, 512, 2048, 8192)  # tokens
 REPLY_TOKENS = 128
+CROWD = 8
+"""Replies at once."""
 
 
 class Report:
@@ -142,7 +144,7 @@ def _with_unit(value: str | int) -> str:
 class Model:
     """The model in memory, and how that went."""
 
-    def __init__(self, source: str, wired: Any) -> None:
+    def __init__(self, source: str, wired: Any, engine: Literal["full", "plain"] = "full") -> None:
         self.limits: list[int] = []
         self.active: list[tuple[float, int]] = []
         self.device = Device(
@@ -155,6 +157,7 @@ class Model:
             device=self.device,
             model_id=MODEL_NAME if source == str(MODEL_PATH) else None,
             cache_bytes=0,
+            engine=engine,
             on_progress=self._on_progress,
         )
         self.seconds = time.perf_counter() - started
@@ -198,7 +201,7 @@ def _few(samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def speed(report: Report, model: Model, rounds: int) -> None:
-    """Prefill by length, and decode alone; medians."""
+    """Prefill by length, decoding alone, and replies at once; medians."""
     prompts = [length for length in PROMPTS if length + REPLY_TOKENS < model.engine.context_length]
     for length in prompts:
         rates = []
@@ -214,6 +217,16 @@ def speed(report: Report, model: Model, rounds: int) -> None:
         tokens = end.completion_tokens
         rates.append((tokens - 1) / max(end.decode_seconds, 1e-9))
     report.row("decode alone", f"{statistics.median(rates):.1f} tokens/s, {tokens} tokens")
+    rates = []
+    for number in range(rounds):
+        prompts = [model.filler(PROMPTS[0], 100 * number + each) for each in range(CROWD)]
+        started = time.perf_counter()
+        crowd = [
+            model.engine.generate(GenerationRequest(prompt=each, max_tokens=REPLY_TOKENS)) for each in prompts
+        ]
+        tokens = sum(len(_run(generation)[0]) for generation in crowd)
+        rates.append(tokens / (time.perf_counter() - started))
+    report.row(f"{CROWD} replies at once", f"{statistics.median(rates):.0f} tokens/s, prefill included")
     report.row("peak memory", format_bytes(mx.get_peak_memory()))
 
 
@@ -335,6 +348,10 @@ def main() -> int:
             report.row("active memory", format_bytes(mx.get_active_memory()))
             report.row("wired limits that were set", ", ".join(map(format_bytes, model.limits)) or "none")
             report.row("wired in all", _system_wired())
+        with report.part("Speed of mlx-lm's own batch generator (--engine plain)"):
+            plain = Model(source, options.wired, "plain")
+            speed(report, plain, options.rounds)
+            plain.engine.stop()
     with report.part("Over HTTP"):
         over_http(report, source)
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mlx_backend.device import Device
     from mlx_backend.device.blas import BlasChoice
+    from mlx_backend.engine.batch import Batch
     from mlx_backend.errors import EngineStopped
 
 
@@ -52,12 +53,21 @@ def load_engine(
     with importing_mlx(device.blas):
         from mlx_backend.engine.mlx.batch import MLXBatch
         from mlx_backend.engine.mlx.collectives import join
+        from mlx_backend.engine.mlx.plain import PlainBatch
 
     ranks = join()
-    batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
-    leader = LeaderBatch(batch, ranks) if ranks is not None else None
+    leader: LeaderBatch | None = None
+    batch: Batch
+    if chosen.engine == "plain":
+        if ranks is not None:
+            raise EngineError("The plain engine runs in one process: leave out --engine plain, or start one.")
+        batch = PlainBatch(model, chosen, device=device, model_id=model_id)
+    else:
+        batch = MLXBatch(model, chosen, device=device, model_id=model_id, ranks=ranks)
+        if ranks is not None:
+            batch = leader = LeaderBatch(batch, ranks)
     engine = ThreadedEngine(
-        leader or batch,
+        batch,
         max_concurrent=chosen.max_concurrent,
         max_waiting=chosen.max_waiting,
         on_progress=on_progress,

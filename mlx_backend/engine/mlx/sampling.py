@@ -238,10 +238,10 @@ def sample(logits: mx.array, positions: Sequence[SamplePosition]) -> tuple[mx.ar
         groups.setdefault(position.sampler.params, []).append(row)
     if len(groups) == 1:
         [params] = groups
-        sampled = _draw(logits, params, positions)
+        sampled = draw(logits, params, positions)
     else:
         parts = [
-            _draw(logits[mx.array(rows)], params, [positions[row] for row in rows])
+            draw(logits[mx.array(rows)], params, [positions[row] for row in rows])
             for params, rows in groups.items()
         ]
         order = [row for rows in groups.values() for row in rows]
@@ -253,7 +253,8 @@ def sample(logits: mx.array, positions: Sequence[SamplePosition]) -> tuple[mx.ar
     return sampled, logprobs
 
 
-def _draw(logits: mx.array, params: SamplerParams | None, positions: Sequence[SamplePosition]) -> mx.array:
+def draw(logits: mx.array, params: SamplerParams | None, positions: Sequence[SamplePosition]) -> mx.array:
+    """Draw a token ([rows]) for every row of processed logits ([rows, vocabulary]); greedily if `params` is None."""
     if params is None:
         return mx.argmax(logits, axis=-1)
     keys = mx.array([position.sampler.random_key(position.index) for position in positions], dtype=mx.uint32)
