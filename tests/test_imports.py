@@ -102,8 +102,8 @@ FLOORS = [
     ["mlx_backend.api_key_kind"],
     ["mlx_backend.declaration"],
     ["mlx_backend.images"],
+    ["dify_mlx_provider.packaging"],  # in no package that is installed
     ["dify_mlx_provider.provider", "dify_mlx_provider.models", "dify_mlx_provider.__main__"],
-    ["dify_mlx_provider.packaging"],
     ["dify_mlx_provider.chat", "dify_mlx_provider.knowledge", "dify_mlx_provider.settings"],
     ["dify_mlx_provider.dify_errors"],
     ["dify_mlx_provider.upstream"],

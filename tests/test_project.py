@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 import mlx_backend
-from mlx_backend.demo import MODEL_PATH, VISION_MODEL_PATH
 from mlx_backend.device.memory import WORKING_SET_SHARE, room_for_weights
 from mlx_backend.device.too_large import MIN_FOR_CACHES, MIN_FOR_THE_REST
 from mlx_backend.models.recommended import RECOMMENDED_MODELS
@@ -98,24 +97,6 @@ def test_a_stale_lock_is_noticed(tmp_path: Path, made_from: str, old: str, new: 
     stale = subprocess.run(check, check=False, capture_output=True, text=True)
     assert stale.returncode == 1
     assert "make lock" in stale.stdout
-
-
-@pytest.mark.parametrize("package", ["mlx_backend", "dify_mlx_provider"])
-def test_the_wheel_marks_its_packages_as_typed(package: str) -> None:
-    from hatchling.builders.wheel import WheelBuilder
-
-    included = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert f"{package}/py.typed" in included
-
-
-@pytest.mark.parametrize("model", [MODEL_PATH, VISION_MODEL_PATH])
-def test_the_wheel_holds_the_demonstration_models(model: Path) -> None:
-    from hatchling.builders.wheel import WheelBuilder
-
-    included = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    files = {path.relative_to(ROOT).as_posix() for path in model.iterdir()}
-    assert f"{model.relative_to(ROOT).as_posix()}/model.safetensors" in files
-    assert files <= included
 
 
 def test_the_models_that_a_refusal_names_are_those_of_the_readme_and_fit_the_macs_it_says() -> None:
