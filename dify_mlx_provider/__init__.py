@@ -10,9 +10,9 @@ What Dify's SDK loads, and where a call of Dify goes from there:
                            cut_search and oversized_prompt; back: stream_reader (chunks to events), leaked_markup,
                            tool_calls, think_block, agent_rounds, cut_answers, abandoned_answers
     knowledge/             embeddings, rerank
-    upstream/              the server: client, http_request, response_body, sse, requests, server_kinds, probe,
-                           discovery, listings, server_info, cache, last_values, credentials, token_count, versions,
-                           effort_levels, surrogates, errors, context_overflow
+    servers/               which server answers: discovery, probe, base; a file a kind: mlx_backend, mlx_lm, lm_studio,
+                           llama_cpp, ollama, vllm; requests and token_count to any of them; efforts
+    upstream/              any OpenAI-compatible server: client, sse, errors, cache, credentials
     dify_errors.py, log.py errors, as Dify's kinds; the log
     packaging/             makes the package, and is not in it: package, declaration, declaration_fields, predefined
 """

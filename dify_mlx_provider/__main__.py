@@ -6,7 +6,7 @@ from dify_plugin import DifyPluginEnv, Plugin  # isort: split
 from pathlib import Path
 
 from dify_mlx_provider.log import send_log_to_daemon
-from dify_mlx_provider.upstream.discovery import keep_descriptions
+from dify_mlx_provider.servers.discovery import keep_descriptions
 
 MAX_REQUEST_SECONDS = 3600
 """A long prompt takes long on a small machine; Dify's daemon has a limit of its own."""

@@ -106,6 +106,7 @@ FLOORS = [
     ["dify_mlx_provider.provider", "dify_mlx_provider.models", "dify_mlx_provider.__main__"],
     ["dify_mlx_provider.chat", "dify_mlx_provider.knowledge", "dify_mlx_provider.settings"],
     ["dify_mlx_provider.dify_errors"],
+    ["dify_mlx_provider.servers"],
     ["dify_mlx_provider.upstream"],
     ["mlx_backend.conversation"],
     ["mlx_backend.preparation", "mlx_backend.byte_cache", "mlx_backend.common_prefix"],

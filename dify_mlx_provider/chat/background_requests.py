@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.upstream.effort_levels import lowest
+from dify_mlx_provider.servers.efforts import in_order
 from mlx_backend.conversation.background_requests import DIFY, find_background_prompt
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def background_parameters(parameters: Mapping[str, Any], efforts: Collection[str
     """Return the parameters for a background request. `efforts` are those the model has."""
     settings = {**parameters, "priority": 1}
     if "reasoning_effort" in settings:
-        settings["reasoning_effort"] = lowest(efforts)
+        settings["reasoning_effort"] = next(iter(in_order(efforts)), "low")
     if settings.get("enable_thinking") is True:
         settings["enable_thinking"] = False
     return settings

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from dify_plugin.entities.model.message import PromptMessage
 
+    from dify_mlx_provider.servers.base import ServedModel
     from dify_mlx_provider.upstream.credentials import Credentials
-    from dify_mlx_provider.upstream.server_info import ModelInfo
 
 _PLAIN_TYPES = ("json", "xml", "yaml", "x-yaml", "csv", "markdown", "javascript", "x-sh", "toml", "sql")
 _PLAIN_FORMATS = (
@@ -84,7 +84,7 @@ class AcceptedMedia:
         raise ValueError(f"the model {self.model_label} cannot {cannot}. Remove the {what}, or {remedy}.")
 
 
-def accepted_media(model: str, credentials: Credentials, described: ModelInfo | None) -> AcceptedMedia:
+def accepted_media(model: str, credentials: Credentials, described: ServedModel | None) -> AcceptedMedia:
     """Return what a model takes, by its form and else by what its server says of it."""
     capabilities = described.capabilities if described is not None else None
     refused = {

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from dify_mlx_provider.upstream.server_kinds import PROTECTED_FIELDS
+from dify_mlx_provider.servers.requests import PROTECTED_FIELDS
 
 
 def parse_extra_body(value: Any) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from dify_mlx_provider.chat.cut_search import CutSearch
 from dify_mlx_provider.chat.oversized_prompt import explain
 from dify_mlx_provider.chat.turns import Turns, estimate_tools, step_for
-from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.requests import adapt_request, chat
+from dify_mlx_provider.servers.token_count import count_tokens
+from dify_mlx_provider.upstream.credentials import ServerKind
 from dify_mlx_provider.upstream.errors import PromptTooLong
-from dify_mlx_provider.upstream.requests import chat
-from dify_mlx_provider.upstream.server_kinds import PROFILES, ServerKind, adapt_request
-from dify_mlx_provider.upstream.token_count import count_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -161,7 +161,9 @@ class _LongChat:
     def _may_be_too_long(self, context: int) -> bool:
         if self._kind is ServerKind.MLX_BACKEND:
             return self._size(0) * MAX_ESTIMATE_ERROR > self._limit(context)
-        return not PROFILES[self._kind].refuses_long_prompts and self._size(0) > self._limit(context)
+        return not discovery.PROFILES[self._kind].refuses_long_prompts and self._size(0) > self._limit(
+            context
+        )
 
     def _choose(self, limit: int) -> None:
         """Choose the smallest cut that fits."""

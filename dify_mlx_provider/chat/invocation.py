@@ -33,12 +33,11 @@ from dify_mlx_provider.chat.think_block import ThinkBlockWriter
 from dify_mlx_provider.chat.token_limits import chosen_limit, limit_tokens
 from dify_mlx_provider.chat.turns import count_app_messages
 from dify_mlx_provider.dify_errors import to_dify_error
-from dify_mlx_provider.upstream import discovery
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.token_count import TOKENS_PER_MESSAGE, count_tokens, estimate_tokens
 from dify_mlx_provider.upstream.cache import BoundedMap
-from dify_mlx_provider.upstream.credentials import Credentials
+from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
 from dify_mlx_provider.upstream.errors import Unavailable
-from dify_mlx_provider.upstream.server_kinds import ServerKind, default_max_tokens
-from dify_mlx_provider.upstream.token_count import TOKENS_PER_MESSAGE, count_tokens, estimate_tokens
 
 if TYPE_CHECKING:
     from dify_mlx_provider.chat.tool_calls import ToolCall
@@ -119,7 +118,7 @@ def invoke(
         kind = discovery.find_server(credentials).kind
         described = discovery.find_model(model.strip(), credentials)
         own_limit = chosen_limit(parameters)
-        default = default_max_tokens(kind, credentials.max_output_tokens)
+        default = discovery.PROFILES[kind].answer_limit(credentials.max_output_tokens)
         parameters = limit_tokens(parameters, described, default, is_background=is_background)
         body = chat_request(
             model, credentials, messages, parameters, tools=tools, stop=stop, described=described

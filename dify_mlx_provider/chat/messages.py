@@ -28,8 +28,8 @@ from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.history import sanitise
 
 if TYPE_CHECKING:
+    from dify_mlx_provider.servers.base import ServedModel
     from dify_mlx_provider.upstream.credentials import Credentials
-    from dify_mlx_provider.upstream.server_info import ModelInfo
 
 
 def chat_request(
@@ -40,7 +40,7 @@ def chat_request(
     *,
     tools: Sequence[PromptMessageTool] | None = None,
     stop: Sequence[str] | None = None,
-    described: ModelInfo | None = None,
+    described: ServedModel | None = None,
 ) -> dict[str, Any]:
     """Return the body of one streamed chat request. Raises ValueError with a sentence for the user.
 

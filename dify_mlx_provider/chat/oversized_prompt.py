@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.turns import INSTRUCTION_ROLES, estimate_message, estimate_tools
+from dify_mlx_provider.servers.token_count import estimate_tokens
 from dify_mlx_provider.upstream.errors import PromptTooLong
-from dify_mlx_provider.upstream.token_count import estimate_tokens
 from mlx_backend.conversation.history import text_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dify_mlx_provider.chat.leaked_markup import LeakedMarkupParser
 from dify_mlx_provider.chat.tool_calls import ToolCall, ToolCallAssembler
 from dify_mlx_provider.upstream.errors import Unavailable
-from dify_mlx_provider.upstream.surrogates import SurrogateJoiner
+from dify_mlx_provider.upstream.sse import SurrogateJoiner
 from mlx_backend.conversation import reasoning_fields
 from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta
 

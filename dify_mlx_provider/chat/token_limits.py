@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dify_mlx_provider.chat.extra_body import parse_extra_body
-from dify_mlx_provider.upstream.server_kinds import DEFAULT_ANSWER_RESERVE
+from dify_mlx_provider.servers.mlx_backend import DEFAULT_ANSWER_RESERVE
 from mlx_backend.conversation.background_requests import answer_reserve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dify_mlx_provider.upstream.server_info import ModelInfo
+    from dify_mlx_provider.servers.base import ServedModel
 
 # Any of them in the extra body is the user's own limit.
 _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict", "num_predict")
@@ -25,7 +25,7 @@ _LIMIT_FIELDS = ("max_completion_tokens", "max_tokens", "n_predict", "num_predic
 
 def limit_tokens(
     parameters: Mapping[str, Any],
-    model: ModelInfo | None,
+    model: ServedModel | None,
     default: int | None,
     *,
     is_background: bool = False,

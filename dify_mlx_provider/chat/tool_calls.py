@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dify_mlx_provider.upstream.errors import Unavailable
-from dify_mlx_provider.upstream.surrogates import join_surrogates
+from dify_mlx_provider.upstream.sse import join_surrogates
 
 MAX_CALLS_LENGTH = 2**20
 """Characters of all calls of an answer: Dify takes them in one line, of 5 MiB at most."""

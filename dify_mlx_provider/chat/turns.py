@@ -16,7 +16,7 @@ import math
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.upstream.token_count import TOKENS_PER_MESSAGE, estimate_tokens
+from dify_mlx_provider.servers.token_count import TOKENS_PER_MESSAGE, estimate_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

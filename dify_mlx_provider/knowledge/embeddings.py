@@ -15,11 +15,12 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.upstream import discovery, sse
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.requests import post_json
+from dify_mlx_provider.servers.token_count import estimate_tokens
+from dify_mlx_provider.upstream import sse
+from dify_mlx_provider.upstream.credentials import ServerKind
 from dify_mlx_provider.upstream.errors import MIN_TRUNCATED_LENGTH, Refused, Unavailable
-from dify_mlx_provider.upstream.requests import post_json
-from dify_mlx_provider.upstream.server_kinds import ServerKind
-from dify_mlx_provider.upstream.token_count import estimate_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

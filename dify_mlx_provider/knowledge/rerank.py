@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dify_mlx_provider.servers.requests import post_json
 from dify_mlx_provider.upstream import sse
 from dify_mlx_provider.upstream.errors import MIN_TRUNCATED_LENGTH, Refused, Unavailable
-from dify_mlx_provider.upstream.requests import post_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,10 @@ from dify_plugin.entities.model.text_embedding import EmbeddingUsage, TextEmbedd
 
 from dify_mlx_provider.dify_errors import DifyErrorMapping
 from dify_mlx_provider.knowledge.embeddings import embed
+from dify_mlx_provider.servers.token_count import count_tokens_each
 from dify_mlx_provider.settings.model_schema import ServerSchemas
 from dify_mlx_provider.settings.validation import validate_by_trial
 from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.token_count import count_tokens_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

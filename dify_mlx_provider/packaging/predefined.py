@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dify_mlx_provider.servers.efforts import LEVELS
 from dify_mlx_provider.settings.parameters import ParameterOptions, parameter_rules
-from dify_mlx_provider.upstream.effort_levels import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dify_mlx_provider.upstream.effort_levels import in_order, nearest
+from dify_mlx_provider.servers.efforts import in_order, nearest
 from mlx_backend.conversation.effort import EffortError, parse_effort
 
 if TYPE_CHECKING:

@@ -22,17 +22,16 @@ from dify_plugin.entities.model import (
     ParameterRule,
 )
 
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.base import ServedModel
+from dify_mlx_provider.servers.efforts import LEVELS, SWITCH, in_order, nearest
 from dify_mlx_provider.settings.parameters import ParameterOptions, parameter_rules
-from dify_mlx_provider.upstream import discovery
-from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH, in_order, nearest
-from dify_mlx_provider.upstream.server_info import ModelInfo
-from dify_mlx_provider.upstream.server_kinds import PROFILES, ServerKind, default_max_tokens
+from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dify_mlx_provider.upstream.server_info import ServerInfo
+    from dify_mlx_provider.servers.base import ServerInfo
 
 DEFAULT_CONTEXT_SIZE = 32_768
 """Tokens, where neither form nor server says: what nearly every model has. More might promise Dify too much."""
@@ -86,17 +85,17 @@ def _chat_details(name: str, credentials: Credentials, declared: AIModelEntity |
     abilities = resolve_abilities(
         credentials, kind, said, None if declared is None else _declared_info(declared)
     )
-    profile = PROFILES[kind]
+    profile = discovery.PROFILES[kind]
     options = ParameterOptions(
         efforts=abilities.efforts,
         default_effort=abilities.default_effort,
         reasons=abilities.reasons,
         thinking_budget=bool(profile.thinking_budget_field),
-        answer_reserve=profile.takes_mlx_backend_fields,
+        answer_reserve=kind is ServerKind.MLX_BACKEND,
         structured_output=abilities.structured_output,
         max_output=abilities.max_output,
         default_max_tokens=(said.default_max_tokens if said is not None else None)
-        or default_max_tokens(kind, credentials.max_output_tokens),
+        or profile.answer_limit(credentials.max_output_tokens),
         sampling=said.sampling if said is not None else {},
         ignored=profile.ignored_fields,
     )
@@ -146,14 +145,14 @@ _DECLARED = {
 """Capabilities, in the servers' words and in Dify's."""
 
 
-def _declared_info(declared: AIModelEntity) -> ModelInfo:
+def _declared_info(declared: AIModelEntity) -> ServedModel:
     """Return what a predefined model's file says, in the words of what a server says."""
     rules = {rule.name: rule for rule in declared.parameter_rules}
     features = declared.features or []
     capabilities = {capability for capability, feature in _DECLARED.items() if feature in features}
     effort = rules.get("reasoning_effort")
     always = ("medium",) if ModelFeature.AGENT_THOUGHT in features else ()
-    return ModelInfo(
+    return ServedModel(
         name=declared.model,
         context_size=declared.model_properties.get(ModelPropertyKey.CONTEXT_SIZE),
         capabilities=frozenset(capabilities),
@@ -163,7 +162,7 @@ def _declared_info(declared: AIModelEntity) -> ModelInfo:
 
 
 def resolve_abilities(
-    credentials: Credentials, kind: ServerKind, said: ModelInfo | None, declared: ModelInfo | None = None
+    credentials: Credentials, kind: ServerKind, said: ServedModel | None, declared: ServedModel | None = None
 ) -> ModelAbilities:
     """Decide what a model can do; `said` is what its server says of it, `declared` what its declaration says."""
     sources = [source for source in (said, declared) if source is not None]
@@ -180,7 +179,7 @@ def resolve_abilities(
     structured = _first(
         credentials.structured_output, *(source.has("structured_output") for source in sources)
     )
-    constrains = PROFILES[kind].structured_output != "prompt" and kind is not ServerKind.OTHER
+    constrains = discovery.PROFILES[kind].structured_output != "prompt" and kind is not ServerKind.OTHER
     return ModelAbilities(
         context_size=context_size,
         max_output=min(max_output or context_size, context_size),

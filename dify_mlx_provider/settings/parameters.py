@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dify_mlx_provider.upstream.effort_levels import LEVELS
-from dify_mlx_provider.upstream.server_kinds import DEFAULT_ANSWER_RESERVE, MAX_UNREAD_TOKENS
+from dify_mlx_provider.servers.base import MAX_UNREAD_TOKENS
+from dify_mlx_provider.servers.efforts import LEVELS
+from dify_mlx_provider.servers.mlx_backend import DEFAULT_ANSWER_RESERVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

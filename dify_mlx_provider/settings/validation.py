@@ -14,9 +14,12 @@ from urllib.parse import urlsplit
 
 from dify_plugin.errors.model import CredentialsValidateFailedError
 
-from dify_mlx_provider.upstream import discovery, versions
-from dify_mlx_provider.upstream.client import Client
-from dify_mlx_provider.upstream.credentials import Credentials, CredentialsError
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.base import ListedModel, parse_entries
+from dify_mlx_provider.servers.mlx_backend import incompatibility
+from dify_mlx_provider.servers.probe import Probe
+from dify_mlx_provider.upstream.client import OpenAIClient
+from dify_mlx_provider.upstream.credentials import Credentials, CredentialsError, ServerKind
 from dify_mlx_provider.upstream.errors import (
     Overloaded,
     Refused,
@@ -26,15 +29,12 @@ from dify_mlx_provider.upstream.errors import (
     join_names,
     shortened_name,
 )
-from dify_mlx_provider.upstream.listings import ListedModel, parse_entries
-from dify_mlx_provider.upstream.probe import Probe
-from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dify_mlx_provider.upstream.probe import ProbeResponse
-    from dify_mlx_provider.upstream.server_info import ServerInfo
+    from dify_mlx_provider.servers.base import ServerInfo
+    from dify_mlx_provider.servers.probe import ProbeResponse
 
 LIST_TIMEOUT = 30.0
 """Seconds a server may take for its list of models; a page of Dify's waits for it."""
@@ -60,10 +60,8 @@ def validate(form: Mapping[str, Any], model: str | None = None) -> None:
     except (CredentialsError, ServerError) as error:
         raise _failed(str(error)) from error
     server = discovery.find_server(credentials)
-    if server.kind is ServerKind.MLX_BACKEND and (
-        incompatibility := versions.incompatibility(server.version)
-    ):
-        raise _failed(incompatibility)
+    if server.kind is ServerKind.MLX_BACKEND and (sentence := incompatibility(server.version)):
+        raise _failed(sentence)
     if model is None or model.strip() == "default":
         return
     if _is_question(model):
@@ -99,7 +97,7 @@ def _served_models(credentials: Credentials) -> list[str]:
     """The names of the models; empty if the server cannot list them now. Raises ServerError with what is wrong."""
     hurried = credentials.model_copy(update={"timeout": min(credentials.timeout, LIST_TIMEOUT)})
     try:
-        return Client(hurried).models()
+        return OpenAIClient(hurried).models()
     except Unreachable as error:
         raise Unreachable(_scheme_hint(credentials) or f"{error}{_docker_hint(credentials)}") from error
     except (Unavailable, Overloaded) as error:

@@ -1,1 +1,1 @@
-"""Talking to a server: HTTP, its kind, its models, its errors. Knows nothing of chats."""
+"""Any server that speaks OpenAI's protocol: the form, HTTP, streams, errors. Knows no kinds of servers and no chats."""

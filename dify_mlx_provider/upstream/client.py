@@ -6,22 +6,30 @@ iterator closes the connection, which is how a server learns that its client has
 
 A server that sends `Retry-After` (it is loading the model, or its queue is full) gets the request again, for as long
 as a silent one would be waited for.
+
+The only module that opens connections. `send` follows no redirects, and bounds what Python's http.client does not: how
+often a server says `100 Continue` before it answers, how many trailers follow a body, and how long a head or the size
+of a chunk may take that comes a byte at a time. `iter_body` unpacks a body in pieces of bounded size.
 """
 
 from __future__ import annotations
 
 import math
 import time
+import zlib
 from contextlib import suppress
-from http.client import HTTPException, RemoteDisconnected
+from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import requests
-from urllib3.exceptions import HTTPError, InvalidHeader, NameResolutionError, ReadTimeoutError
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import DecodeError, HTTPError, InvalidHeader, NameResolutionError, ReadTimeoutError
 from urllib3.util import Retry
 
-from dify_mlx_provider.upstream import http_request, sse
+from dify_mlx_provider.upstream import sse
 from dify_mlx_provider.upstream.errors import (
     NoSuchEndpoint,
     Refused,
@@ -32,10 +40,10 @@ from dify_mlx_provider.upstream.errors import (
     from_status,
     unknown_host,
 )
-from dify_mlx_provider.upstream.response_body import iter_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
+    from io import BufferedReader
 
     from dify_mlx_provider.upstream.credentials import Credentials
 
@@ -43,31 +51,30 @@ MAX_RETRY_WAIT = 300.0
 """Seconds spent waiting between retries of one request; Dify gives a call up after 600."""
 
 MIN_RETRY_DELAY = 0.5
+"""Seconds."""
 
 MIN_SECRET_LENGTH = 4
 """Characters. A shorter key is no secret, and parts of words would be taken for it."""
 
 MAX_ERROR_BYTES = 65_536
-"""Of an error's body, what is read."""
+"""Bytes of an error's body that are read."""
 
 MAX_ERROR_SECONDS = 30.0
-"""How long an error's body is read."""
+"""Seconds that an error's body is read for."""
+
+MAX_HEAD_BYTES = 256 * 1024
+"""Bytes of lines with nothing of the body in between, such as all heads before it; a usual head has a few hundred."""
+
+MAX_HEAD_SECONDS = 30.0
+"""Seconds from the first byte of such lines to the next of the body."""
+
+PIECE_BYTES = 65_536
+"""Bytes of a body that are unpacked at once."""
+
+_ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 
 
-class BearerAuth(requests.auth.AuthBase):
-    """Our key and no other: without an `auth` of its own, requests would take one from the user's .netrc."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        """Sign a request."""
-        if self._key:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
-
-
-class Client:
+class OpenAIClient:
     """Talks to one server. `sleep` waits some seconds between retries."""
 
     def __init__(self, credentials: Credentials, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -121,14 +128,8 @@ class Client:
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> requests.Response:
         url = self._credentials.base_url + path
         try:
-            response = http_request.send(
-                method,
-                url,
-                json=body,
-                headers={"Accept": "text/event-stream, application/json", "Accept-Encoding": "gzip"},
-                auth=BearerAuth(self._credentials.api_key),
-                timeout=(self._credentials.connect_timeout, self._credentials.timeout),
-            )
+            timeout = (self._credentials.connect_timeout, self._credentials.timeout)
+            response = send(method, url, key=self._credentials.api_key, timeout=timeout, json=body)
         except requests.exceptions.ConnectTimeout as error:
             raise self._no_server() from error
         except requests.exceptions.Timeout as error:
@@ -321,3 +322,166 @@ def _parse_retry_after(header: str | None) -> float | None:
         return float(Retry().parse_retry_after(header))
     except (InvalidHeader, ValueError, OverflowError):
         return None
+
+
+# -- connections -------------------------------------------------------------------------------------------
+
+
+def send(
+    method: str, url: str, *, key: str, timeout: tuple[float, float], json: Mapping[str, Any] | None = None
+) -> requests.Response:
+    """Send a request with our key. Raises what `requests.request` does; an endless head is a ConnectionError.
+
+    `timeout` is for connecting and for each read, in seconds. The body of the response is not read yet: `iter_body`.
+    """
+
+    def sign(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if key:
+            request.headers["Authorization"] = f"Bearer {key}"
+        return request
+
+    with requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter())
+        return session.request(
+            method,
+            url,
+            json=json,
+            headers={"Accept": "text/event-stream, application/json", "Accept-Encoding": "gzip"},
+            auth=sign,  # without one, requests would take a key from the user's .netrc
+            timeout=timeout,
+            stream=True,
+            allow_redirects=False,
+        )
+
+
+class EndlessHead(HTTPException):
+    """Lines that belong to no body do not end."""
+
+
+def is_endless(error: BaseException) -> bool:
+    """Whether an error was raised because of an EndlessHead."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, EndlessHead):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
+class _Stream:
+    """What http.client reads from: lines (heads, sizes of chunks, trailers) within limits, and bodies."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self._stream = stream
+        self._left = MAX_HEAD_BYTES
+        self._deadline: float | None = None
+
+    def begin(self) -> None:
+        """Allow as much as ever for the lines that follow; they may be long in coming."""
+        self._left = MAX_HEAD_BYTES
+        self._deadline = None
+
+    def readline(self, limit: int) -> bytes:
+        """Return a line with its end, or its first `limit` bytes."""
+        line = b""
+        while len(line) < limit and not line.endswith(b"\n"):
+            available = self._stream.peek(1)  # at most one read of the socket, which has a timeout
+            now = time.monotonic()
+            self._deadline = self._deadline or now + MAX_HEAD_SECONDS
+            end = available.find(b"\n") + 1 or len(available)
+            piece = self._stream.read(min(end, limit - len(line)))
+            self._left -= len(piece)
+            if not piece:
+                break
+            if self._left < 0 or now > self._deadline:
+                raise EndlessHead
+            line += piece
+        return line
+
+    def read1(self, size: int) -> bytes:
+        """Return some of the body, as it arrives."""
+        self.begin()
+        return self._stream.read1(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Response(HTTPResponse):
+    fp: Any
+
+    def begin(self) -> None:
+        """Read the head."""
+        stream = self.fp = _Stream(self.fp)
+        super().begin()
+        stream.begin()
+
+
+class _BoundedConnection(HTTPConnection):
+    response_class = _Response
+
+
+class _BoundedTLSConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _BoundedConnection
+
+
+class _TLSPool(HTTPSConnectionPool):
+    ConnectionCls = _BoundedTLSConnection
+
+
+_POOLS = {"http": _Pool, "https": _TLSPool}
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        """Make the pools of direct connections."""
+        super().init_poolmanager(*arguments, **options)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+        """Return the pools of connections through a proxy."""
+        manager = super().proxy_manager_for(*arguments, **options)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+
+def iter_body(response: requests.Response) -> Iterator[bytes]:
+    """Yield the body as it arrives; requests would wait for the end of a body of known size.
+
+    One layer of gzip or deflate is unpacked, `PIECE_BYTES` at a time: urllib3 would unpack any number of layers, and a
+    few kilobytes then become gigabytes. Raises urllib3's DecodeError for what is packed otherwise, or badly.
+    """
+    packed = _received(response)
+    encodings = [name.strip().lower() for name in (response.headers.get("Content-Encoding") or "").split(",")]
+    encodings = [name for name in encodings if name not in ("", "identity")]
+    if not encodings:
+        yield from packed
+        return
+    if len(encodings) > 1 or encodings[0] not in ("gzip", "x-gzip", "deflate"):
+        raise DecodeError(f"a body packed as {', '.join(encodings)[:100]}")
+    yield from _unpacked(packed)
+
+
+def _received(response: requests.Response) -> Iterator[bytes]:
+    while piece := response.raw.read1(PIECE_BYTES, decode_content=False):
+        yield piece
+
+
+def _unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(_ZLIB_OR_GZIP)
+    try:
+        for received in pieces:
+            rest = received
+            while rest:
+                if unpacker.eof:  # gzip allows one member after another
+                    unpacker = zlib.decompressobj(_ZLIB_OR_GZIP)
+                if piece := unpacker.decompress(rest, PIECE_BYTES):
+                    yield piece
+                rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+    except zlib.error as error:
+        raise DecodeError(str(error)) from error
+    if not unpacker.eof:
+        raise DecodeError("a packed body without its end")

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from dify_mlx_provider.upstream.server_kinds import ServerKind
-from dify_mlx_provider.upstream.surrogates import join_surrogates
+from dify_mlx_provider.upstream.sse import join_surrogates
 from mlx_backend.conversation.effort import EffortError, parse_effort
 
 if TYPE_CHECKING:
@@ -35,6 +35,18 @@ _ENDPOINTS = (
 _SLIPS = re.compile(r"^(https?)(?::/+|//+)", re.IGNORECASE)  # http:/host, http//host
 _ROOT_PAGES = ("/health", "/docs", "/metrics")
 _INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"))
+
+
+class ServerKind(StrEnum):
+    """A make of server, as the form calls it."""
+
+    MLX_BACKEND = "mlx-backend"
+    MLX_LM = "mlx_lm.server"
+    LM_STUDIO = "lm-studio"
+    LLAMA_CPP = "llama.cpp"
+    OLLAMA = "ollama"
+    VLLM = "vllm"
+    OTHER = "other"
 
 
 class CredentialsError(ValueError):

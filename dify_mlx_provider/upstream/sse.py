@@ -3,6 +3,10 @@
 Servers, and proxies in front of them, end lines in three ways, begin with a byte order mark, cut lines and characters
 anywhere, spread one object over several `data:` lines or leave `data:` out. All of that is read. What is not JSON, or
 is larger than any answer, raises `MalformedBody`. Knows neither sockets nor what the objects mean.
+
+JSON may spell a character beyond U+FFFF, such as an emoji, as two escapes (a surrogate pair); a server that cuts its
+text between them sends each half in a delta of its own. A lone half cannot be sent on: UTF-8 has no bytes for it. So
+the halves are joined again (`join_surrogates`, `SurrogateJoiner`).
 """
 
 from __future__ import annotations
@@ -22,14 +26,18 @@ MAX_BODY_BYTES = 32 * 2**20
 """Bytes of an answer in one piece."""
 
 MAX_IGNORED_CHARACTERS = 4 * 2**20
-"""Comments and empty lines between two events: a server that sends one a second does not reach it in a week."""
+"""Characters of comments and empty lines between two events; one comment a second does not reach it in a week."""
 
-_MAX_DATA_LINES = 1000  # of one event
-_MAX_TRIED_LINES = (
-    16  # of one event, after each of which it may be complete; later only an empty line ends it
-)
+_MAX_DATA_LINES = 1000
+"""Lines of one event."""
+
+_MAX_TRIED_LINES = 16
+"""Lines of one event, after each of which it may be complete; later only an empty line ends it."""
+
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _EVENT_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data:|event:|id:|retry:|:)")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HIGH_SURROGATE_AT_END = re.compile("[\ud800-\udbff]\\Z")
 
 INCOMPLETE = object()
 """What `parse_json` returns for a text that is not a JSON value."""
@@ -151,3 +159,24 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return INCOMPLETE
+
+
+def join_surrogates(text: str) -> str:
+    """Join adjacent halves; a half without its other becomes U+FFFD."""
+    if _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class SurrogateJoiner:
+    """Joins the halves of a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+
+    def feed(self, piece: str) -> str:
+        """Return the text that is complete; a first half waits for the second."""
+        text, self._pending = self._pending + piece, ""
+        if _HIGH_SURROGATE_AT_END.search(text):
+            text, self._pending = text[:-1], text[-1]
+        return join_surrogates(text)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dify_view import assistant, calls_of, result, split_reasoning, text_of, user
 
-from dify_mlx_provider.upstream import discovery
-from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.server_kinds import ServerKind
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,20 +7,16 @@ from typing import Any
 import pytest
 
 from dify_mlx_provider.chat.token_limits import limit_tokens
-from dify_mlx_provider.upstream.server_info import ModelInfo
-from dify_mlx_provider.upstream.server_kinds import (
-    MAX_UNREAD_TOKENS,
-    PROFILES,
-    ServerKind,
-    default_max_tokens,
-)
+from dify_mlx_provider.servers.base import MAX_UNREAD_TOKENS, ServedModel
+from dify_mlx_provider.servers.discovery import PROFILES
+from dify_mlx_provider.upstream.credentials import ServerKind
 
 
 def limits(
     settings: dict[str, Any], *, of_server: int | None = None, default: int | None = 32_768, **more: bool
 ) -> tuple[int | None, int | None]:
     """Return what is sent as (max_tokens, answer_reserve)."""
-    model = ModelInfo(name="m", default_max_tokens=of_server)
+    model = ServedModel(name="m", default_max_tokens=of_server)
     sent = limit_tokens(settings, model, default, **more)
     return sent.get("max_tokens"), sent.get("answer_reserve")
 
@@ -68,10 +64,10 @@ def test_where_the_server_is_to_decide_nothing_is_added() -> None:
 
 
 def test_every_kind_of_server_gets_a_limit_unless_it_refuses_one_that_does_not_fit() -> None:
-    without = {kind for kind in PROFILES if default_max_tokens(kind) is None}
+    without = {kind for kind in PROFILES if PROFILES[kind].answer_limit() is None}
     assert without == {ServerKind.VLLM, ServerKind.OTHER}
-    assert default_max_tokens(ServerKind.MLX_BACKEND) == MAX_UNREAD_TOKENS
-    assert default_max_tokens(ServerKind.MLX_LM) == 8192
+    assert PROFILES[ServerKind.MLX_BACKEND].answer_limit() == MAX_UNREAD_TOKENS
+    assert PROFILES[ServerKind.MLX_LM].answer_limit() == 8192
     for kind in PROFILES.keys() - without:
-        assert default_max_tokens(kind, 500) == 500
-        assert default_max_tokens(kind, 10**6) == MAX_UNREAD_TOKENS
+        assert PROFILES[kind].answer_limit(500) == 500
+        assert PROFILES[kind].answer_limit(10**6) == MAX_UNREAD_TOKENS

@@ -122,7 +122,7 @@ def test_the_readme_says_what_the_marketplace_wants_to_read(published: dict[str,
 def test_only_one_module_opens_connections_and_it_has_a_timeout_and_follows_no_redirects(
     plain: dict[str, bytes],
 ) -> None:
-    opener = "dify_mlx_provider/upstream/http_request.py"
+    opener = "dify_mlx_provider/upstream/client.py"
     openers = {"requests.", "session.", "socket.", "urllib.request.", "http.client.", "subprocess.", "httpx."}
     for path, content in plain.items():
         if not path.endswith(".py"):

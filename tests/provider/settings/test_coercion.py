@@ -9,8 +9,8 @@ import pytest
 from daemon import PluginError
 from fake_servers import mlx_backend
 
+from dify_mlx_provider.servers.efforts import LEVELS, SWITCH
 from dify_mlx_provider.settings.coercion import coerce
-from dify_mlx_provider.upstream.effort_levels import LEVELS, SWITCH
 
 if TYPE_CHECKING:
     from daemon import PluginProcess

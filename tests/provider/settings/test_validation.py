@@ -16,8 +16,8 @@ from daemon import PluginError
 from fake_servers import CannedServer, FakeServer, listed, lm_studio, mlx_backend, mlx_lm, ollama
 from raw_server import status
 
+from dify_mlx_provider.servers.mlx_backend import incompatibility
 from dify_mlx_provider.upstream.errors import unknown_host
-from dify_mlx_provider.upstream.versions import incompatibility
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

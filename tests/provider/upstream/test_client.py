@@ -13,8 +13,8 @@ import gevent
 import pytest
 from raw_server import DONE, JSON, STREAM, RawServer, event, status
 
-from dify_mlx_provider.upstream import client, http_request, response_body, sse
-from dify_mlx_provider.upstream.client import MAX_RETRY_WAIT, Client
+from dify_mlx_provider.upstream import client, sse
+from dify_mlx_provider.upstream.client import MAX_RETRY_WAIT, OpenAIClient
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import (
     KeyRefused,
@@ -34,7 +34,7 @@ HI = event({"content": "Hi"})
 def chat(*pieces: bytes | None, timeout: float = 60.0) -> list[dict[str, Any]]:
     """The chunks the client returns for one answer."""
     with RawServer(list(pieces)) as server:
-        return list(Client(Credentials(base_url=server.address, timeout=timeout)).chat({}))
+        return list(OpenAIClient(Credentials(base_url=server.address, timeout=timeout)).chat({}))
 
 
 def text_of(chunks: list[dict[str, Any]]) -> str:
@@ -48,7 +48,7 @@ def text_of(chunks: list[dict[str, Any]]) -> str:
 
 def test_closing_the_iterator_closes_the_connection() -> None:
     with RawServer([STREAM, HI, None]) as server:
-        chunks = Client(Credentials(base_url=server.address)).chat({})
+        chunks = OpenAIClient(Credentials(base_url=server.address)).chat({})
         assert next(iter(chunks))["choices"][0]["delta"] == {"content": "Hi"}
         assert not server.left.is_set()
         chunks.close()
@@ -71,7 +71,7 @@ def test_a_head_that_does_not_end_is_no_server_of_ours(head: bytes) -> None:
 
 
 def test_a_head_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_request, "MAX_HEAD_SECONDS", -1.0)
+    monkeypatch.setattr(client, "MAX_HEAD_SECONDS", -1.0)
     with pytest.raises(Refused, match="is not an OpenAI-compatible server"):
         chat(STREAM[:40], None)
 
@@ -86,26 +86,26 @@ def test_trailers_that_do_not_end_are_abandoned() -> None:
 
 def test_the_size_of_a_chunk_that_comes_too_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with RawServer([CHUNKED, b"0", None]) as server:
-        chunks = Client(Credentials(base_url=server.address)).chat({})
-        monkeypatch.setattr(http_request, "MAX_HEAD_SECONDS", -1.0)
+        chunks = OpenAIClient(Credentials(base_url=server.address)).chat({})
+        monkeypatch.setattr(client, "MAX_HEAD_SECONDS", -1.0)
         with pytest.raises(Unavailable, match="broke off"):
             list(chunks)
 
 
 def test_a_server_may_be_silent_between_its_head_and_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(http_request, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
     answer = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (HI, DONE))
     with RawServer(
         [STREAM.replace(b"Connection", b"Transfer-Encoding: chunked\r\nConnection"), answer]
     ) as server:
-        chunks = Client(Credentials(base_url=server.address)).chat({})
+        chunks = OpenAIClient(Credentials(base_url=server.address)).chat({})
         now[0] = 100.0
         assert text_of(list(chunks)) == "Hi"
 
 
 def test_many_small_chunks_are_no_endless_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_request, "MAX_HEAD_BYTES", 200)
+    monkeypatch.setattr(client, "MAX_HEAD_BYTES", 200)
     stream = STREAM.replace(b"Connection", b"Transfer-Encoding: chunked\r\nConnection")
     pieces = b"".join(b"1\r\n%c\r\n" % byte for byte in HI + DONE)
     assert text_of(chat(stream + pieces + b"0\r\n\r\n")) == "Hi"
@@ -124,7 +124,7 @@ def test_an_error_that_does_not_end_is_read_for_a_while(monkeypatch: pytest.Monk
 
 def test_a_server_that_falls_silent_times_out_and_is_disconnected() -> None:
     with RawServer([STREAM, HI, None]) as server:
-        chunks = Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
+        chunks = OpenAIClient(Credentials(base_url=server.address, timeout=0.2)).chat({})
         with pytest.raises(Unavailable, match=r"sent nothing for 0\.2 seconds"):
             list(chunks)
         assert server.left.wait(30)
@@ -133,7 +133,7 @@ def test_a_server_that_falls_silent_times_out_and_is_disconnected() -> None:
 def test_a_server_that_never_answers_times_out_and_is_disconnected() -> None:
     with RawServer([None]) as server:
         with pytest.raises(Unavailable, match=r"sent nothing for 0\.2 seconds"):
-            Client(Credentials(base_url=server.address, timeout=0.2)).chat({})
+            OpenAIClient(Credentials(base_url=server.address, timeout=0.2)).chat({})
         assert server.left.wait(30)
 
 
@@ -186,21 +186,21 @@ def test_little_that_unpacks_to_very_much_is_abandoned_in_pieces(
 ) -> None:
     monkeypatch.setattr(sse, limit, 1 << 20)
     sizes: list[int] = []
-    split = response_body._unpacked
+    split = client._unpacked
 
     def unpacked(pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in split(pieces):
             sizes.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(response_body, "_unpacked", unpacked)
+    monkeypatch.setattr(client, "_unpacked", unpacked)
     head = (STREAM if limit == "MAX_LINE_BYTES" else JSON).replace(
         b"Connection", b"Content-Encoding: gzip\r\nConnection"
     )
     start = b"data: " if limit == "MAX_LINE_BYTES" else b"{"
     with pytest.raises((Unavailable, Refused)):
         chat(head, gzip.compress(start + b"x" * (64 << 20)))
-    assert max(sizes) <= response_body.PIECE_BYTES
+    assert max(sizes) <= client.PIECE_BYTES
     assert sum(sizes) < 2 << 20
 
 
@@ -244,13 +244,15 @@ ECHO = {
 )
 def test_a_server_that_repeats_the_key_does_not_bring_it_to_the_user(answer: bytes) -> None:
     with RawServer([answer]) as server, pytest.raises(ServerError) as caught:
-        list(Client(Credentials(base_url=server.address, api_key="sesame-street")).chat({}))
+        list(OpenAIClient(Credentials(base_url=server.address, api_key="sesame-street")).chat({}))
     assert "sesame" not in str(caught.value)
 
 
 def test_a_server_that_repeats_the_key_with_status_200_does_not_bring_it_to_the_user() -> None:
     with RawServer([JSON + json.dumps(ECHO).encode()]) as server:
-        answer = Client(Credentials(base_url=server.address, api_key="sesame-street")).post_json("/x", {})
+        answer = OpenAIClient(Credentials(base_url=server.address, api_key="sesame-street")).post_json(
+            "/x", {}
+        )
     assert "sesame" not in str(answer["error"]["message"])
 
 
@@ -336,7 +338,7 @@ def test_a_server_faster_than_the_plugin_does_not_starve_other_calls(
             gevent.sleep(0)
 
     with RawServer([STREAM + HI * 100 + DONE]) as server:
-        chunks = Client(Credentials(base_url=server.address)).chat({})
+        chunks = OpenAIClient(Credentials(base_url=server.address)).chat({})
         another_call = gevent.spawn(other)
         for _ in chunks:
             turns.append("chunk")
@@ -417,7 +419,7 @@ def test_a_list_of_validation_errors_becomes_a_sentence() -> None:
 def test_a_key_with_a_space_is_sent_as_it_is() -> None:
     with RawServer([status("401 Unauthorized")]) as server:
         with pytest.raises(KeyRefused) as caught:
-            Client(Credentials(base_url=server.address, api_key="two words")).chat({})
+            OpenAIClient(Credentials(base_url=server.address, api_key="two words")).chat({})
         assert b"\r\nAuthorization: Bearer two words\r\n" in server.requests[0]
     assert "two words" not in str(caught.value)
 
@@ -426,7 +428,7 @@ def test_https_to_a_server_without_tls_suggests_http() -> None:
     with RawServer([b"HTTP/1.1 400 Bad Request\r\n\r\n"]) as server:
         address = server.address.replace("http:", "https:")
         with pytest.raises(Unreachable, match="http://"):
-            Client(Credentials(base_url=address)).chat({})
+            OpenAIClient(Credentials(base_url=address)).chat({})
 
 
 # -- retrying -----------------------------------------------------------------------------------------
@@ -439,7 +441,7 @@ def test_a_request_is_retried_while_the_server_loads_its_model() -> None:
     pauses: list[float] = []
     loading = status("503 Service Unavailable", LOADING, "Retry-After: 2")
     with RawServer([loading], [loading], [STREAM, HI, DONE]) as server:
-        client = Client(Credentials(base_url=server.address), sleep=pauses.append)
+        client = OpenAIClient(Credentials(base_url=server.address), sleep=pauses.append)
         assert text_of(list(client.chat({}))) == "Hi"
     assert pauses == [2.0, 2.0]
 
@@ -448,7 +450,7 @@ def test_retries_end_with_the_timeout_and_are_never_a_busy_loop() -> None:
     pauses: list[float] = []
     loading = status("503 Service Unavailable", LOADING, "Retry-After: 0")
     with RawServer(*[[loading]] * 5) as server:
-        client = Client(Credentials(base_url=server.address, timeout=2.0), sleep=pauses.append)
+        client = OpenAIClient(Credentials(base_url=server.address, timeout=2.0), sleep=pauses.append)
         with pytest.raises(Unavailable, match=r"\(40 %\)"):
             for _ in client.chat({}):
                 pass
@@ -473,7 +475,7 @@ def test_retry_after_may_be_a_fraction_of_a_second() -> None:
     pauses: list[float] = []
     busy = status("429 Too Many Requests", b"", "Retry-After: 1.5")
     with RawServer([busy], [STREAM, HI, DONE]) as server:
-        client = Client(Credentials(base_url=server.address), sleep=pauses.append)
+        client = OpenAIClient(Credentials(base_url=server.address), sleep=pauses.append)
         assert text_of(list(client.chat({}))) == "Hi"
     assert pauses == [1.5]
 

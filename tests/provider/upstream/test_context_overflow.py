@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from dify_mlx_provider.upstream.context_overflow import ContextOverflow, parse_context_overflow
-from dify_mlx_provider.upstream.errors import PromptTooLong, from_error_object, from_status
+from dify_mlx_provider.upstream.errors import (
+    ContextOverflow,
+    PromptTooLong,
+    from_error_object,
+    from_status,
+    parse_context_overflow,
+)
 
 OPENAI = (
     "This model's maximum context length is 16384 tokens. However, you requested 122946 tokens (112946 in the "

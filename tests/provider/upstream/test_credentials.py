@@ -7,10 +7,10 @@ import pytest
 from dify_mlx_provider.upstream.credentials import (
     Credentials,
     CredentialsError,
+    ServerKind,
     parse_api_key,
     parse_base_url,
 )
-from dify_mlx_provider.upstream.server_kinds import ServerKind
 
 ADDRESS = {"endpoint_url": "http://127.0.0.1:8080"}
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dify_mlx_provider.upstream.last_values import LastValues
-from dify_mlx_provider.upstream.server_info import ModelInfo, ServerInfo
-from dify_mlx_provider.upstream.server_kinds import ServerKind
+from dify_mlx_provider.servers.base import ServedModel, ServerInfo
+from dify_mlx_provider.upstream.cache import LastValues
+from dify_mlx_provider.upstream.credentials import ServerKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def test_what_another_process_set_since_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_description_of_a_server_is_the_same_afterwards(tmp_path: Path) -> None:
-    model = ModelInfo(
+    model = ServedModel(
         name="m",
         type="llm",
         context_size=4_096,
@@ -57,7 +57,7 @@ def test_a_description_of_a_server_is_the_same_afterwards(tmp_path: Path) -> Non
         default_effort="low",
         sampling={"temperature": 0.5, "top_k": 20},
     )
-    known = ServerInfo(kind=ServerKind.VLLM, version="1", models=(model, ModelInfo(name="n")), reached=True)
+    known = ServerInfo(kind=ServerKind.VLLM, version="1", models=(model, ServedModel(name="n")), reached=True)
     values = [LastValues(ServerInfo), LastValues(ServerInfo)]
     for each in values:
         each.keep_in(tmp_path)
@@ -142,7 +142,7 @@ def test_a_key_is_not_readable_in_the_folder(tmp_path: Path) -> None:
 WRITE_MANY = """
 import sys
 from pathlib import Path
-from dify_mlx_provider.upstream.last_values import LastValues
+from dify_mlx_provider.upstream.cache import LastValues
 
 values = LastValues(dict)
 values.keep_in(Path(sys.argv[1]))

@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from dify_mlx_provider.upstream import discovery
+from pydantic import Field
+
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.base import Answer
+from dify_mlx_provider.servers.probe import Probe
 from dify_mlx_provider.upstream.cache import TtlCache
-from dify_mlx_provider.upstream.listings import TokenCount, TokenCounts
-from dify_mlx_provider.upstream.probe import Probe
-from dify_mlx_provider.upstream.server_kinds import ServerKind
+from dify_mlx_provider.upstream.credentials import ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +29,24 @@ if TYPE_CHECKING:
 TOKENS_PER_MESSAGE = 4
 """Tokens of markup around a message, roughly."""
 
-MAX_TEXTS, MAX_BYTES = 2048, 250_000
-"""How much is counted in one request: the server's limit, and what fits into its answer even at a token a byte."""
+MAX_TEXTS = 2048
+"""Texts counted in one request: the server's limit."""
+
+MAX_BYTES = 250_000
+"""Bytes counted in one request, so that the answer can be read even at a token a byte."""
 
 _WIDE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef]")
 _NOT_IN_PROMPT = ("stream", "stream_options", "max_tokens")
 
 _counts: TtlCache[int] = TtlCache(60.0, max_entries=512)
+
+
+class _TokenCount(Answer):
+    count: int = Field(strict=True, ge=0)
+
+
+class _TokenCounts(Answer):
+    count: list[Annotated[int, Field(strict=True, ge=0)]]
 
 
 def estimate_tokens(text: str) -> int:
@@ -82,13 +95,12 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def _fetch_counts(
     probe: Probe, credentials: Credentials, model: str, texts: Sequence[str]
 ) -> Sequence[int] | None:
-    body = {"model": model, "prompt": list(texts)}
-    response = probe.send("POST", f"{credentials.base_url}/tokenize", body)
-    answer = response.parse_as(TokenCounts) if response is not None else None
+    response = probe.send("POST", f"{credentials.base_url}/tokenize", {"model": model, "prompt": list(texts)})
+    answer = response.parse_as(_TokenCounts) if response is not None else None
     return answer.count if answer is not None and len(answer.count) == len(texts) else None
 
 
 def _fetch_count(credentials: Credentials, request: Mapping[str, Any]) -> int | None:
     response = Probe(credentials).send("POST", f"{credentials.base_url}/tokenize", request)
-    answer = response.parse_as(TokenCount) if response is not None else None
+    answer = response.parse_as(_TokenCount) if response is not None else None
     return answer.count if answer is not None else None

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fake_servers import FakeServer, mlx_backend, vllm
 
-from dify_mlx_provider.upstream import token_count
+from dify_mlx_provider.servers import token_count
+from dify_mlx_provider.servers.probe import MAX_RESPONSE_BYTES
+from dify_mlx_provider.servers.token_count import count_tokens_each, estimate_tokens
 from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.probe import MAX_RESPONSE_BYTES
-from dify_mlx_provider.upstream.token_count import count_tokens_each, estimate_tokens
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

@@ -37,8 +37,3 @@ def nearest(effort: str, known: Collection[str]) -> str:
     words = in_order(known)
     reasoning = [word for word in words if word != Effort.NONE or effort == Effort.NONE]
     return min(reasoning or words, key=lambda word: abs(EFFORTS.index(word) - index))
-
-
-def lowest(efforts: Collection[str]) -> str:
-    """Return the least of some efforts; `low` if there are none."""
-    return next(iter(in_order(efforts)), Effort.LOW.value)

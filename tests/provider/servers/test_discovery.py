@@ -20,11 +20,10 @@ from fake_servers import (
 )
 from raw_server import JSON, RawServer, status
 
-from dify_mlx_provider.upstream import discovery
-from dify_mlx_provider.upstream.credentials import Credentials
-from dify_mlx_provider.upstream.probe import MAX_RESPONSE_BYTES, Probe
-from dify_mlx_provider.upstream.server_info import ServerInfo
-from dify_mlx_provider.upstream.server_kinds import ServerKind
+from dify_mlx_provider.servers import discovery
+from dify_mlx_provider.servers.base import ServerInfo
+from dify_mlx_provider.servers.probe import MAX_RESPONSE_BYTES, Probe
+from dify_mlx_provider.upstream.credentials import Credentials, ServerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

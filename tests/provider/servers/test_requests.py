@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_servers import FakeServer, event_stream, listed, lm_studio, mlx_backend, ollama, vllm
 
+from dify_mlx_provider.servers.requests import chat
 from dify_mlx_provider.upstream.credentials import Credentials
 from dify_mlx_provider.upstream.errors import Refused
-from dify_mlx_provider.upstream.requests import chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable

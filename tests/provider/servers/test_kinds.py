@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
-from dify_mlx_provider.upstream.server_kinds import (
-    DISPLAY_NAMES,
-    PROFILES,
-    ServerKind,
-    adapt_request,
-    refused_fields,
-)
+from dify_mlx_provider.servers.discovery import PROFILES
+from dify_mlx_provider.servers.requests import adapt_request, refused_fields
+from dify_mlx_provider.upstream.credentials import ServerKind
 
 QUESTION = {"role": "user", "content": "hi"}
 SCHEMA = {"name": "answer", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -29,7 +25,8 @@ def effort_part(kind: ServerKind, effort: str) -> dict[str, Any]:
 
 
 def test_every_kind_has_a_profile_and_a_name() -> None:
-    assert set(PROFILES) == set(DISPLAY_NAMES) == set(ServerKind)
+    assert set(PROFILES) == set(ServerKind)
+    assert len({profile.display_name for profile in PROFILES.values()}) == len(ServerKind)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,7 @@ def test_without_an_effort_no_effort_field_is_sent(kind: ServerKind) -> None:
     assert not {"reasoning_effort", "chat_template_kwargs", "reasoning"} & body.keys()
 
 
-@pytest.mark.parametrize("kind", set(ServerKind) - {ServerKind.MLX_BACKEND})
+@pytest.mark.parametrize("kind", [kind for kind in ServerKind if kind is not ServerKind.MLX_BACKEND])
 def test_other_servers_do_not_get_mlx_backends_fields(kind: ServerKind) -> None:
     body = adapted(kind, answer_reserve=64, priority=1, reasoning_format="separate")
     assert not {"answer_reserve", "priority", "reasoning_format"} & body.keys()

@@ -1,6 +1,6 @@
 """Small requests that find out about a server: answered soon, or given up. Never raises.
 
-A chat may wait for minutes (`client`); these may not, because a page of Dify's is waiting for them.
+A chat may wait for minutes (`upstream.client`); these may not, because a page of Dify's is waiting for them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import requests
 from pydantic import BaseModel, ValidationError
 from urllib3.exceptions import ReadTimeoutError
 
-from dify_mlx_provider.upstream import http_request
-from dify_mlx_provider.upstream.client import BearerAuth
-from dify_mlx_provider.upstream.response_body import iter_body
+from dify_mlx_provider.upstream import client
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT, READ_TIMEOUT, TOTAL_TIMEOUT = 2.0, 5.0, 10.0
 """Seconds for the connection, between two packets, and for the whole answer."""
 
-MAX_RESPONSE_BYTES = 4 * 1024 * 1024
+MAX_RESPONSE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Probe:
     def __init__(self, credentials: Credentials) -> None:
         self._base = credentials.base_url
         self._root = re.sub(r"/v1$", "", credentials.base_url)
-        self._auth = BearerAuth(credentials.api_key)
+        self._key = credentials.api_key
         self._gave_up = False
         self.has_untrusted_certificate = False
         """Whether a server showed a certificate that is not trusted."""
@@ -66,38 +64,30 @@ class Probe:
         return self.send("GET", f"{self._base}/models")
 
     def get(self, path: str) -> ProbeResponse | None:
-        """GET a path beside /v1."""
+        """GET a path next to /v1."""
         return self.send("GET", self._root + path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> ProbeResponse | None:
-        """POST JSON to a path beside /v1."""
+        """POST JSON to a path next to /v1."""
         return self.send("POST", self._root + path, body)
 
     def send(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> ProbeResponse | None:
         """Send any request; `url` is the whole address."""
         if self._gave_up:
             return None
+        timeout = (CONNECT_TIMEOUT, READ_TIMEOUT)
         try:
-            with http_request.send(
-                method,
-                url,
-                json=body,
-                headers={"Accept": "application/json"},
-                auth=self._auth,
-                timeout=(CONNECT_TIMEOUT, READ_TIMEOUT),
-            ) as response:
+            with client.send(method, url, key=self._key, timeout=timeout, json=body) as response:
                 content = _bounded_body(response)
                 header = response.headers.get("Server", "")
                 return ProbeResponse(header, response.status_code, content, _json_or_none(content))
         except (requests.exceptions.Timeout, ReadTimeoutError, _EndlessResponse):
             self._gave_up = True
-            return None
         except requests.exceptions.SSLError as error:
             self.has_untrusted_certificate = "CERTIFICATE_VERIFY_FAILED" in str(error)
-            return None
         except Exception as error:  # whatever a server or a network does, Dify must be given a schema
-            self._gave_up = http_request.is_endless(error)
-            return None
+            self._gave_up = client.is_endless(error)
+        return None
 
 
 class _EndlessResponse(Exception):
@@ -107,7 +97,7 @@ class _EndlessResponse(Exception):
 def _bounded_body(response: requests.Response) -> bytes:
     content = b""
     deadline = time.monotonic() + TOTAL_TIMEOUT
-    for piece in iter_body(response):
+    for piece in client.iter_body(response):
         content += piece
         if len(content) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
             raise _EndlessResponse

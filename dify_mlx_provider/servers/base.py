@@ -1,0 +1,221 @@
+"""What is known of a server and of its models, as plain values, and what each kind of server gives to know it by.
+
+A kind of server is a file in this folder: its profile, how it is recognised by its answers, and how it describes its
+models. Those answers are read leniently: unknown keys are ignored, and a field of a wrong type counts as not sent, so
+that no answer of a server raises anything. Knows no connections and no Dify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # noqa: TC003  # pydantic reads the annotations when a description is kept
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+
+from dify_mlx_provider.servers.efforts import LEVELS
+from dify_mlx_provider.upstream.credentials import ServerKind
+
+if TYPE_CHECKING:
+    from pydantic_core.core_schema import ValidatorFunctionWrapHandler
+
+    from dify_mlx_provider.servers.probe import Probe, ProbeResponse
+
+MAX_UNREAD_TOKENS = 32_768
+"""Tokens of an answer for which nobody set a limit.
+
+When a user presses Stop, Dify does not tell its plugins: what nobody reads must end by itself, even where the model
+repeats itself and its context is large. Dify itself gives a call up after 600 seconds (PLUGIN_DAEMON_TIMEOUT); a server
+that is to reach this limit within that time has to write 55 tokens a second.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProfile:
+    """What a kind of server expects of a chat request.
+
+    `effort_fields` are sent together; `efforts` are the words they may hold. `thinking_budget_field` is "" where there
+    is none. `ignored_fields` have no effect there. `default_max_tokens` limits an answer for which nobody set a limit;
+    None where a limit that does not fit after the prompt is refused: there the rest of the context is the default.
+    A server that does not refuse prompts longer than the context cuts them, or runs the model beyond it.
+    """
+
+    kind: ServerKind
+    display_name: str
+    effort_fields: tuple[str, ...] = ("reasoning_effort",)
+    efforts: tuple[str, ...] = ("none", *LEVELS)
+    structured_output: Literal["formats", "schemas", "prompt"] = "formats"
+    reasoning_fields: tuple[str, ...] = ("reasoning_content",)
+    thinking_budget_field: str = ""
+    renamed_fields: Mapping[str, str] = field(default_factory=dict)
+    ignored_fields: frozenset[str] = frozenset()
+    refuses_long_prompts: bool = True
+    default_model: str = "default"
+    default_max_tokens: int | None = MAX_UNREAD_TOKENS
+
+    def answer_limit(self, max_output: int | None = None) -> int | None:
+        """Return the limit for answers for which nobody sets one; None if this kind of server is to decide.
+
+        `max_output` is the most the model can write, if the form says it.
+        """
+        default = self.default_max_tokens
+        return default and min(max_output or default, MAX_UNREAD_TOKENS)
+
+
+# -- what is known -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What a server says of one of its models; None is what it does not say. Sizes are tokens.
+
+    `default_max_tokens` limits an answer for which a request sets no limit. `preserves_reasoning`: the server wants the
+    reasoning of answered turns back, and knows which of it the model is to see.
+    """
+
+    name: str
+    type: str | None = None
+    state: str | None = None
+    context_size: int | None = None
+    max_output_tokens: int | None = None
+    default_max_tokens: int | None = None
+    capabilities: frozenset[str] | None = None
+    efforts: tuple[str, ...] | None = None
+    default_effort: str | None = None
+    preserves_reasoning: bool = False
+    sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def has(self, capability: str) -> bool | None:
+        """Whether the model can do something; None if nothing is said of what it can do."""
+        return None if self.capabilities is None else capability in self.capabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """What answers at an address, or answered there last. `version` is mlx-backend's.
+
+    `answered` is whether it describes itself now. `reached` is false only where nobody ever answered: the kind is
+    unknown then, while OTHER is a server that answers and is none of those that can be told apart.
+    """
+
+    kind: ServerKind = ServerKind.OTHER
+    version: str = ""
+    models: tuple[ServedModel, ...] = ()
+    answered: bool = False
+    reached: bool = False
+
+    def model(self, name: str, kind: str = "llm") -> ServedModel | None:
+        """Return the model of a name; the last part of its name will do, as it does for servers.
+
+        `default` is the first model of a kind, or the first that states no kind. mlx-backend lists its default
+        first; of other servers' models, one that is in memory goes before the rest.
+        """
+        if name == "default":
+            fit = self.models_of_kind(kind)
+            ready = [model for model in fit if model.state in (None, "ready", "loaded")]
+            return next(iter(fit if self.kind is ServerKind.MLX_BACKEND else ready or fit), None)
+        for normalise in (str, _last_part, _without_tag):
+            for model in self.models:
+                if normalise(model.name) == normalise(name):
+                    return model
+        return None
+
+    def models_of_kind(self, kind: str) -> list[ServedModel]:
+        """Return the models of a kind; if there are none, those that state no kind."""
+        return [model for model in self.models if model.type == kind] or [
+            model for model in self.models if model.type is None
+        ]
+
+    def names(self, kind: str = "llm") -> list[str]:
+        """Return the names of the models of a kind, as `models_of_kind` does."""
+        return [model.name for model in self.models_of_kind(kind)]
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
+def _without_tag(name: str) -> str:
+    return _last_part(name).removesuffix(":latest")
+
+
+# -- what a server answers -----------------------------------------------------------------------------------
+
+
+def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        return None
+
+
+def _only_strings(value: Any) -> Any:
+    return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else value
+
+
+LENIENT = WrapValidator(_none_if_invalid)
+"""Makes None of what does not fit an annotation."""
+
+type Word = Annotated[Annotated[str, Field(strict=True, min_length=1)] | None, LENIENT]
+type Size = Annotated[Annotated[int, Field(strict=True, gt=0)] | None, LENIENT]
+type Words = Annotated[tuple[str, ...] | None, BeforeValidator(_only_strings), LENIENT]
+
+
+class Answer(BaseModel):
+    """An answer of a server, or a part of one."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _LlamaCppMeta(Answer):
+    n_ctx: Size = None
+    n_ctx_train: Size = None
+
+
+class ListedModel(Answer):
+    """An entry of /v1/models: OpenAI's `id` and `owned_by`, and the sizes that vLLM and llama.cpp add to them."""
+
+    id: str = Field(strict=True)
+    owned_by: Word = None
+    max_model_len: Size = None
+    meta: Annotated[_LlamaCppMeta | None, LENIENT] = None
+
+    def described(self) -> ServedModel:
+        """Return what most servers say of a model: its context size, if that."""
+        meta = self.meta or _LlamaCppMeta()
+        return ServedModel(name=self.id, context_size=self.max_model_len or meta.n_ctx or meta.n_ctx_train)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The answer to the question for the models; `probe` asks the same server more."""
+
+    response: ProbeResponse
+    probe: Probe
+    entries: list[ListedModel]
+
+    @property
+    def owners(self) -> set[str | None]:
+        """Who the models are said to belong to, which often is the make of the server."""
+        return {entry.owned_by for entry in self.entries}
+
+    def server(self, kind: ServerKind) -> ServerInfo:
+        """Return a server of a kind that says of its models what most do."""
+        return recognised(kind, [entry.described() for entry in self.entries])
+
+
+def recognised(kind: ServerKind, models: list[ServedModel], version: str = "") -> ServerInfo:
+    """Return what is known of a server that has just described itself."""
+    return ServerInfo(kind=kind, version=version, models=tuple(models), answered=True, reached=True)
+
+
+def parse_entries[M: BaseModel](body: Any, entry: type[M]) -> list[M]:
+    """Return the entries of a list in OpenAI's shape; those that name no model are left out."""
+    listed = body.get("data") if isinstance(body, dict) else None
+    entries: list[M] = []
+    for each in listed if isinstance(listed, list) else ():
+        try:
+            entries.append(entry.model_validate(each))
+        except ValidationError:
+            continue
+    return entries

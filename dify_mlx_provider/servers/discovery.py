@@ -1,0 +1,127 @@
+"""Which kind of server answers at an address, and what its models can do. Never raises.
+
+Dify asks for a model's schema several times a call and makes a new object each time; so what was found is cached here
+for a while, by address and key, whether good or bad. And it keeps the schema for an hour: so that a server that is off
+for a moment does not lose its abilities in Dify for that long, a server that does not answer is described by what it
+said last, even to an earlier process (`keep_descriptions`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dify_mlx_provider.servers import llama_cpp, lm_studio, mlx_backend, mlx_lm, ollama, vllm
+from dify_mlx_provider.servers.base import (
+    ListedModel,
+    Listing,
+    ServedModel,
+    ServerInfo,
+    ServerProfile,
+    parse_entries,
+)
+from dify_mlx_provider.servers.probe import Probe
+from dify_mlx_provider.upstream.cache import DEFAULT_TTL, LastValues, TtlCache
+from dify_mlx_provider.upstream.credentials import ServerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from dify_mlx_provider.upstream.credentials import Credentials
+
+KINDS = (mlx_backend, vllm, llama_cpp, lm_studio, mlx_lm, ollama)
+"""The kinds that can be told apart, in the order in which they are looked for."""
+
+OTHER = ServerProfile(
+    kind=ServerKind.OTHER,
+    display_name="another OpenAI-compatible server",
+    effort_fields=("reasoning_effort", "chat_template_kwargs"),
+    default_max_tokens=None,
+)
+"""What any other server is sent: what it does not know is left out when it refuses it (`requests`)."""
+
+PROFILES: Mapping[ServerKind, ServerProfile] = {
+    profile.kind: profile for profile in (*(kind.PROFILE for kind in KINDS), OTHER)
+}
+
+FAILURE_TTL = 5.0
+"""Seconds until a server that did not answer is asked again: it may be starting, and Dify keeps what it is told."""
+
+_servers: TtlCache[ServerInfo] = TtlCache(
+    lambda found: DEFAULT_TTL if found is not None and found.answered else FAILURE_TTL
+)
+_ollama_models: TtlCache[ServedModel] = TtlCache(max_entries=256)
+_last_servers = LastValues(ServerInfo)
+_last_ollama_models = LastValues(ServedModel, max_files=256, max_file_bytes=16 * 1024)
+
+
+def keep_descriptions(folder: Path) -> None:
+    """Keep what servers say of themselves in a folder, for processes to come."""
+    _last_servers.keep_in(folder / "servers")
+    _last_ollama_models.keep_in(folder / "ollama")
+
+
+def find_server(credentials: Credentials) -> ServerInfo:
+    """Return what is known of the server at an address. A kind set in the form is believed."""
+    key = _cache_key(credentials)
+    found = _servers.get(key, lambda: _describe(key, credentials)) or ServerInfo()
+    kind = credentials.server_kind
+    return found if kind is None else replace(found, kind=kind)
+
+
+def find_model(name: str, credentials: Credentials, kind: str = "llm") -> ServedModel | None:
+    """Return what the server says of a model; None if it says nothing."""
+    server = find_server(credentials)
+    listed = server.model(name, kind)
+    if listed is None or server.kind is not ServerKind.OLLAMA:
+        return listed
+    key = f"{_cache_key(credentials)} {listed.name}"
+    if not server.answered:
+        return _last_ollama_models.get(key)
+    return _ollama_models.get(key, lambda: _describe_ollama_model(key, credentials, listed))
+
+
+def forget_servers() -> None:
+    """Ask every server again, as when a user saves a form: it may just have been started."""
+    _servers.clear()
+    _ollama_models.clear()
+
+
+def _cache_key(credentials: Credentials) -> str:
+    key_digest = hashlib.sha256(credentials.api_key.encode()).hexdigest()[:16]
+    return f"{credentials.base_url} {key_digest}"
+
+
+def _describe(key: str, credentials: Credentials) -> ServerInfo | None:
+    """What the server says now, or what it said last; None if nobody ever answered."""
+    found = _identify(credentials) if credentials.base_url else None
+    if found is not None and found.answered and (found.models or found.kind is not ServerKind.OTHER):
+        _last_servers.set(key, found)
+        return found
+    # Nobody, a refusal, or something that may only stand in for the server, such as a proxy before it.
+    last = _last_servers.get(key)
+    return found if last is None else replace(last, answered=False)
+
+
+def _identify(credentials: Credentials) -> ServerInfo | None:
+    """Ask the server; None if nothing answers. What answers but does not say what it is has no models."""
+    probe = Probe(credentials)
+    response = probe.get_models()
+    if response is None:
+        return mlx_lm.recognise_without_list(probe)
+    if response.status >= 400:
+        is_ours = mlx_backend.is_header(response.server_header)
+        return ServerInfo(kind=ServerKind.MLX_BACKEND if is_ours else ServerKind.OTHER, reached=True)
+    listing = Listing(response, probe, parse_entries(response.json, ListedModel))
+    found = next(filter(None, (kind.recognise(listing) for kind in KINDS)), None)
+    return found or replace(listing.server(ServerKind.OTHER), answered=isinstance(response.json, dict))
+
+
+def _describe_ollama_model(key: str, credentials: Credentials, listed: ServedModel) -> ServedModel | None:
+    described = ollama.describe_model(Probe(credentials), listed)
+    if described is None:
+        return _last_ollama_models.get(key)
+    _last_ollama_models.set(key, described)
+    return described

@@ -1,0 +1,49 @@
+"""mlx_lm.server: Python's own HTTP server, whose /health says {"status": "ok"}.
+
+It hands messages to the chat template as they are: gpt-oss's reads `thinking`, the others' `reasoning_content`. Without
+max_tokens it stops after 512, in the middle of the reasoning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dify_mlx_provider.servers.base import ServerProfile, recognised
+from dify_mlx_provider.servers.efforts import LEVELS
+from dify_mlx_provider.upstream.credentials import ServerKind
+
+if TYPE_CHECKING:
+    from dify_mlx_provider.servers.base import Listing, ServerInfo
+    from dify_mlx_provider.servers.probe import Probe
+
+PROFILE = ServerProfile(
+    kind=ServerKind.MLX_LM,
+    display_name="mlx_lm.server",
+    effort_fields=("chat_template_kwargs",),
+    efforts=LEVELS,
+    structured_output="prompt",
+    reasoning_fields=("reasoning_content", "thinking"),
+    refuses_long_prompts=False,
+    default_model="default_model",
+    default_max_tokens=8192,
+)
+
+
+def recognise(listing: Listing) -> ServerInfo | None:
+    """Return what mlx_lm.server says of itself; None if it is another server."""
+    is_it = listing.owners <= {None} and _is_healthy(listing.probe)
+    return listing.server(ServerKind.MLX_LM) if is_it else None
+
+
+def recognise_without_list(probe: Probe) -> ServerInfo | None:
+    """Return mlx_lm.server that has no folder of downloads to list: then it drops the connection."""
+    return recognised(ServerKind.MLX_LM, []) if _is_healthy(probe) else None
+
+
+def _is_healthy(probe: Probe) -> bool:
+    health = probe.get("/health")
+    return (
+        health is not None
+        and health.server_header.startswith("BaseHTTP/")
+        and health.json == {"status": "ok"}
+    )
