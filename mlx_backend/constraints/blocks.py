@@ -21,7 +21,7 @@ from mlx_backend.constraints.errors import GrammarError
 from mlx_backend.constraints.mask import all_but
 from mlx_backend.constraints.states import ClosingText, EndOfReply, FixedTokens, FreeText, MatchedText
 from mlx_backend.constraints.vocabulary import MAX_LINE_BREAKS, without_suffix
-from mlx_backend.conversation.dialects.end_markers import END_MARKERS
+from mlx_backend.conversation.dialects.base import END_MARKERS
 from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:

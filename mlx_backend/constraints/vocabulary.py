@@ -13,7 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from mlx_backend.constraints.errors import GrammarError
-from mlx_backend.conversation.dialects.end_markers import END_MARKERS
+from mlx_backend.conversation.dialects.base import END_MARKERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mlx_backend.conversation.dialects import DIALECTS, call_reader
+from mlx_backend.conversation.dialects import DIALECTS, open_call
 from mlx_backend.conversation.dialects.block_reader import BlockReader
 from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan, first_wrong
 from mlx_backend.conversation.dialects.calls.xml import XmlCalls
@@ -86,7 +86,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
             if name in vars(cls):
                 monkeypatch.setattr(cls, name, counter.counting(vars(cls)[name]))
     monkeypatch.setattr(MarkerSet, "cut", counter.counting_cut(MarkerSet.cut))
-    monkeypatch.setattr(call_reader, "first_wrong", counter.counting(first_wrong))
+    monkeypatch.setattr(open_call, "first_wrong", counter.counting(first_wrong))
     return counter
 
 

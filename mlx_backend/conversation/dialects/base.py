@@ -260,6 +260,16 @@ class HistoryPolicy:
     """Whether its models, as agents, were trained to see all of it: with tools, the template's switch is set so."""
 
 
+END_MARKERS = frozenset(
+    {
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
+        *("<end_of_turn>", "<eos>", "</s>", "<|end|>", "<|return|>"),
+        *("<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>"),
+        *("<turn|>", "<seed:eos>", "[e~[", "<|eot|>", "<|role_end|>"),
+    }
+)
+"""Control tokens that end a turn in one family or another."""
+
 RESULT_TEXT = "<tool_response>\n{}\n</tool_response>"
 """How most families write a tool's result as the user's text."""
 

@@ -13,7 +13,7 @@ from mlx_backend.conversation.events import Channel
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
     from mlx_backend.conversation.dialects.calls.base import CallSyntax, JsonSpan, PythonSpan
 
@@ -108,6 +108,22 @@ class BlockFormat:
                 *(marker for block in self.blocks for marker in (block.opener, *block.closers) if marker),
             }
         )
+
+    def suffixed_markers(self, control: Set[str]) -> dict[str, str]:
+        """Return the markers that have a suffix, a known one or one of these control tokens', with those they mean."""
+        if not self.suffixes:
+            return {}
+        spelt = {
+            token[1:-1].rpartition(":")[2]
+            for token in control
+            if token[:1] == "<" and token[-1:] == ">" and ":" in token
+        }
+        return {
+            suffixed(marker, f":{suffix}"): marker
+            for marker in self.markers
+            for suffix in {*self.suffixes, *spelt}
+            if suffixed(marker, f":{suffix}") != marker
+        }
 
     @property
     def answer_markers(self) -> dict[str, str]:

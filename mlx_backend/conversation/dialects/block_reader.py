@@ -8,54 +8,100 @@ Theory of operation
 
     ANSWER <tool_call>CALL</tool_call> …
 
-The reader is in one state:
+The reader is in one state, and looks for the markers that mean something there:
 
-    OPENING    nothing but white space so far, or since a block: reasoning, a call or the answer may begin
-    REASONING  until the marker that closes the block; a turn begins here if the prompt has opened the block
-    ANSWER     text is put out at once; a marker begins a call
-    SECTION    between the markers around calls: before, between or behind them
-    CALL       text is gathered until the call is closed, and decoded by its syntax (`calls/`)
-    ARGUMENTS  of a call whose name is known, and whose arguments are JSON: they are put out as they come
-    STRING     from a marker in a string of such arguments that would end them, until it is known whether it does
-    REST       what stands between such arguments and the call's closer
+    OPENING    nothing but white space so far, or since a block
+                 a reasoning block's opener -> REASONING; a call's or a section's -> CALL, SECTION; other text -> ANSWER
+    REASONING  a turn begins here if the prompt has opened the block
+                 the block's closer -> OPENING; a call's or a section's opener that is a control token -> CALL, SECTION
+    ANSWER     text is put out at once
+                 a call's or a section's opener -> CALL, SECTION; the answer's closer -> OPENING
+    SECTION    between the markers around calls: before, between or after them
+                 a call's opener -> CALL; the section's closer -> OPENING
+    CALL       text is gathered, and decoded by its syntax (`calls/`)
+                 the call's closer, or its last bracket where it has none -> SECTION or OPENING
+                 its name is known, and its arguments are JSON -> ARGUMENTS
+    ARGUMENTS  are put out as they come (`open_call`)
+                 their last bracket -> REST; a marker in a string that would end them -> STRING
+    STRING     until it is known whether that marker is part of the string -> ARGUMENTS, or what the marker means
+    REST       what stands between the arguments and the call's closer -> SECTION or OPENING
+                 the beginning of another call's arguments, in a list -> ARGUMENTS
 
 A marker that means nothing in a state is text there: only the prompt knows whether what stands before a lone
 `</think>` was reasoning (`opens_in`). Line breaks at the edges of a block, and before a call, are layout and not part
 of any text.
 
-Nothing is lost: a call that cannot be decoded is shown as it was written. Behind an opener, text that cannot begin a
-call is let go at its first wrong character. A call within reasoning (models forget the closer) ends it, if it calls an
-offered tool; else it is reasoning. The last five states are in `call_reader` and `call_arguments`.
+Nothing is lost. What a call needs to be read is kept as it was written until a call has come of it; a call that cannot
+be decoded is shown, as answer or as reasoning, whichever it began in. After an opener, text that cannot begin a call
+is let go at its first wrong character. A call within reasoning (models forget the closer) ends it, if it calls an
+offered tool; else it is reasoning.
+
+A marker is looked for by its spelling where there are no token ids. Where there are, a control token is known by its
+id; a marker that is made of several tokens (`<|open|>think<|sep|>`) is found in their texts, and its control tokens
+have a mark before them there (`scanner.CONTROL`), so that the same spelling in plain text is text.
 """
 
 from __future__ import annotations
 
 import re
+from enum import Enum, auto
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.block_states import IN_CALL, State
-from mlx_backend.conversation.dialects.call_reader import CallReader
-from mlx_backend.conversation.dialects.end_markers import END_MARKERS
+from mlx_backend.conversation.dialects.base import END_MARKERS, Reader
+from mlx_backend.conversation.dialects.block_format import CallBlock, CallsInReasoning
+from mlx_backend.conversation.dialects.calls.json_object import is_end_of_object
+from mlx_backend.conversation.dialects.open_call import (
+    BLANKS,
+    MAX_DOUBTS,
+    JsonArguments,
+    OpenCall,
+    TextBuffer,
+)
 from mlx_backend.conversation.events import Channel, ContentDelta, ReasoningDelta
-from mlx_backend.conversation.scanner import CONTROL
+from mlx_backend.conversation.scanner import CONTROL, MarkerSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from mlx_backend.conversation.dialects.block_format import BlockFormat, CallBlock
+    from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
     from mlx_backend.conversation.events import EndedBy
     from mlx_backend.conversation.tools import ToolSet
 
 _BRACKET = re.compile(r"[{\[]")
 _FENCE = "```"
 _LAYOUT = "\r\n"
-_MAX_LAYOUT = 16  # white space that is held, at the end of reasoning or before the first text
+
+# The ends of turns that are known by their spelling, without ids. `</s>` is not among them: it is HTML too.
+_SPELT_ENDS = frozenset({"<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>"})
+
+_MAX_LAYOUT = 16
+"""Characters of white space that are held, at the end of reasoning or before the first text."""
+_MAX_BEGINNING = 2048
+"""Characters of a call in which its arguments have to begin if they are to be put out as they come."""
 
 
-class BlockReader(CallReader):
+class _State(Enum):
+    OPENING = auto()
+    REASONING = auto()
+    ANSWER = auto()
+    SECTION = auto()
+    CALL = auto()
+    ARGUMENTS = auto()
+    STRING = auto()
+    REST = auto()
+
+
+class BlockReader(Reader):
     """Reads one turn of a model that writes blocks."""
 
-    __slots__ = ("_bare_anywhere", "_closers", "_drops_breaks", "_in_code")
+    __slots__ = (
+        *("_aliases", "_bare_anywhere", "_blocks", "_call", "_closers", "_control", "_drops_breaks"),
+        *("_expected", "_format", "_has_calls", "_in_code", "_in_reasoning", "_layout", "_lost_opener"),
+        *("_openers", "_section", "_sections", "_state", "_tools", "_trims_layout", "_was_cut_short"),
+        *("_written", "fragments"),
+    )
 
     def __init__(
         self,
@@ -65,16 +111,44 @@ class BlockReader(CallReader):
         opens_in: Channel | None = None,
         special_tokens: Mapping[int, str] | None = None,
     ) -> None:
-        super().__init__(form, tools, special_tokens)
-        self._closers: frozenset[str] = frozenset()  # of the block that is open
-        self._in_code = False  # the answer is in a fenced block of code
+        super().__init__()
+        self._format = form
+        self._tools = tools
+        self._control = frozenset((special_tokens or {}).values())
+        self._aliases = form.suffixed_markers(self._control)
+        self.fragments = frozenset(
+            token
+            for token in self._control
+            if token and token not in form.markers and any(token in marker for marker in form.markers)
+        )
+        has_calls = tools.may_be_called
+        self._sections = (
+            {opener: each for each in form.sections for opener in each.openers} if has_calls else {}
+        )
+        self._blocks = {each.opener: each for each in form.blocks if each.opener} if has_calls else {}
+        self._openers = (*self._sections, *self._blocks)
         self._bare_anywhere = {  # by the character that they begin with
             first: each
             for each in form.blocks
             for first in "{["
-            if each.is_anywhere and each.head and each.head.fullmatch(first) and tools.may_be_called
+            if each.is_anywhere and each.head and each.head.fullmatch(first) and has_calls
         }
+        self._state = _State.OPENING
+        self._expected: frozenset[str] = frozenset()  # the markers that are looked for
+        self._layout = ""  # white space that is dropped if a marker follows
+        self._trims_layout = False  # the next line breaks are layout
+        # reasoning and answer
+        self._closers: frozenset[str] = frozenset()  # of the block of reasoning that is open
+        self._was_cut_short = False  # reasoning ended without its closer, which may still come
+        self._in_code = False  # the answer is in a fenced block of code
         self._drops_breaks = False  # line breaks at the end of the answer are layout
+        # calls
+        self._section: CallSection | None = None
+        self._has_calls = False  # in this section, or just before this place
+        self._call: OpenCall | None = None  # the one being read; set in CALL and the states after it
+        self._written: list[str] = []  # what is shown, with the call's text, if no call comes of it
+        self._in_reasoning = False  # the call being read began in a block of reasoning
+        self._lost_opener = False  # the last call stood outside of a section, whose closer may still come
         match opens_in:
             case Channel.ANALYSIS if form.reasoning:
                 self._enter_reasoning([*form.reasoning.values(), *form.reasoning])
@@ -83,62 +157,21 @@ class BlockReader(CallReader):
             case _:
                 self._enter_answer()
 
-    # states
+    # what the parser asks
 
-    def _enter_opening(self) -> None:
-        self.delta = None
-        form = self._format
-        closers = [closer for each in form.sections for closer in each.closers] if self._lost_opener else []
-        self._expect(
-            State.OPENING,
-            [
-                *(*form.reasoning, *form.reasoning.values(), *self._openers),
-                *(*self._answer_markers(), *closers, *([_FENCE] if self._bare_anywhere else ())),
-            ],
-        )
-
-    def _enter_reasoning(self, markers: Iterable[str]) -> None:
-        self._trims_layout = True
-        self.delta = None  # until there is more than layout
-        markers = [*markers]
-        self._closers = frozenset(self._format.reasoning.values()).intersection(markers)
-        by_token = [opener for opener, each in self._blocks.items() if not each.is_text]
-        answers = [each.opener for each in self._format.answers if each.opener]
-        self._expect(State.REASONING, [*markers, *self._sections, *by_token, *answers], watched=_LAYOUT)
-
-    def _resume_reasoning(self, text: str) -> None:
-        self._enter_reasoning(self._closers)
-        self._trims_layout = False
-        self._reason(text)
-
-    def _enter_answer(self) -> None:
-        form = self._format
-        more = [*form.reasoning] if form.is_anywhere else []
-        if self._was_cut_short:
-            more += form.reasoning.values()
-        more += [_FENCE] if self._bare_anywhere else []
-        watched = "" if self._in_code else "".join(self._bare_anywhere)
-        watched += _LAYOUT if self._holds_breaks else ""
-        self._expect(State.ANSWER, [*self._openers, *self._answer_markers(), *more], watched=watched)
-        self._open(Channel.FINAL)
-
-    @property
-    def _holds_breaks(self) -> bool:
-        """Whether a marker may follow that makes line breaks in the answer layout."""
-        return self._drops_breaks or bool(self._openers) or bool(self._bare_anywhere)
-
-    def _answer_markers(self) -> list[str]:
-        return [marker for each in self._format.answers for marker in (each.opener, each.closer) if marker]
+    def is_cut_marker(self, text: str) -> bool:
+        """Whether the beginning of a marker cannot be text: it holds a control token, or what is known to be one."""
+        return CONTROL in text or (bool(self._format.controls) and text.startswith(self._format.controls))
 
     @property
     def is_reasoning(self) -> bool:
         """Whether a block is open."""
-        return self._state is State.REASONING
+        return self._state is _State.REASONING
 
     @property
     def is_answering(self) -> bool:
         """Whether the answer or a call has begun: a block can no longer be opened."""
-        return self._state not in (State.OPENING, State.REASONING) and not self._in_reasoning
+        return self._state not in (_State.OPENING, _State.REASONING) and not self._in_reasoning
 
     def reasoning_closer(self, prompt_tail: str) -> tuple[str, ...]:
         """Close the block on a line of its own. If the prompt has opened it, its last opener tells which it is."""
@@ -155,44 +188,140 @@ class BlockReader(CallReader):
         aliases = [alias for alias, marker in self._aliases.items() if marker == closer]
         return "\n", next((alias for alias in aliases if alias in self._control), closer), "\n\n"
 
-    # text
-
     def text(self, text: str) -> str:
         """Put text out, less the layout around blocks; gather a call's. Return what is to be looked at afresh."""
         if self.fragments and CONTROL in text:
             text = self._without_control_marks(text)
             if not text:
                 return ""
+        call = self._call
+        if call is not None:
+            match self._state:
+                case _State.CALL:
+                    return self._gather(call, text)
+                case _State.ARGUMENTS:
+                    return self._put_out_arguments(call, text)
+                case _State.STRING:
+                    return self._judge_string(call, text)
+                case _:
+                    return self._gather_rest(call, text)
         match self._state:
-            case State.REASONING:
-                self._reason(text)
-            case State.OPENING:
+            case _State.REASONING:
+                self._put_out_reasoning(text)
+            case _State.OPENING:
                 return self._gather_opening(text)
-            case State.ANSWER:
-                return self._answer(text)
-            case State.SECTION:
+            case _State.ANSWER:
+                return self._find_bare_call(text)
+            case _:
                 return self._gather_section(text)
-            case State.CALL:
-                return self._gather(text)
-            case State.ARGUMENTS:
-                return self._stream(text)
-            case State.STRING:
-                return self._gather_string(text)
-            case State.REST:
-                return self._gather_rest(text)
         return ""
+
+    def marker(self, marker: str) -> None:
+        """Open or close a block. What does neither here is text; other control tokens are dropped."""
+        written = marker.replace(CONTROL, "")
+        marker = self._aliases.get(written, written)
+        is_end = marker in END_MARKERS or marker in self._format.ends
+        may_be_quoted = written not in self._control if is_end else marker not in self._openers
+        if may_be_quoted and self._holds_quoted(written):
+            return
+        if marker in self._expected and self._take(marker, written):
+            return
+        if is_end:
+            self.close("stop")
+            self.ended = True
+        elif marker in self._format.markers or self._call is not None:
+            while written:
+                written = self.text(written)
+
+    def close(self, ended_by: EndedBy) -> None:
+        """Handle the end: an open block is closed, a cut call is not complete."""
+        if self._call is not None:
+            self._close_call_at_end(self._call, ended_by)
+        elif self._state is _State.SECTION:
+            if not self._has_calls and ended_by == "stop":
+                self._give_up()
+        elif self._state is _State.OPENING and self._layout and not self._trims_layout:
+            self._enter_answer()
+            self._emit(self._layout)
+        elif self._state is _State.ANSWER and self._layout and not self._drops_breaks:
+            self.events.append(ContentDelta(self._layout))
+        self._layout = ""
+        self.delta = None
+
+    # markers
+
+    def _expect(self, state: _State, markers: Iterable[str], *, watched: str = "") -> None:
+        self._state = state
+        self._expected = expected = frozenset(markers)
+        if self._aliases:
+            expected |= {alias for alias, marker in self._aliases.items() if marker in expected}
+        self.markers = _marker_set(expected | _SPELT_ENDS | self._format.ends, watched)
+        spelt = expected - self._control
+        if self.fragments:
+            spelt = frozenset(_with_control_marks(marker, self.fragments) for marker in spelt)
+        self.spelt = _marker_set(spelt, watched)
+
+    def _take(self, marker: str, written: str) -> bool:
+        """Take a marker that is looked for in this state. Return whether it means something after all."""
+        form = self._format
+        if self._call is not None:
+            return self._take_in_call(self._call, marker, len(written))
+        if self._section is not None:
+            self._take_in_section(self._section, marker)
+        elif marker in form.reasoning:
+            self._layout = ""
+            self._enter_reasoning({marker, form.reasoning[marker]})
+        elif marker in form.reasoning.values():
+            self._was_cut_short = False
+            if self._state is _State.ANSWER:
+                self._enter_answer()
+            else:
+                self._leave_block()
+        elif marker in self._openers:
+            self._open_calls(marker)
+        elif marker == _FENCE:
+            self._in_code = not self._in_code
+            self._enter_answer()
+            self._put_out_answer(marker)
+        elif block := next((each for each in form.answers if each.opener == marker), None):
+            self._layout = ""
+            self._drops_breaks = block.has_layout
+            self._enter_answer()
+            self._trims_layout = True
+            self.delta = None
+        else:  # the closer of an answer or of a section
+            self._leave_block()
+        return True
 
     def _without_control_marks(self, text: str) -> str:
         """In a call its control tokens are part of the text; elsewhere they mean nothing."""
-        if self._state not in IN_CALL:
+        if self._call is None:
             for fragment in self.fragments:
                 text = text.replace(CONTROL + fragment, "")
         return text.replace(CONTROL, "")
 
+    def _leave_block(self) -> None:
+        self._layout = ""
+        self._drops_breaks = False
+        self._trims_layout = True
+        self._enter_opening()
+
+    # OPENING
+
+    def _enter_opening(self) -> None:
+        self.delta = None
+        form = self._format
+        closers = [closer for each in form.sections for closer in each.closers] if self._lost_opener else []
+        self._expect(
+            _State.OPENING,
+            [
+                *(*form.reasoning, *form.reasoning.values(), *self._openers),
+                *(*self._answer_markers(), *closers, *([_FENCE] if self._bare_anywhere else ())),
+            ],
+        )
+
     def _gather_opening(self, text: str) -> str:
-        if (
-            self._trims_layout and not self._layout
-        ):  # behind a block: its layout goes, other white space stays
+        if self._trims_layout and not self._layout:  # the layout of a block goes, other white space stays
             text = text.lstrip(_LAYOUT)
         blanks = self._blanks(text)
         bare = self._bare_call(text[blanks : blanks + 1])
@@ -209,6 +338,11 @@ class BlockReader(CallReader):
             return text
         return ""
 
+    def _blanks(self, text: str) -> int:
+        """Return how many characters at the beginning of a text mean nothing between calls."""
+        separators = self._format.separators if self._has_calls else ""
+        return len(text) - len(text.lstrip(BLANKS + separators))
+
     def _bare_call(self, first: str) -> CallBlock | None:
         """Return the call without an opener that begins with this character, if one does."""
         if first and self._tools.may_be_called:
@@ -217,13 +351,24 @@ class BlockReader(CallReader):
                     return block
         return None
 
-    def _reason(self, text: str) -> None:
+    # REASONING
+
+    def _enter_reasoning(self, markers: Iterable[str]) -> None:
+        self._trims_layout = True
+        self.delta = None  # until there is more than layout
+        markers = [*markers]
+        self._closers = frozenset(self._format.reasoning.values()).intersection(markers)
+        by_token = [opener for opener, each in self._blocks.items() if not each.is_text]
+        answers = [each.opener for each in self._format.answers if each.opener]
+        self._expect(_State.REASONING, [*markers, *self._sections, *by_token, *answers], watched=_LAYOUT)
+
+    def _put_out_reasoning(self, text: str) -> None:
         if self._trims_layout:
             text = text.lstrip(_LAYOUT)
             if not text:
                 return
             self._trims_layout = False
-            self._expect(State.REASONING, self._expected.difference(self._format.reasoning), watched=_LAYOUT)
+            self._expect(_State.REASONING, self._expected.difference(self._format.reasoning), watched=_LAYOUT)
         self._put_out_but_breaks(text, ReasoningDelta)
 
     def _put_out_but_breaks(self, text: str, event: type[ReasoningDelta] | type[ContentDelta]) -> None:
@@ -235,7 +380,28 @@ class BlockReader(CallReader):
         if visible:
             self.events.append(event(visible))
 
-    def _answer(self, text: str) -> str:
+    # ANSWER
+
+    def _enter_answer(self) -> None:
+        form = self._format
+        more = [*form.reasoning] if form.is_anywhere else []
+        if self._was_cut_short:
+            more += form.reasoning.values()
+        more += [_FENCE] if self._bare_anywhere else []
+        watched = "" if self._in_code else "".join(self._bare_anywhere)
+        watched += _LAYOUT if self._holds_breaks else ""
+        self._expect(_State.ANSWER, [*self._openers, *self._answer_markers(), *more], watched=watched)
+        self._open(Channel.FINAL)
+
+    @property
+    def _holds_breaks(self) -> bool:
+        """Whether a marker may follow that makes line breaks in the answer layout."""
+        return self._drops_breaks or bool(self._openers) or bool(self._bare_anywhere)
+
+    def _answer_markers(self) -> list[str]:
+        return [marker for each in self._format.answers for marker in (each.opener, each.closer) if marker]
+
+    def _find_bare_call(self, text: str) -> str:
         """Put out text up to where a call without an opener may begin; return the rest."""
         if self._bare_anywhere and not self._in_code:
             for bracket in _BRACKET.finditer(text):
@@ -260,73 +426,343 @@ class BlockReader(CallReader):
         else:
             self._emit(text)
 
-    # markers
+    # SECTION
 
-    def marker(self, marker: str) -> None:
-        """Open or close a block. What does neither here is text; other control tokens are dropped."""
-        self._spelling = written = marker.replace(CONTROL, "")
-        marker = self._aliases.get(written, written)
-        is_end = marker in END_MARKERS or marker in self._format.ends
-        may_be_quoted = written not in self._control if is_end else marker not in self._openers
-        if may_be_quoted and self._doubts_closer(written):
-            return
-        if marker in self._expected and self._mark(marker):
-            return
-        if is_end:
-            self.close("stop")
-            self.ended = True
-        elif marker in self._format.markers or self._state in IN_CALL:
-            while written:
-                written = self.text(written)
+    def _open_calls(self, marker: str) -> None:
+        """Open a section, or a call outside of one."""
+        self._in_reasoning = self._state is _State.REASONING
+        self._written = [] if self._state is _State.OPENING else [self._layout]
+        self._layout = ""
+        if (section := self._sections.get(marker)) is not None:
+            self._written.append(marker)
+            self._has_calls = False
+            self._enter_section(section)
+        else:
+            self._begin_call(self._blocks[marker])
 
-    def _mark(self, marker: str) -> bool:
-        """Take a marker that is looked for in this state. Return whether it means something after all."""
-        form = self._format
-        if self._state is State.SECTION:
-            self._mark_section(marker)
-        elif self._state in IN_CALL:
-            return self._mark_call(marker)
-        elif marker in form.reasoning:
-            self._layout = ""
-            self._enter_reasoning({marker, form.reasoning[marker]})
-        elif marker in form.reasoning.values():
-            self._was_cut_short = False
-            if self._state is State.ANSWER:
-                self._enter_answer()
+    def _enter_section(self, section: CallSection) -> None:
+        self._section = section
+        self.delta = None
+        self._expect(_State.SECTION, [*self._openers, *section.closers, *self._reasoning_closers])
+
+    @property
+    def _reasoning_closers(self) -> Iterable[str]:
+        return self._format.reasoning.values() if self._in_reasoning else ()
+
+    def _gather_section(self, text: str) -> str:
+        """Find the beginning of a call that has no opener of its own."""
+        assert self._section is not None
+        blanks = self._blanks(text)
+        if not self._has_calls:
+            self._written.append(text[:blanks])
+        if blanks == len(text):
+            return ""
+        if self._section.syntax is not None:
+            self._begin_call(CallBlock(closers=self._section.closers, syntax=self._section.syntax))
+        else:
+            self._give_up()
+        return text[blanks:]
+
+    def _take_in_section(self, section: CallSection, marker: str) -> None:
+        """Take a marker between calls."""
+        if marker in section.closers:
+            if self._has_calls:
+                self._section = None
+                self._after_call()
             else:
-                self._leave_block()
-        elif marker in self._openers:
-            self._open_calls(marker)
-        elif marker == _FENCE:
-            self._in_code = not self._in_code
-            self._enter_answer()
-            self._put_out_answer(marker)
-        elif block := next((each for each in form.answers if each.opener == marker), None):
-            self._layout = ""
-            self._drops_breaks = block.has_layout
-            self._enter_answer()
-            self._trims_layout = True
-            self.delta = None
-        else:  # the closer of an answer or of a section
-            self._leave_block()
+                self._written.append(marker)
+                self._give_up()
+        elif marker in self._blocks:
+            self._begin_call(self._blocks[marker])
+        elif marker in self._sections:  # written twice
+            if not self._has_calls:
+                self._written.append(marker)
+            self._enter_section(self._sections[marker])
+        else:
+            self._give_up()
+            self.marker(marker)
+
+    # CALL
+
+    def _begin_call(self, block: CallBlock) -> None:
+        is_marked = block.opener and not block.is_text
+        must_be_offered = self._in_reasoning or (self._section is None and not is_marked)
+        self._call = OpenCall(block, self._tools, must_be_offered=must_be_offered)
+        if is_marked:
+            self._written.append(block.opener)
+        self.delta = None
+        section = self._section.closers if self._section is not None else ()
+        self._expect(_State.CALL, [*block.closers, *section, *self._openers, *self._reasoning_closers])
+
+    def _gather(self, call: OpenCall, text: str) -> str:
+        """Gather a call's text, until it is known to be none, or until its arguments begin."""
+        syntax, before = call.block.syntax, call.text.length
+        wrong = call.first_wrong(text)
+        if wrong is not None:
+            call.text.append(text[:wrong])
+            self._give_up()
+            return text[wrong:]
+        call.text.append(text)
+        if before < _MAX_BEGINNING:
+            written = str(call.text)
+            beginning = written[:_MAX_BEGINNING]
+            if call.must_be_offered and not call.block.opener:
+                named = syntax.first_name(beginning)
+                if named is not None and call.accepted(named[0]) is None:
+                    call.text = TextBuffer(written[: named[1]])
+                    self._give_up()
+                    return written[named[1] :]
+            if begun := syntax.begin(beginning):
+                name = call.accepted(begun.name)
+                if name is None:
+                    self._give_up()
+                    return ""
+                self._commit(call)
+                self._enter_arguments(call, name, begun.id)
+                return written[begun.arguments_at :]
+        end = call.end(text)
+        if end < 0:
+            return ""
+        call.text.drop_end(len(text) - end)
+        self._end_call(call, "")
+        return text[end:]
+
+    def _take_in_call(self, call: OpenCall, marker: str, length: int) -> bool:
+        """Take a marker within a call. Return whether it means something there."""
+        section = self._section
+        ends_section = section is not None and marker in section.closers
+        if marker in call.block.closers or ends_section:
+            if self._state is _State.CALL and call.doubts_closer(length, ends_section=ends_section):
+                return False
+            self._end_call(call, marker)
+            if ends_section and section is not None and self._state is _State.SECTION:
+                self._take_in_section(section, marker)
+            return True
+        if marker not in self._openers:  # the reasoning in which it began has gone on, and ends here
+            self._give_up()
+        elif self._state is _State.CALL and marker in self._blocks and call.is_blank():  # written twice
+            self._written.append(str(call.text))
+            self._begin_call(self._blocks[marker])
+            return True
+        elif self._state is _State.CALL and call.ends_with_doubted():
+            self._end_at_doubted(call)
+        elif self._may_be_next_call(call):
+            self._end_call(call, "")
+        else:
+            return False
+        self.marker(marker)
         return True
 
-    def _leave_block(self) -> None:
+    def _may_be_next_call(self, call: OpenCall) -> bool:
+        """See whether an opener within a call begins another one, because the first has lost its closer."""
+        if self._state is _State.ARGUMENTS:
+            return not call.block.closers and not call.arguments.in_string
+        return self._state is _State.REST or call.may_end_without_closer()
+
+    def _end_call(self, call: OpenCall, closer: str) -> None:
+        """Put a call out, or show what was written if it cannot be decoded."""
+        if self._state is not _State.CALL:
+            self._end_arguments(call)
+        elif calls := call.accepted_calls(str(call.text)):
+            self._commit(call)
+            self._put_out_calls(calls)
+            self._after_call()
+        else:
+            call.text.append(closer)
+            self._give_up()
+
+    def _end_at_doubted(self, call: OpenCall) -> str:
+        """End the call at a closer in a value that was never closed. Return what follows it."""
+        closer, ends_section, rest = call.cut_at_doubted()
+        self._end_call(call, closer)
+        if ends_section and self._section is not None and self._state is _State.SECTION:
+            self._take_in_section(self._section, self._section.closer)
+        return rest
+
+    def _commit(self, call: OpenCall) -> None:
+        """Note that there is a call: what was written for it is not shown, and reasoning has ended."""
+        self._written = []
+        self._has_calls = True
+        if self._in_reasoning and self._format.calls_in_reasoning is CallsInReasoning.CLOSE:
+            self._in_reasoning = call.must_be_offered = False
+            self._was_cut_short = True
+
+    def _put_out_calls(self, calls: Sequence[tuple[str, DecodedCall]], *, is_cut: bool = False) -> None:
+        for at, (name, call) in enumerate(calls):
+            self._open_call(name, call.id)
+            self._emit(call.arguments)
+            self._close_call(complete=not is_cut or at < len(calls) - 1)
+
+    def _after_call(self) -> None:
+        if self._call is not None:
+            self._lost_opener = self._call.block.is_text and self._section is None
+        self._call = None
         self._layout = ""
-        self._drops_breaks = False
         self._trims_layout = True
-        self._enter_opening()
+        if self._section is not None:
+            self._enter_section(self._section)
+        elif self._in_reasoning:
+            self._in_reasoning = False
+            self._enter_reasoning(self._format.reasoning.values())
+        else:
+            self._enter_opening()
 
-    # the end
-
-    def close(self, ended_by: EndedBy) -> None:
-        """Handle the end: an open block is closed, a cut call is not complete."""
-        if self._state is State.SECTION or self._state in IN_CALL:
-            self._close_calls(ended_by)
-        elif self._state is State.OPENING and self._layout and not self._trims_layout:
+    def _give_up(self) -> None:
+        """Show what was written: no call has come of it."""
+        text = "".join([*self._written, str(self._call.text) if self._call is not None else ""])
+        in_reasoning, self._in_reasoning = self._in_reasoning, False
+        self._written = []
+        self._call = self._section = None
+        if in_reasoning:
+            self._enter_reasoning(self._closers)
+            self._trims_layout = False
+            self._put_out_reasoning(text)
+        else:
+            self._trims_layout = False
             self._enter_answer()
-            self._emit(self._layout)
-        elif self._state is State.ANSWER and self._layout and not self._drops_breaks:
-            self.events.append(ContentDelta(self._layout))
-        self._layout = ""
+            self._emit(text)
+
+    def _close_call_at_end(self, call: OpenCall, ended_by: EndedBy) -> None:
+        """Handle the end of the output in a call. A cut call is not complete."""
+        is_stop = ended_by == "stop"
+        if self._state is _State.STRING:
+            self._close_after(self._end_string(call, is_part=not is_stop), ended_by)
+        elif self._state is not _State.CALL:
+            if is_stop:
+                self._end_arguments(call)
+            else:
+                self._close_call(complete=False)
+        elif not call.is_open():
+            if is_stop:
+                self._end_call(call, "")
+            else:
+                self._put_out_cut_call(call)
+        elif call.has_doubted and (is_stop or call.ends_with_doubted()):
+            self._close_after(self._end_at_doubted(call), ended_by)
+        elif is_stop:
+            self._give_up()  # it ends within a value: what is there may not be all of it
+        else:
+            self._put_out_cut_call(call)
+
+    def _close_after(self, rest: str, ended_by: EndedBy) -> None:
+        """Read what stands after a call that ended at a doubted closer, and close."""
+        while rest:
+            rest = self.text(rest)
+        self.close(ended_by)
+
+    def _put_out_cut_call(self, call: OpenCall) -> None:
+        if calls := call.accepted_calls(str(call.text)):
+            self._put_out_calls(calls, is_cut=True)
+        elif self._section is None and not call.block.opener:
+            self._give_up()
+
+    # ARGUMENTS, STRING, REST
+
+    def _enter_arguments(self, call: OpenCall, name: str, own_id: str) -> None:
+        self._open_call(name, own_id)
+        call.delta = self.delta
+        call.arguments = JsonArguments()
+        self._expect_arguments(call)
+
+    def _expect_arguments(self, call: OpenCall) -> None:
+        section = self._section.closers if self._section is not None else ()
+        markers = {*call.block.closers, *section, *self._openers}
+        self._expect(_State.ARGUMENTS, markers, watched=call.arguments.SPECIAL)
+
+    def _put_out_arguments(self, call: OpenCall, text: str) -> str:
+        self.delta = call.delta
+        written, rest = call.arguments.read(text)
+        self._emit(written)
+        if rest is None:
+            if call.arguments.needs_next:
+                self.delta = None
+            return ""
         self.delta = None
+        if call.block.closers:
+            call.text = TextBuffer()
+            self._expect(_State.REST, self._expected)
+        else:
+            self._close_call(complete=True)
+            self._after_call()
+        return rest
+
+    def _gather_rest(self, call: OpenCall, text: str) -> str:
+        """Gather what follows JSON arguments: the rest of their object, or of a list with more calls."""
+        before = call.text.length
+        call.text.append(text)
+        if before < _MAX_BEGINNING:
+            written = str(call.text)
+            if begun := call.block.syntax.begin(written[:_MAX_BEGINNING]):
+                self._close_call(complete=True)
+                self._enter_arguments(call, self._tools.offered_name(begun.name), begun.id)
+                return written[begun.arguments_at :]
+        return ""
+
+    def _end_arguments(self, call: OpenCall) -> None:
+        """Close a call whose arguments were put out already. More calls may stand after them, in a list."""
+        rest = "" if self._state is _State.ARGUMENTS else str(call.text)
+        self._close_call(complete=True)
+        if is_end_of_object(rest):
+            rest = ""
+        elif calls := call.accepted_calls(rest):
+            self._put_out_calls(calls)
+            rest = ""
+        if not rest.strip():
+            self._after_call()
+            return
+        call.text = TextBuffer(rest.strip())
+        self._give_up()
+
+    def _holds_quoted(self, written: str) -> bool:
+        """Hold a marker that ends a call, or a spelt one that ends the turn, if it stands in a string."""
+        call = self._call
+        if call is None or self._state is not _State.ARGUMENTS or not call.arguments.in_string:
+            return False
+        if call.doubts >= MAX_DOUBTS:
+            return False
+        call.doubts += 1
+        call.arguments.hold(written)
+        self.delta = None
+        self._expect(_State.STRING, ())
+        return True
+
+    def _judge_string(self, call: OpenCall, text: str) -> str:
+        is_part, rest = call.arguments.judge(text)
+        return "" if is_part is None else self._end_string(call, is_part=is_part) + rest
+
+    def _end_string(self, call: OpenCall, *, is_part: bool) -> str:
+        """Put out what was held, or take its marker. Return what is to be looked at afresh."""
+        marker, text = call.arguments.release()
+        self._expect_arguments(call)
+        if is_part:
+            return self._put_out_arguments(call, marker + text)
+        call.doubts = MAX_DOUBTS
+        self.marker(marker)
+        self._read_again(text)
+        return ""
+
+    def _read_again(self, text: str) -> None:
+        """Read text that was held as part of a string: its markers are some after all, whatever token they were."""
+        while text and not self.ended:
+            markers = self.markers
+            before, marker, after = markers.cut(text)
+            rest = self.text(before) if before else ""
+            if rest or self.markers is not markers:
+                text = rest + marker + after
+            elif marker:
+                self.marker(marker)
+                text = after
+            else:
+                text = self.text(after)
+
+
+@lru_cache(maxsize=1024)
+def _marker_set(markers: frozenset[str], watched: str) -> MarkerSet:
+    return MarkerSet(markers, watched=watched)
+
+
+def _with_control_marks(marker: str, fragments: Iterable[str]) -> str:
+    for fragment in fragments:
+        if fragment != marker:
+            marker = marker.replace(fragment, CONTROL + fragment)
+    return marker

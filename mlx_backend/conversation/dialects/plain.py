@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlx_backend.conversation.dialects.base import Continuation, Dialect, Piece, Reader
+from mlx_backend.conversation.dialects.base import END_MARKERS, Continuation, Dialect, Piece, Reader
 from mlx_backend.conversation.dialects.block_format import BlockFormat, CallSection
 from mlx_backend.conversation.dialects.block_reader import BlockReader
-from mlx_backend.conversation.dialects.end_markers import END_MARKERS
 from mlx_backend.conversation.dialects.json_calls import JSON_CALLS
 from mlx_backend.conversation.events import Channel
 

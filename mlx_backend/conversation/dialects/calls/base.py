@@ -165,43 +165,6 @@ class JsonSpan:
         return -1
 
 
-_STRING_CHARACTERS = re.compile(r'["\\]')
-
-
-class StringSpan:
-    """Finds the end of a JSON string that was entered already, and whether JSON can go on behind it."""
-
-    __slots__ = ("_is_closed", "_is_escaped", "ends_well")
-
-    def __init__(self, *, is_escaped: bool = False) -> None:
-        self._is_closed = False
-        self._is_escaped = is_escaped
-        self.ends_well = False
-
-    def end(self, text: str) -> int:
-        """Take a piece; return where in it the first character behind the string stands, less blanks; -1: not yet."""
-        at = 0
-        if not self._is_closed:
-            escaped_at = 0 if self._is_escaped else -1
-            self._is_escaped = False
-            for match in _STRING_CHARACTERS.finditer(text):
-                at = match.end()
-                if match.start() == escaped_at:
-                    continue
-                if match[0] == '"':
-                    self._is_closed = True
-                    break
-                escaped_at = at
-                self._is_escaped = at == len(text)
-            if not self._is_closed:
-                return -1
-        behind = len(text) - len(text[at:].lstrip())
-        if behind == len(text):
-            return -1
-        self.ends_well = text[behind] in ",:}]"
-        return behind
-
-
 class PythonSpan:
     """Implements `Span` for a Python list or call."""
 

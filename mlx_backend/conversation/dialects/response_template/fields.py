@@ -9,10 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.conversation.dialects.base import Dialect
+from mlx_backend.conversation.dialects.base import END_MARKERS, Dialect
 from mlx_backend.conversation.dialects.block_format import AnswerBlock, BlockCalls, BlockFormat, CallBlock
 from mlx_backend.conversation.dialects.block_reader import BlockReader
-from mlx_backend.conversation.dialects.end_markers import END_MARKERS
 from mlx_backend.conversation.dialects.response_template.calls import JsonTemplateCalls, TemplateCalls
 from mlx_backend.conversation.dialects.response_template.contents import check_transform, content
 from mlx_backend.conversation.dialects.response_template.pattern_parser import MAX_CHOICES, parse_pattern

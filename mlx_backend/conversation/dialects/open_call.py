@@ -1,0 +1,279 @@
+"""One call while it is read: its text so far, what it calls, and its arguments as they are written.
+
+A closer in an open value may be part of the value, and the next one the call's: it is *doubted*. Where the value is
+never closed, the call ends at the first after all. A marker in a string of JSON arguments is part of the string, unless
+the string is broken: what is written after its end tells, and until then the marker and what follows it are held.
+
+Knows neither the states of the reader (`block_reader`) nor events. Arguments in another notation than JSON would be
+read by another class with the methods of `JsonArguments`, which the call's syntax names where it finds their beginning
+(`CallSyntax.begin`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_backend.conversation.dialects.calls.base import JsonSpan, first_wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mlx_backend.conversation.dialects.block_format import CallBlock
+    from mlx_backend.conversation.dialects.calls.base import DecodedCall
+    from mlx_backend.conversation.events import Event
+    from mlx_backend.conversation.tools import ToolSet
+
+BLANKS = " \t\r\n\v\f"
+MAX_DOUBTS = 64
+"""Markers in one call that may be part of a value."""
+_MAX_GAP = 16
+"""Blanks between two openers of one call."""
+_STRING_CHARACTERS = re.compile(r'["\\]')
+_VISIBLE = re.compile(r"\S")
+
+
+class OpenCall:
+    """One call while it is read: its text so far, and the closers in it that may be part of a value."""
+
+    __slots__ = (
+        *("_decoded", "_doubted", "_has_begun", "_span", "_tools", "arguments", "block", "delta", "doubts"),
+        *("must_be_offered", "text"),
+    )
+
+    def __init__(self, block: CallBlock, tools: ToolSet, *, must_be_offered: bool) -> None:
+        self.block = block
+        self.text = TextBuffer(block.opener if block.is_text else "")
+        self.must_be_offered = must_be_offered  # only the name of an offered tool makes it a call
+        self.arguments = JsonArguments()  # used once they have begun
+        self.delta: Callable[[str], Event] | None = None  # of the arguments
+        self.doubts = 0  # markers so far that may be part of a value
+        self._tools = tools
+        self._doubted: _Doubted | None = None
+        self._span = block.span() if block.span is not None else None
+        self._has_begun = False  # there is more than blanks in the text
+        self._decoded: tuple[str, Sequence[DecodedCall]] = ("", ())
+
+    def first_wrong(self, text: str) -> int | None:
+        """Return where in the next piece the call stops being one, by what a call may begin with; None: nowhere."""
+        block, begun = self.block, self.text.length
+        head, longest = block.head or block.syntax.head, block.syntax.head_length
+        if head is None or begun >= longest or block.is_text:
+            return None
+        wrong = first_wrong(head, (str(self.text) + text)[:longest])
+        return None if wrong is None else wrong - begun
+
+    def end(self, text: str) -> int:
+        """Return where in the last piece a call without a closer ends, -1 if it does not."""
+        if self._span is None:
+            return -1
+        if not self._has_begun:
+            first = text.lstrip(BLANKS)[:1]
+            self._has_begun = bool(first)
+            if first and first not in ("{", "["):  # it has another shape, and no end but the turn's
+                self._span = None
+                return -1
+        return self._span.end(text)
+
+    def is_blank(self) -> bool:
+        """Whether nothing but a few blanks was written."""
+        return self.text.length <= _MAX_GAP and not str(self.text).strip()
+
+    def is_open(self) -> bool:
+        """Whether the text so far ends within a value."""
+        return self.block.syntax.is_open(str(self.text))
+
+    # what it calls
+
+    def accepted(self, name: str) -> str | None:
+        """Return the tool that is called; None if it has to be offered and is not."""
+        found = self._tools.offered_name(name)
+        if self.must_be_offered and self._tools.are_known and found not in self._tools.names:
+            return None
+        return found or None
+
+    def accepted_calls(self, text: str) -> list[tuple[str, DecodedCall]]:
+        """Return the calls of a text with the names of their tools: all of them, or none."""
+        calls: list[tuple[str, DecodedCall]] = []
+        for call in self._decode(text):
+            name = self.accepted(call.name)
+            if name is None:
+                return []
+            calls.append((name, call))
+        return calls
+
+    def may_end_without_closer(self) -> bool:
+        """Whether the text is a call as it is: what looks like the next one's opener may be that."""
+        self.doubts += 1
+        if self.doubts > MAX_DOUBTS:
+            return False
+        text = str(self.text)
+        return bool(text.strip() and self.block.syntax.is_whole(text) and self._decode(text))
+
+    def _decode(self, text: str) -> Sequence[DecodedCall]:
+        """Return the calls of a text. The last one's are kept: what another call follows is looked at twice."""
+        if self._decoded[0] is not text:
+            self._decoded = text, self.block.syntax.decode(text, self._tools)
+        return self._decoded[1]
+
+    # doubted closers
+
+    @property
+    def has_doubted(self) -> bool:
+        """Whether a closer was doubted."""
+        return self._doubted is not None
+
+    def doubts_closer(self, length: int, *, ends_section: bool) -> bool:
+        """Whether a closer of this length, which comes next, may be part of a value. It is noted."""
+        if self.doubts >= MAX_DOUBTS:
+            return False
+        self.doubts += 1
+        if not self.is_open():
+            return False
+        start = self.text.length
+        if self._doubted is None:
+            self._doubted = _Doubted(start, start + length, ends_section)
+        elif self.ends_with_doubted():
+            self._doubted.end, self._doubted.ends_section = start + length, ends_section
+        return True
+
+    def ends_with_doubted(self) -> bool:
+        """Whether nothing stands after a doubted closer."""
+        doubted = self._doubted
+        if doubted is None or doubted.is_followed:
+            return False
+        doubted.is_followed = _VISIBLE.search(str(self.text), doubted.end) is not None
+        return not doubted.is_followed
+
+    def cut_at_doubted(self) -> tuple[str, bool, str]:
+        """End the text before the doubted closer. Return that closer, whether it ends the section, and what follows."""
+        assert self._doubted is not None
+        text, doubted = str(self.text), self._doubted
+        self.text, self._doubted = TextBuffer(text[: doubted.start]), None
+        return text[doubted.start : doubted.end], doubted.ends_section, text[doubted.end :]
+
+
+@dataclass(slots=True)
+class _Doubted:
+    """Closers in an open value, with nothing but blanks between them: where they begin and end in the text."""
+
+    start: int
+    end: int
+    ends_section: bool
+    is_followed: bool = False
+    """There is more than blanks after them."""
+
+
+class TextBuffer:
+    """Text that comes in pieces, and is looked at as a whole now and then: each look copies it once at most."""
+
+    __slots__ = ("_pieces", "length")
+
+    def __init__(self, text: str = "") -> None:
+        self._pieces = [text] if text else []
+        self.length = len(text)  # in characters
+
+    def append(self, text: str) -> None:
+        """Add a piece."""
+        self._pieces.append(text)
+        self.length += len(text)
+
+    def drop_end(self, length: int) -> None:
+        """Take characters off the end."""
+        if length:
+            whole = str(self)
+            self._pieces = [whole[:-length]]
+            self.length = len(self._pieces[0])
+
+    def __str__(self) -> str:
+        """Return the text. It is the same object until a piece is added."""
+        if len(self._pieces) != 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+
+class JsonArguments:
+    """Arguments that are one JSON value: put out as they are."""
+
+    SPECIAL = JsonSpan.SPECIAL
+    """A piece without these characters is put out as it is, unless `needs_next`."""
+
+    __slots__ = ("_held", "_marker", "_span", "_string")
+
+    def __init__(self) -> None:
+        self._span = JsonSpan()
+        self._string = _StringEnd()
+        self._marker = ""
+        self._held: list[str] = []  # after the marker
+
+    @property
+    def in_string(self) -> bool:
+        """Whether the text so far ends in a string."""
+        return self._span.in_string
+
+    @property
+    def needs_next(self) -> bool:
+        """Whether the next character has to be seen: it is escaped."""
+        return self._span.is_escaped
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        """Return what is to be put out, and what follows the end of the arguments: None if they go on."""
+        end = self._span.end(text)
+        return (text, None) if end < 0 else (text[:end], text[end:])
+
+    def hold(self, marker: str) -> None:
+        """Hold a marker that stands in a string."""
+        self._marker, self._held = marker, []
+        self._string = _StringEnd(is_escaped=self._span.is_escaped)
+
+    def judge(self, text: str) -> tuple[bool | None, str]:
+        """Take what follows a held marker. Return whether the marker is part of the string, and the rest of the text.
+
+        None: it is not known yet.
+        """
+        end = self._string.find(text)
+        if end < 0:
+            self._held.append(text)
+            return None, ""
+        self._held.append(text[:end])
+        return self._string.ends_well, text[end:]
+
+    def release(self) -> tuple[str, str]:
+        """Return the held marker and the text after it; nothing is held any more."""
+        held, self._held = "".join(self._held), []
+        return self._marker, held
+
+
+class _StringEnd:
+    """Finds the end of a JSON string that was entered already, and whether JSON can go on after it."""
+
+    __slots__ = ("_is_closed", "_is_escaped", "ends_well")
+
+    def __init__(self, *, is_escaped: bool = False) -> None:
+        self._is_closed = False
+        self._is_escaped = is_escaped
+        self.ends_well = False
+
+    def find(self, text: str) -> int:
+        """Take a piece; return where in it the first visible character after the string stands, -1 if not in it."""
+        at = 0
+        if not self._is_closed:
+            escaped_at = 0 if self._is_escaped else -1
+            self._is_escaped = False
+            for match in _STRING_CHARACTERS.finditer(text):
+                at = match.end()
+                if match.start() == escaped_at:
+                    continue
+                if match[0] == '"':
+                    self._is_closed = True
+                    break
+                escaped_at = at
+                self._is_escaped = at == len(text)
+            if not self._is_closed:
+                return -1
+        after = len(text) - len(text[at:].lstrip())
+        if after == len(text):
+            return -1
+        self.ends_well = text[after] in ",:}]"
+        return after
