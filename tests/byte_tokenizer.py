@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlx_backend.engine.scripted import ScriptedTokenizer
+from scripted_engine import ScriptedTokenizer
 
 
 class ByteTokenizer(ScriptedTokenizer):

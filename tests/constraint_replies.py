@@ -3,10 +3,11 @@
 import re
 from collections.abc import Sequence
 
+from scripted_engine import ScriptedTokenizer
+
 from mlx_backend.constraints import Spec
 from mlx_backend.conversation.events import Channel
 from mlx_backend.engine.base import Constraint
-from mlx_backend.engine.scripted import ScriptedTokenizer
 
 THINK_MARKERS = (
     "<|im_start|>",

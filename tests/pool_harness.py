@@ -6,7 +6,8 @@ The threads are real and the engines scripted, so nothing here waits for time to
 import threading
 from concurrent.futures import Future
 
-from mlx_backend.engine.scripted import ScriptedEngine
+from scripted_engine import ScriptedEngine
+
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.base import LoadProgress, ModelStatus
 from mlx_backend.registry.catalogue import Catalogue

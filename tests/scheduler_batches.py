@@ -6,9 +6,10 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scripted_engine import ScriptedEngine, ScriptedTokenizer, Transcript
+
 from mlx_backend.engine.base import EngineItem, Finished, GenerationRequest, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo, Outcome
-from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer, Transcript
 from mlx_backend.errors import EngineError, EngineRefused
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from mlx_backend.server.app import App
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
+    from scripted_engine import ScriptedEngine
     from werkzeug.test import TestResponse
-
-    from mlx_backend.engine.scripted import ScriptedEngine
 
 ANSWER = (
     "<|channel|>analysis<|message|>Capital of France.<|end|>"

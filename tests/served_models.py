@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from embedding_models import write_ranking_roberta, write_roberta
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
 
 from mlx_backend.embedding.mlx import load_worker
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.registry import config_file
 from mlx_backend.registry.catalogue import Catalogue
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from scripted_engine import Script
+
     from mlx_backend.embedding.embedding_config import EmbeddingOptions
     from mlx_backend.embedding.worker import Worker
     from mlx_backend.engine.base import Engine
-    from mlx_backend.engine.scripted import Script
     from mlx_backend.models.model_type import ModelType
     from mlx_backend.models.spec import ModelSpec
 

@@ -24,7 +24,6 @@ ROWS = [
     ("mlx_backend.device.mlx", ["mlx_lm", "mlx_backend.engine", "mlx_backend.models"]),
     ("mlx_backend.engine.base", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
     ("mlx_backend.engine.scheduler", ["mlx", "werkzeug", "pydantic", "mlx_backend.conversation"]),
-    ("mlx_backend.engine.scripted", ["mlx", "mlx_lm", "werkzeug", "mlx_backend.conversation"]),
     ("mlx_backend.engine.mlx.vision.tower", ["mlx_vlm", "werkzeug", "pydantic", "dify_plugin"]),
     ("mlx_backend.engine.mlx", ["werkzeug", "pydantic", "mlx_backend.conversation", "dify_plugin"]),
     (

@@ -1,7 +1,7 @@
 """What an engine is: the protocols between the service and whatever generates tokens.
 
-Knows no HTTP, no channels and no MLX. Everything here is plain data or a protocol; `scripted.py` and `mlx/`
-implement it, `scheduler.py` runs it on one thread.
+Knows no HTTP, no channels and no MLX. Everything here is plain data or a protocol; `threaded.py`
+makes an engine of a `Batch`, which `scheduler.py` runs on one thread.
 """
 
 from __future__ import annotations

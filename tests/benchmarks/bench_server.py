@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from running_server import HELLO, running
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import GenerationRequest, Sampling, TokenDelta
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from harmony_data import GPT_OSS_TEMPLATE, needs_gpt_oss_template
 from running_server import running
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.chat.request import AnswerFormat, ChatRequest
 from mlx_backend.chat.service import Service
@@ -13,7 +14,6 @@ from mlx_backend.conversation.dialects.harmony.response_format import response_f
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import ScriptedEngine
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "町"}}}
 SECTION = (

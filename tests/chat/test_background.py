@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import HARMONY_TEMPLATE, ScriptedEngine
 
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
-from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.models.spec import ModelDefaults
 
 if TYPE_CHECKING:

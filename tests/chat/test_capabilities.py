@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine_models import byte_level, write_adapter, write_model, write_qwen, write_tokenizer
+from scripted_engine import HARMONY_MARKERS, HARMONY_TEMPLATE
 from test_template_traits import CODER_LIKE, GEMMA_LIKE, QWEN_LIKE
 
 from mlx_backend.chat.capabilities import FolderDescriber, describe
@@ -15,7 +16,6 @@ from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import HARMONY_MARKERS, HARMONY_TEMPLATE
 from mlx_backend.models import files as model_files
 from mlx_backend.models.description import ModelDescription
 from mlx_backend.models.engine_options import EngineOptions

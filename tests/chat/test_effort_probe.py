@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harmony_data import GPT_OSS_TEMPLATE, HARMONY_DATA, needs_gpt_oss_template
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.chat.request import ChatRequest
@@ -16,7 +17,6 @@ from mlx_backend.chat.service import Service
 from mlx_backend.conversation.effort import Effort
 from mlx_backend.conversation.effort_scale import DIAL, GPT_OSS_SCALE, EffortScale
 from mlx_backend.conversation.template import TemplateTraits
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from chat_templates import GEMMA_3, qwen_xml
+from scripted_engine import HARMONY_TEMPLATE
 
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.commands.render import Model
 from mlx_backend.commands.template_tokenizer import TemplateTokenizer
 from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.scripted import HARMONY_TEMPLATE
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 PLAIN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.chat.reply import Reply
 from mlx_backend.chat.request import ChatRequest
@@ -11,7 +12,6 @@ from mlx_backend.conversation.events import Event, StreamEnd
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import ScriptedEngine
 
 WEATHER: dict[str, Any] = {
     "type": "function",

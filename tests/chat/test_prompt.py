@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scripted_engine import HARMONY_MARKERS, ScriptedTokenizer
 
 from mlx_backend.chat.prompt import PromptBuilder
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
-from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
 from mlx_backend.errors import RequestError
 
 CHATML_TEMPLATE = """\

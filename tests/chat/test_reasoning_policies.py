@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chat_templates import QWEN_XML_MARKERS, qwen_xml
 from engine_models import write_qwen
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.chat.request import AnswerFormat, ChatRequest, ToolChoice
 from mlx_backend.chat.service import Service
@@ -14,7 +15,6 @@ from mlx_backend.conversation.events import Event
 from mlx_backend.conversation.parser import fold
 from mlx_backend.engine.base import Finished, GenerationRequest
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

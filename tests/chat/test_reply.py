@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scripted_engine import ScriptedEngine
+
 from mlx_backend.chat.reply import FinishedReply, Reply, ReplyPlan
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.engine.base import GenerationRequest
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import ScriptedEngine, Transcript
 
 from mlx_backend.chat.request import ChatRequest, CompletionRequest
 from mlx_backend.chat.service import Service
@@ -22,7 +23,6 @@ from mlx_backend.conversation.events import (
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Progress
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import RequestError
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from engine_models import write_model
 from running_server import running
+from scripted_engine import HARMONY_TEMPLATE, ScriptedEngine
 
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.errors import EngineError, RequestError
 from mlx_backend.models.spec import ModelDefaults
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chat_templates import GEMMA_3, GEMMA_3_MARKERS, QWEN_XML_MARKERS, qwen_xml
 from constraint_replies import PairTokenizer
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.chat.request import ChatRequest, ToolChoice
 from mlx_backend.chat.service import Service
@@ -17,7 +18,6 @@ from mlx_backend.conversation.dialects.tool_prompts import python_signature
 from mlx_backend.conversation.events import Event
 from mlx_backend.conversation.parser import fold, parse_text
 from mlx_backend.conversation.tool_names import ToolNames
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,7 @@ def test_without_tools_nothing_is_told_and_what_looks_like_a_call_is_text() -> N
 
 
 def test_a_required_call_is_enforced_under_the_name_that_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_backend.engine.scripted.ScriptedTokenizer", PairTokenizer)
+    monkeypatch.setattr("scripted_engine.ScriptedTokenizer", PairTokenizer)
     choice = ToolChoice(required=True, name="get-weather")
     with engine("It is sunny.\n```tool_code\nget_weather(city='Rome')\n```", GEMMA_3) as model:
         _, reply = answered(model, tool_choice=choice, max_tokens=100)

@@ -1,10 +1,10 @@
 """What a server says when it is ready: on a Mac, containers reach it as it is."""
 
 import pytest
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.commands.start_lines import start_lines
 from mlx_backend.demo import MODEL_NAME, VISION_MODEL_NAME, demo_path
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue

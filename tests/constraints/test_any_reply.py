@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from constraint_replies import SCHEMA, THINK_MARKERS, TOOLS, PairTokenizer, choices
+from scripted_engine import HARMONY_MARKERS, ScriptedTokenizer
 
 from mlx_backend.constraints import GrammarError, Grammars
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.engine.base import Constraint
-from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@
 
 import pytest
 from constraint_replies import NUMBER, SCHEMA, TOOLS, PairTokenizer, Reply
+from scripted_engine import HARMONY_MARKERS
 
 from mlx_backend.constraints import GrammarError, Grammars
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel
-from mlx_backend.engine.scripted import HARMONY_MARKERS
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from byte_tokenizer import ByteTokenizer
+from scripted_engine import HARMONY_MARKERS, ScriptedTokenizer
 
 from mlx_backend.constraints import GrammarError, Grammars, can_constrain, can_require_calls
 from mlx_backend.constraints.machines import STATE_MACHINES, block_machine
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.dialects.base import CallCodec, Piece
-from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedTokenizer
 
 
 class OtherCalls(CallCodec):

@@ -4,13 +4,13 @@ import random
 from collections.abc import Collection
 
 import pytest
+from scripted_engine import HARMONY_MARKERS, ScriptedEngine, ScriptedTokenizer
 
 from mlx_backend.constraints.reasoning_budget import REOPENED_TOKENS, ReasoningBudget, ReasoningBudgets
 from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, Message
 from mlx_backend.conversation.parser import ChannelParser, fold
 from mlx_backend.engine.base import Finished, GenerationRequest, TokenDelta
-from mlx_backend.engine.scripted import HARMONY_MARKERS, ScriptedEngine, ScriptedTokenizer
 
 # The scripted vocabulary has three bytes to a token; a marker is one.
 THOUGHT = "abcdefghijklmnopqrstuvwxyz, and so on."

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from byte_tokenizer import ByteTokenizer
+from scripted_engine import HARMONY_MARKERS
 from test_reasoning_closers import OPENED
 
 from mlx_backend.chat.usage import UsageMeter
@@ -14,7 +15,6 @@ from mlx_backend.conversation.dialects import DIALECTS
 from mlx_backend.conversation.events import Channel, ReasoningDelta
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.engine.base import Finished, TokenDelta
-from mlx_backend.engine.scripted import HARMONY_MARKERS
 
 HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")
 REASONING = [dialect for dialect in DIALECTS.values() if dialect.blocks or dialect.name == "harmony"]

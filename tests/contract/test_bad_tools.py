@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from running_server import RunningServer, running
-
-from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
+from scripted_engine import ScriptedEngine, ScriptedTokenizer
 
 QWEN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"

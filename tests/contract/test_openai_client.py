@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 from running_server import running
-
-from mlx_backend.engine.scripted import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from scripted_server import CHAT, USER, client_of
 
 from mlx_backend.conversation.history import HistoryError, sanitise
-from mlx_backend.engine.scripted import ScriptedEngine
 
 IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 1000}"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "screenshot", "arguments": "{}"}}

@@ -219,11 +219,12 @@ def speed(report: Report, model: Model, rounds: int) -> None:
     report.row("decode alone", f"{statistics.median(rates):.1f} tokens/s, {tokens} tokens")
     rates = []
     for number in range(rounds):
-        prompts = [model.filler(PROMPTS[0], 100 * number + each) for each in range(CROWD)]
-        started = time.perf_counter()
-        crowd = [
-            model.engine.generate(GenerationRequest(prompt=each, max_tokens=REPLY_TOKENS)) for each in prompts
+        requests = [
+            GenerationRequest(prompt=model.filler(PROMPTS[0], 100 * number + each), max_tokens=REPLY_TOKENS)
+            for each in range(CROWD)
         ]
+        started = time.perf_counter()
+        crowd = [model.engine.generate(request) for request in requests]
         tokens = sum(len(_run(generation)[0]) for generation in crowd)
         rates.append(tokens / (time.perf_counter() - started))
     report.row(f"{CROWD} replies at once", f"{statistics.median(rates):.0f} tokens/s, prefill included")

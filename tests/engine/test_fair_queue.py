@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from scheduler_batches import LONG, engine_of, request, take
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.engine.base import MAX_PRIORITY, Finished, GenerationRequest, QueueClient
 from mlx_backend.engine.fair_queue import FairQueue
 from mlx_backend.engine.fair_shares import MAX_IDLE_CLIENTS, OUTPUT_WEIGHT, ClientShares
 from mlx_backend.engine.jobs import SECONDS_PER_PRIORITY, Job
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.errors import EngineBusy
 
 

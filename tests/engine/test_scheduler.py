@@ -13,6 +13,7 @@ from scheduler_batches import (
     take,
     text_of,
 )
+from scripted_engine import ScriptedEngine, Transcript
 
 from mlx_backend.engine.base import (
     EngineItem,
@@ -22,7 +23,6 @@ from mlx_backend.engine.base import (
     TokenDelta,
 )
 from mlx_backend.engine.jobs import SECONDS_PER_PRIORITY, Job
-from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineBusy
 
 

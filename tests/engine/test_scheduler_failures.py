@@ -13,13 +13,13 @@ from scheduler_batches import (
     request,
     text_of,
 )
+from scripted_engine import ScriptedEngine, Transcript
 
 from mlx_backend.engine.base import (
     EngineItem,
     Finished,
 )
 from mlx_backend.engine.scheduler import Scheduler
-from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineError, EngineFailed, EngineStopped
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from scripted_engine import HARMONY_MARKERS, HARMONY_TEMPLATE
+
 from families.layouts import (
     ARGUMENTS,
     AS_JSON,
@@ -28,7 +30,6 @@ from families.layouts import (
     template,
     xtml,
 )
-from mlx_backend.engine.scripted import HARMONY_MARKERS, HARMONY_TEMPLATE
 
 A_TO_K: dict[str, Family] = {
     "apertus": Family(

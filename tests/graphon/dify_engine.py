@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from running_server import running
-
-from mlx_backend.engine.scripted import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,9 +12,8 @@ import pytest
 from bridge import Bridge
 from dify_engine import PYTHON, Dify, scripted
 from running_server import running
+from scripted_engine import ScriptedEngine
 from tour import PluginProcess, server, unpacked_package
-
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

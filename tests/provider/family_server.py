@@ -16,9 +16,7 @@ from threading import Event
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from running_server import running
-
-from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
-from mlx_backend.engine.scripted_images import IMAGE_MARKERS, ScriptedImageProcessor
+from scripted_engine import IMAGE_MARKERS, ScriptedEngine, ScriptedImageProcessor, ScriptedTokenizer
 
 specification = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
 replies = iter(specification["replies"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, CHAT, USER, client_of
 
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from running_server import HELLO, running
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
 
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.server.client_address import TrustedProxies, network_of
 
 PROXIES = TrustedProxies(tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32"))))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from running_server import HELLO, RunningServer, running, served
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
 from single_model import SingleModelRegistry
 
 from mlx_backend.chat.service import Service
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.server.fair_dispatch import FairDispatch
 from mlx_backend.server.receive_limits import ReceiveLimits
 from mlx_backend.server.received import Received

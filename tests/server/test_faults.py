@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_server import HELLO, RunningServer, served
+from scripted_engine import Transcript
 from scripted_server import ANSWER
 from served_models import models_of_every_type
 
-from mlx_backend.engine.scripted import Transcript
 from mlx_backend.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_backend.engine.scripted import Script
+    from scripted_engine import Script
 
 CHAT = "/v1/chat/completions"
 SLOW_READERS, IDLE_CONNECTIONS = 200, 500

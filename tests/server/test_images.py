@@ -13,12 +13,11 @@ from chat_templates import QWEN_VL, QWEN_VL_MARKERS
 from picture_files import data_uri, encoded, png, png_claiming, with_red_corner
 from picture_site import PictureSite, found, moved
 from running_server import RunningServer, running
+from scripted_engine import ScriptedEngine, ScriptedImageProcessor, ScriptedTokenizer
 
 from mlx_backend.api.openai.chat_body import ChatBody
 from mlx_backend.chat.service import Service
 from mlx_backend.engine.images import ImageSupport
-from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
-from mlx_backend.engine.scripted_images import ScriptedImageProcessor
 from mlx_backend.images.loader import ImageLimits, ImageLoader
 from mlx_backend.settings import ReasoningFormat
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, CHAT, USER, client_of
 from werkzeug.test import Client
 
 from mlx_backend.api.errors import ApiError
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec
 from mlx_backend.registry.catalogue import Catalogue

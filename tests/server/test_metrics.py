@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from scripted_engine import ScriptedEngine, Transcript
 from scripted_server import CHAT, USER, answered, client_of, streamed
 from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
 from mlx_backend.chat.service import Service
 from mlx_backend.device.memory import MemoryBudget
-from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineError, EngineFailed
 from mlx_backend.server.app import App
 from mlx_backend.server.metrics import TokenClock

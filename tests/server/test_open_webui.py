@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_server import RunningServer, running
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.engine_options import EngineOptions
 
 if TYPE_CHECKING:

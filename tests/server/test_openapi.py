@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jsonschema_rs
 import pytest
 from openapi_checks import SCHEMAS, check, validate
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, CALL, USER, WEATHER, client_of
 from served_models import app_of_every_type
 from werkzeug.test import Client
 
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.server.routes import all_routes
 from mlx_backend.settings import Settings
 

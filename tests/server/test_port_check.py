@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from running_server import running
+from scripted_engine import ScriptedEngine
 
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.server import port_check
 from mlx_backend.server.port_check import MAX_ANSWER_BYTES, port_in_use
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_server import HELLO, RunningServer, served
+from scripted_engine import ScriptedEngine, ScriptedTokenizer
 from scripted_server import ANSWER
 from single_model import SingleModelRegistry
 
@@ -16,7 +17,6 @@ from mlx_backend.chat.limits import RequestLimits
 from mlx_backend.chat.service import Service
 from mlx_backend.constraints.compiler import Rules
 from mlx_backend.constraints.sandbox import Verdict
-from mlx_backend.engine.scripted import ScriptedEngine, ScriptedTokenizer
 from mlx_backend.errors import EngineBusy, RequestError
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelSpec

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from scripted_engine import ScriptedEngine, Transcript
 from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
@@ -16,7 +17,6 @@ from mlx_backend.api.errors import ApiError, refuse
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.service import Service
 from mlx_backend.conversation.events import ContentDelta, StreamEnd
-from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineError
 from mlx_backend.server.app import App
 from mlx_backend.server.handlers import ReplyHandler, Route

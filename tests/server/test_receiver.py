@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_server import HELLO, RunningServer, served
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
 from single_model import SingleModelRegistry
 
 from mlx_backend.chat.service import Service
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.server.client_address import TrustedProxies
 from mlx_backend.server.connection_count import ConnectionCount
 from mlx_backend.server.disconnects import has_room

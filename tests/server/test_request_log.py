@@ -7,10 +7,10 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, CHAT, USER, client_of
 
 from mlx_backend.commands.output import MAX_LINE_CHARACTERS, JsonFormatter
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_server import HELLO, running
+from scripted_engine import ScriptedEngine, Transcript
 
 from mlx_backend import __version__
-from mlx_backend.engine.scripted import ScriptedEngine, Transcript
 from mlx_backend.errors import EngineError
 from mlx_backend.server.receiver import Receiver
 

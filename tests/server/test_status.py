@@ -6,10 +6,10 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, USER, answered, client_of
 
 from mlx_backend import __version__
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from running_server import HELLO, RunningServer, running
-
-from mlx_backend.engine.scripted import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
     import socket

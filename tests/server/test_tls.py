@@ -21,11 +21,11 @@ import httpx
 import pytest
 from openai import DefaultHttpxClient, OpenAI
 from running_server import HELLO, RunningServer, served
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER
 from single_model import SingleModelRegistry
 
 from mlx_backend.chat.service import Service
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.registry.errors import ConfigurationError
 from mlx_backend.server.port_check import port_in_use
 from mlx_backend.server.receive_limits import ReceiveLimits

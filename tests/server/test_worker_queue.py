@@ -8,8 +8,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from running_server import running
+from scripted_engine import ScriptedEngine
 
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.server.app import App
 from mlx_backend.server.worker_queue import WorkerQueue
 

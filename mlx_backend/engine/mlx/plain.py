@@ -21,6 +21,7 @@ from mlx_lm.generate import BatchGenerator
 
 from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
+from mlx_backend.engine.mlx.arrays import as_ints
 from mlx_backend.engine.mlx.loading import load_model
 from mlx_backend.engine.mlx.sampling import RequestSampler, SamplePosition, draw, text_token_mask
 from mlx_backend.engine.mlx.vision.tower import support_of
@@ -180,7 +181,7 @@ class _Reply:
 
     def _process(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Return the logits ([1, vocabulary]) of the token after `tokens`, the prompt's and the reply's so far."""
-        reply: list[int] = tokens[len(self._request.prompt) :].tolist()
+        reply = as_ints(tokens[len(self._request.prompt) :])
         if reply:
             self.sampler.advance(reply[-1])
         return self.sampler.process(logits, self.sampler.penalty_state(reply))

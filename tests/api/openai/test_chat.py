@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, CALL, CHAT, USER, WEATHER, answered, client_of, message, streamed
 
 from mlx_backend.conversation.effort import Effort
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.settings import ReasoningField, ReasoningFormat
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from scripted_engine import ScriptedEngine
 from scripted_server import ANSWER, client_of
-
-from mlx_backend.engine.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

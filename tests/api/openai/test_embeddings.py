@@ -13,6 +13,7 @@ from embedding_models import wordpiece, write_bert, write_qwen_embedding, write_
 from engine_models import write_tokenizer
 from openai import OpenAI
 from running_server import RunningServer, served
+from scripted_engine import ScriptedEngine
 from scripted_network import SOON, ScriptedNetwork
 
 from mlx_backend.device.lock import FairLock
@@ -21,7 +22,6 @@ from mlx_backend.embedding.mlx import load_worker
 from mlx_backend.embedding.text_encoder import TextEncoder
 from mlx_backend.embedding.worker import Worker
 from mlx_backend.engine.base import Engine
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.model_type import ModelType
 from mlx_backend.models.spec import ModelSpec

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from running_server import RunningServer, running, served
+from scripted_engine import HARMONY_TEMPLATE, ScriptedEngine
 from scripted_server import client_of
 
 from mlx_backend.chat.service import Service
@@ -16,7 +17,6 @@ from mlx_backend.conversation.effort import Effort
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.base import Engine
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import HARMONY_TEMPLATE, ScriptedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.models.engine_options import EngineOptions
 from mlx_backend.models.spec import ModelDefaults, ModelSpec

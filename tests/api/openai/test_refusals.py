@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from scripted_engine import ScriptedEngine
 from single_model import SingleModelRegistry
 from werkzeug.test import Client
 
 from mlx_backend.chat.service import Service
-from mlx_backend.engine.scripted import ScriptedEngine
 from mlx_backend.errors import EngineError
 from mlx_backend.server.app import App
 from mlx_backend.settings import Settings

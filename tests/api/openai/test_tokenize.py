@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from engine_models import byte_level, write_model, write_tokenizer
 from running_server import RunningServer, running
+from scripted_engine import ScriptedEngine
 
 from mlx_backend.demo import MODEL_PATH
 from mlx_backend.engine.mlx import load_engine
-from mlx_backend.engine.scripted import ScriptedEngine
 
 USER: dict[str, Any] = {"role": "user", "content": "What is the capital of France?"}
 PARIS: dict[str, Any] = {"role": "assistant", "content": "The capital of France is Paris."}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedTokenizer
 
 from mlx_backend.engine.base import Finished, GenerationRequest, Progress, Sampling, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo, Outcome
@@ -17,7 +18,6 @@ from mlx_backend.engine.distributed.batch import LeaderBatch, follow, from_wire,
 from mlx_backend.engine.distributed.transport import Endpoint, Follower, Leader
 from mlx_backend.engine.images import PreparedImage, PromptImage
 from mlx_backend.engine.scheduler import Scheduler
-from mlx_backend.engine.scripted import ScriptedTokenizer
 from mlx_backend.errors import EngineError, EngineRefused, EngineStopped
 
 SOON = 20

@@ -1,4 +1,4 @@
-"""An engine that replays transcripts: for tests, and for people without a model.
+"""An engine that replays transcripts, for tests that need no model.
 
 It runs on the same scheduler as the real one and knows no MLX. A transcript is what a model would have written,
 markers spelt out. It is split into tokens (a marker is one; other text is split every three bytes, so that non-Latin
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_backend.engine.base import Progress, TokenDelta
 from mlx_backend.engine.batch import Ended, ModelInfo
-from mlx_backend.engine.images import ImageSupport
-from mlx_backend.engine.scripted_constraint import constrained
+from mlx_backend.engine.images import ImageMarkup, ImageSupport, PreparedImage
 from mlx_backend.engine.threaded import ThreadedEngine
 from mlx_backend.errors import EngineError, EngineRefused
 
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
 
     import jinja2
 
-    from mlx_backend.engine.base import GenerationRequest, PromptStart
+    from mlx_backend.engine.base import Constraint, GenerationRequest, PromptStart
     from mlx_backend.engine.batch import Outcome
     from mlx_backend.engine.images import ImageProcessor
+    from mlx_backend.images.source import Picture
 
 HARMONY_MARKERS = (
     "<|startoftext|>",
@@ -200,6 +200,37 @@ class ScriptedTokenizer:
         return [sum(self._SIZES[: len(piece) - 1]) + int.from_bytes(piece) for piece in pieces]
 
 
+IMAGE_MARKERS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+"""What the tokenizer must have among its markers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedImageProcessor:
+    """Implements `ImageProcessor`: an image takes a token for every `side` by `side` pixels, begun ones included."""
+
+    tokenizer: ScriptedTokenizer
+    side: int = 28
+
+    @property
+    def pad_token(self) -> int:
+        """The token of its pad marker."""
+        return self.tokenizer.encode(IMAGE_MARKERS[1], control_tokens=True)[0]
+
+    @property
+    def markup(self) -> ImageMarkup:
+        """Qwen's."""
+        return ImageMarkup(part="".join(IMAGE_MARKERS), placeholder=IMAGE_MARKERS[1])
+
+    def prepare(self, picture: Picture, beside: int = 0) -> PreparedImage:
+        """Return the picture's size in tokens; its pixels are the only input."""
+        return PreparedImage(
+            picture.digest,
+            -(-picture.height // self.side),
+            -(-picture.width // self.side),
+            {"rgb": memoryview(picture.rgb)},
+        )
+
+
 @dataclass(slots=True, eq=False)
 class ScriptedRequest:
     """A request that the engine has started. `ended` is set when it has ended; `cancelled` too if it was cancelled."""
@@ -210,7 +241,7 @@ class ScriptedRequest:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-class _Playback:
+class _TranscriptPlayback:
     """One transcript, item by item."""
 
     def __init__(
@@ -232,7 +263,7 @@ class _Playback:
             yield Progress(total * chunk // transcript.prefill, total)
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = tokenizer.encode(transcript.text, control_tokens=True)
-        for count, token in enumerate(constrained(tokens, request.constraint), 1):
+        for count, token in enumerate(_constrained(tokens, request.constraint), 1):
             text = tokenizer.special_tokens.get(token) or characters.decode(tokenizer.bytes_of(token))
             yield TokenDelta(token, text)
             if text in END_MARKERS:
@@ -246,6 +277,42 @@ class _Playback:
         yield Ended("stop")
 
 
+def _constrained(tokens: Sequence[int], constraint: Constraint | None) -> Iterator[int]:
+    """Yield the tokens that are allowed; where none of the rest is, the lowest id that is."""
+    if constraint is None:
+        yield from tokens
+        return
+    at = 0
+    while at < len(tokens):
+        token, mask = tokens[at], _call(constraint.allowed_mask)
+        if mask is not None:
+            allowed = (position for position in range(at, len(tokens)) if _is_set(mask, tokens[position]))
+            if (found := next(allowed, None)) is not None:
+                at, token = found, tokens[found]
+            else:
+                at, token = at - 1, _lowest(mask)
+        yield token
+        at += 1
+        _call(constraint.advance, token)
+
+
+def _call[**P, R](method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a constraint's method; what it raises fails its own request alone."""
+    try:
+        return method(*args, **kwargs)
+    except Exception as error:
+        raise EngineError(f"Choosing the next token failed: {error}") from error
+
+
+def _is_set(mask: Sequence[int], token: int) -> bool:
+    return bool(mask[token // 32] >> token % 32 & 1)
+
+
+def _lowest(mask: Sequence[int]) -> int:
+    at, word = next((at, word) for at, word in enumerate(mask) if word)
+    return 32 * at + (word & -word).bit_length() - 1
+
+
 class _ScriptedBatch:
     def __init__(
         self, info: ModelInfo, tokenizer: ScriptedTokenizer, scripts: Callable[[str], Script]
@@ -253,7 +320,7 @@ class _ScriptedBatch:
         self._info = info
         self._tokenizer = tokenizer
         self._scripts = scripts
-        self._playing: dict[int, _Playback] = {}
+        self._playing: dict[int, _TranscriptPlayback] = {}
         self.started: list[ScriptedRequest] = []
         self.permits: threading.Semaphore | None = None  # one is needed for each step
 
@@ -269,7 +336,7 @@ class _ScriptedBatch:
         self.started.append(started)
         script = self._scripts(started.prompt)
         transcript = Transcript(text=script) if isinstance(script, str) else script
-        self._playing[key] = _Playback(started, transcript, self._tokenizer)
+        self._playing[key] = _TranscriptPlayback(started, transcript, self._tokenizer)
 
     def ready(self) -> bool:
         return self.permits is None or self.permits.acquire(blocking=False)
