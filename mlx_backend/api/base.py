@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from mlx_backend.api.errors import ApiError
-    from mlx_backend.chat.reply import Reply, ReplyEvent
+    from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
     from mlx_backend.chat.service import Service
-    from mlx_backend.chat.usage import Usage
     from mlx_backend.conversation.events import StreamEnd
     from mlx_backend.engine.base import Progress
     from mlx_backend.registry.base import Lease, ModelRegistry, ModelService

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.chat.effort_levels import with_part
+from mlx_backend.byte_cache import ByteCache
+from mlx_backend.chat.effort_probe import with_part
 from mlx_backend.chat.history_probe import probe_history
-from mlx_backend.chat.image_places import with_stand_ins, without_numbers
-from mlx_backend.chat.prompt import PromptBuilder, with_marker_stand_ins
+from mlx_backend.chat.prompt import PromptBuilder, with_marker_stand_ins, with_stand_ins, without_numbers
 from mlx_backend.common_prefix import common_prefix_length
 from mlx_backend.conversation.dialects.base import HistoryPolicy
 from mlx_backend.conversation.dialects.tool_prompts import json_tool_prompt
@@ -29,13 +30,11 @@ from mlx_backend.errors import RequestError
 from mlx_backend.models.time_limit import interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
-    from mlx_backend.chat.image_places import ImagePlaces
     from mlx_backend.chat.limits import ReplyLimits
-    from mlx_backend.chat.prompt import Prompt, TextSize
-    from mlx_backend.chat.reasoning_store import ReasoningStore
+    from mlx_backend.chat.prompt import ImagePlaces, Prompt, TextSize
     from mlx_backend.chat.request import ChatRequest
     from mlx_backend.chat.request_images import SeenImages
     from mlx_backend.conversation.dialects import Dialect
@@ -49,7 +48,41 @@ log = logging.getLogger(__name__)
 
 _KEEP = HistoryPolicy()
 
-_MAX_LOGGED_WORDS = 256  # a client may send any number of them
+_MAX_LOGGED_WORDS = 256
+"""Unknown words for efforts that the log names; a client may send any number of them."""
+
+_ENTRY_BYTES = 200
+"""Bytes of an entry of the reasoning store, without its texts."""
+
+
+class ReasoningStore:
+    """Tool-call id -> the reasoning before that call, for clients that lose it between two rounds. Thread-safe.
+
+    A model that calls a tool has reasoned first, and needs that reasoning with the tool's result. Many clients return
+    only the call; all of them return its id. An entry is needed for one round trip to the tool, or as long as the
+    conversation lasts where the model sees the reasoning of answered turns again; a lost entry costs quality, not
+    correctness. The least recently used entries are evicted first.
+    """
+
+    def __init__(self, caches: CacheBudget | None = None) -> None:
+        self._texts: ByteCache[str, str] = ByteCache(caches)
+
+    def put(self, call_ids: Iterable[str], reasoning: str) -> None:
+        """Store the reasoning that preceded these calls; the calls of one message share it."""
+        for call_id in call_ids:
+            self._texts.put(call_id, reasoning, getsizeof(reasoning) + getsizeof(call_id) + _ENTRY_BYTES)
+
+    def get(self, call_id: str) -> str | None:
+        """Return a call's reasoning; None if it is unknown or was evicted."""
+        return self._texts.find(call_id)
+
+    def drop(self, call_ids: Iterable[str]) -> None:
+        """Remove these calls: their turn has ended in an answer."""
+        for call_id in call_ids:
+            self._texts.drop(call_id)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 @dataclass(frozen=True, slots=True)

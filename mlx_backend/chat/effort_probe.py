@@ -3,8 +3,11 @@
 One short chat is rendered for each candidate value of each argument that may be about effort or thinking; equal prompts
 are one level, and a value that raises is none. So nothing is assumed of a family: a template that ignores the words,
 raises on some, or takes every other word for its highest is recognised as such, and is never sent a word it refuses.
-Argument names come from the template itself, also those of an object's parts (`reasoning.effort`); effort_words.py says
-what words and numbers mean and how they are ordered.
+Argument names come from the template itself, also those of an object's parts (`reasoning.effort`).
+
+A template is tried with the usual words, and with those that it names itself and that mean an effort: `Low`, `低`,
+`light`, `deep`. Numbers are shares of the most that a model reasons, in the unit that a template takes: fractions,
+steps from 1, or per cent.
 
     words     reasoning_effort, thinking_effort …    each distinct prompt is a level
     numbers   reasoning_effort from 0 to 1, to 100   shares of the most, for a few levels
@@ -14,7 +17,7 @@ what words and numbers mean and how they are ordered.
     nothing   or only a switch                       the same budgets, and the server alone holds the model to them
 
 Where a template cannot switch reasoning off, the server closes the block at once: every model that reasons has `none`.
-Some arguments matter only beside a system message or tools: where one makes no difference, it is tried with these too.
+Some arguments matter only with a system message or tools: where one makes no difference, it is tried with these too.
 Knows no tokens, no weights and no requests.
 """
 
@@ -22,36 +25,317 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from mlx_backend.chat.effort_levels import (
-    Arguments,
-    Switch,
-    budget_scale,
-    level_above,
-    nested,
-    ordered_scale,
-)
-from mlx_backend.chat.effort_words import (
-    ON_WORDS,
-    OTHER,
-    WORDS,
-    WordPrompts,
-    closes_reasoning,
-    is_left_blank,
-    most_fitting,
-    number_levels,
-    own_words,
-    place_of_other,
-)
-from mlx_backend.conversation.effort import Effort
-from mlx_backend.conversation.effort_scale import EffortScale, Level
+from mlx_backend.common_prefix import common_prefix_length
+from mlx_backend.conversation.effort import EFFORT_OF, Effort, fold
+from mlx_backend.conversation.effort_scale import DIAL, EffortScale, Level
 from mlx_backend.models.template_sandbox import ChatTemplate, TemplateFault, parsed_for_probing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
+
+
+WORDS: Final[Mapping[Effort, tuple[str, ...]]] = {
+    Effort.NONE: ("none", "no_think", "off", "disabled", "chat"),
+    Effort.MINIMAL: ("minimal",),
+    Effort.LOW: ("low",),
+    Effort.MEDIUM: ("medium",),
+    Effort.HIGH: ("high",),
+    Effort.XHIGH: ("xhigh",),
+    Effort.MAX: ("max", "maximum"),
+}
+"""The words that templates use for each place on the dial."""
+ON_WORDS: Final = ("enabled", "on", "thinking", "think")
+OTHER: Final = "qzx"
+"""A word that no template knows: it shows what any other word comes to."""
+
+_USUAL: Final = (Effort.LOW, Effort.MEDIUM, Effort.HIGH)
+_MORE: Final = {
+    **dict.fromkeys(("fast", "quick", "short", "brief", "concise", "shallow", "lite", "simple"), Effort.LOW),
+    **dict.fromkeys(("balanced", "standard", "regular"), Effort.MEDIUM),
+    **dict.fromkeys(("deep", "long", "heavy", "hard", "thorough", "extended", "detailed"), Effort.HIGH),
+    **dict.fromkeys(("extreme", "exhaustive", "deepest", "unlimited"), Effort.MAX),
+}
+"""Words that mean an effort only where a template takes them for one."""
+_CLOSED: Final = re.compile(
+    r"(?:(?:</|end_|\[/)(?:\w{1,12}:)?think\w*(?::\w{1,20})?[>\]|]{1,2}"  # </think>, </seed:think>, [/THINK]
+    r"|think\w*[>\]|]{1,2}\s*<\|?(?:end|close)[^<>]{0,20}>)\s*\Z",  # <|think|><|end|>
+    re.IGNORECASE,
+)
+_NO_AMOUNT: Final = frozenset(
+    {"on", "true", "yes", "enabled", "enable", "no", "false", "disable", "auto", "default"}
+)
+_MAX_OWN_WORDS: Final = 24
+
+_SHARES: Final = ((Effort.LOW, 0.2), (Effort.MEDIUM, 0.5), (Effort.HIGH, 0.8), (Effort.MAX, 1.0))
+
+
+def own_words(named: Collection[str]) -> dict[str, Effort]:
+    """Return which of a template's words mean an effort, beside the usual ones."""
+    usual = {word for words in WORDS.values() for word in words}
+    found: dict[str, Effort] = {}
+    for word in sorted(set(named) - usual):
+        folded = fold(word) if len(word) <= 40 else ""
+        effort = None if folded in _NO_AMOUNT else EFFORT_OF.get(folded) or _MORE.get(folded)
+        if effort is not None and len(found) < _MAX_OWN_WORDS:
+            found[word] = effort
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WordPrompts:
+    """The prompts of one argument's words, and that of a word nobody knows. None: refused."""
+
+    prompts: Mapping[str, str | None]
+    other: str | None
+    places: Mapping[str, Effort]
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether the template prints any word that it is given."""
+        return self.other is not None and OTHER in self.other.lower()
+
+    def recognised(self, named: Collection[str]) -> dict[Effort, tuple[str, str]]:
+        """Return the words that mean something to the template, with their prompts, by their place on the dial.
+
+        A word that gives the same prompt as any other does means something only if the template names it.
+        """
+        found: dict[Effort, tuple[str, str]] = {}
+        for word, effort in self.places.items():
+            prompt = self.prompts[word]
+            if prompt is not None and (prompt != self.other or word in named):
+                found.setdefault(effort, (word, prompt))
+        return found
+
+    def printed(self, by_itself: str | None) -> dict[Effort, tuple[str, str]]:
+        """Return the words for a template that prints any: low, medium and high, its default, and what it singles out.
+
+        `by_itself` is its prompt without a word.
+        """
+        found: dict[Effort, tuple[str, str]] = {}
+        for effort, words in WORDS.items():
+            for word in words:
+                prompt = self.prompts[word]
+                is_usual = effort.value == word and effort in _USUAL
+                if prompt is not None and (is_usual or prompt == by_itself or self._is_singled_out(word)):
+                    found.setdefault(effort, (word, prompt))
+        return found
+
+    def _is_singled_out(self, word: str) -> bool:
+        """Whether the template does more with a word than to print it."""
+        written = (self.other or "").replace(OTHER, word).replace(OTHER.upper(), word.upper())
+        return self.prompts[word] != written.replace(OTHER.capitalize(), word.capitalize())
+
+
+def closes_reasoning(prompt: str) -> bool:
+    """Whether a prompt ends with a block of reasoning that is closed already."""
+    return _CLOSED.search(prompt[-100:]) is not None
+
+
+def most_fitting(prompt: str, efforts: Collection[Effort], defaults: Collection[str]) -> Effort:
+    """Return which of several words for one level is the level's name.
+
+    One that the prompt says, else one that the template takes by default, else the usual one: high before xhigh.
+    """
+    said = [effort for effort in efforts if re.search(rf"\b{effort.value}\b", prompt, re.IGNORECASE)]
+    taken = [effort for effort in efforts if effort.value in defaults]
+    usual = [effort for effort in efforts if effort in _USUAL]
+    return (said or taken or usual or list(efforts))[-1]
+
+
+def place_of_other(prompt: str, known: Mapping[Effort, str]) -> Effort | None:
+    """Return the place of a level that has no word: by what only its prompt says, or where there is room.
+
+    None if low, medium and high are taken and the prompt says nothing: then it states no effort.
+    """
+    seen = {word for other in known.values() for word in re.findall(r"[a-z]+", other.lower())}
+    said = [word for word in re.findall(r"[a-z]+", prompt.lower()) if word not in seen]
+    for effort in reversed([effort for effort in Effort if effort is not Effort.NONE]):
+        if effort not in known and any(word in said for word in WORDS[effort]):
+            return effort
+    room = [Effort.HIGH, Effort.MEDIUM, Effort.LOW]
+    if known.keys() == {Effort.HIGH, Effort.MAX}:  # DeepSeek V4's low adds nothing to the prompt
+        room = [Effort.LOW]
+    return next((effort for effort in room if effort not in known), None)
+
+
+def is_left_blank(prompt: str, known: Collection[str]) -> bool:
+    """Whether a prompt is another one without some of its text: that of a word which a table did not hold."""
+    return any(
+        common_prefix_length(prompt, other) + common_prefix_length(prompt[::-1], other[::-1]) >= len(prompt)
+        for other in known
+    )
+
+
+def number_levels(
+    render: Callable[[float], str | None], by_itself: str | None, numbers: Collection[float]
+) -> dict[Effort, tuple[float, str]]:
+    """Return the levels of an argument that takes a number, with their prompts; nothing if it takes none.
+
+    `by_itself` is the template's prompt without a number, `numbers` are those it names: one of them may be its default,
+    which is then one of the levels.
+    """
+    own = next((each for each in sorted(numbers) if each > 0 and render(each) == by_itself), None)
+    if own is not None and render(own / 2) == render(own * 2) == by_itself:
+        return {}  # no number makes a difference
+
+    def takes(number: float) -> bool:
+        return render(number) is not None
+
+    chosen: dict[Effort, float]
+    if takes(0.5) and (own < 1 or (own == 1 and not takes(2)) if own is not None else not takes(2)):
+        chosen = _near(dict(_SHARES), own, 1)
+    elif takes(1) and takes(2) and not takes(50):
+        steps = next(step for step in range(10, 1, -1) if takes(step))
+        names = [effort for effort, _ in _SHARES]
+        if steps < len(names):
+            chosen = dict(zip([names[0], *names[3 - (steps - 1) : 3]], range(1, steps + 1), strict=True))
+        else:
+            chosen = {effort: max(1, int(steps * share + 0.5)) for effort, share in _SHARES}
+    elif takes(50) and (not takes(1000) or (own is not None and own <= 100)):
+        chosen = _near({effort: round(100 * share) for effort, share in _SHARES}, own, 100)
+    else:
+        return {}
+    rendered = {effort: (number, render(number)) for effort, number in chosen.items()}
+    levels = {effort: (number, prompt) for effort, (number, prompt) in rendered.items() if prompt is not None}
+    return levels if len({prompt for _, prompt in levels.values()}) == len(levels) > 1 else {}
+
+
+def _near(levels: dict[Effort, float], own: float | None, unit: float) -> dict[Effort, float]:
+    """Return the levels with a template's own default in the place of the one nearest to it."""
+    if own is not None and own <= unit:
+        levels[min(levels, key=lambda effort: abs(levels[effort] - own))] = own
+    return levels
+
+
+type Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What switches reasoning on and off, and the prompts it gives."""
+
+    on: Arguments
+    off: Arguments
+    on_prompt: str | None
+    off_prompt: str
+
+    def is_off_in(self, prompt: str | None) -> bool:
+        """Whether a prompt is the one of reasoning switched off."""
+        return prompt == self.off_prompt
+
+
+def ordered_scale(
+    base: str | None,
+    levels: Mapping[Effort, Level],
+    prompts: Mapping[Effort, str],
+    off: Arguments | None,
+    off_prompt: str | None,
+    switch: Switch | None,
+) -> EffortScale:
+    """Order the levels, add `none`, and find which of them the template gives by itself, in the prompt `base`."""
+    ordered = [levels[effort] for effort in DIAL if effort in levels]
+    lowest = ordered[0]
+    # Without a word for it, the lowest level is told and the server closes the reasoning.
+    none = Level(effort=Effort.NONE, template_kwargs=lowest.template_kwargs if off is None else off, budget=0)
+
+    def level_of(prompt: str | None) -> Effort | None:
+        return next((effort for effort in DIAL if prompt is not None and prompts.get(effort) == prompt), None)
+
+    named = level_of(base)
+    if named is None and base is not None and base == off_prompt:
+        named = Effort.NONE
+    default = named or _middle(ordered)
+    on = level_of(switch.on_prompt) if switch else None
+    if on is None:
+        on = default if default is not Effort.NONE else ordered[-1].effort
+    tells_default = named is not None or base is None
+    return EffortScale(levels=(none, *ordered), default=default, on=on, tells_default=tells_default)
+
+
+def _middle(levels: Sequence[Level]) -> Effort:
+    """Return the level in the middle: what a template that prints any word means by none."""
+    return levels[len(levels) // 2].effort
+
+
+def level_above(levels: Mapping[Effort, Any]) -> Effort:
+    """Return the effort above some levels: high, if it is not among them."""
+    highest = max(DIAL.index(effort) for effort in levels)
+    return DIAL[min(max(highest + 1, DIAL.index(Effort.HIGH)), len(DIAL) - 1)]
+
+
+def budget_scale(
+    budgets: Mapping[Effort, int],
+    switch: Switch | None = None,
+    base: str | None = None,
+    *,
+    told_as: str | None = None,
+    tells_none: bool = True,
+    tells_any: bool = True,
+) -> EffortScale:
+    """Make the levels of a model without a scale: budgets of tokens, and the model's own way above them.
+
+    `told_as` is the template's argument for a budget; `tells_none` says whether it takes 0, and `tells_any` whether it
+    takes any other number.
+    """
+    on: Arguments = switch.on if switch and base != switch.on_prompt else {}
+    off: Arguments = switch.off if switch else {told_as: 0} if told_as and tells_none else {}
+    limited = [
+        Level(
+            effort=effort,
+            template_kwargs={**on, told_as: budgets[effort]} if told_as else on,
+            budget=budgets[effort],
+        )
+        for effort in DIAL[1:-1]
+        if effort in budgets
+    ]
+    top = level_above({level.effort: level for level in limited} or {Effort.NONE: None})
+    levels = (
+        Level(effort=Effort.NONE, template_kwargs=off, budget=0),
+        *limited,
+        Level(effort=top, template_kwargs=on),
+    )
+    is_off = switch is not None and switch.is_off_in(base)
+    return EffortScale(
+        levels=levels,
+        default=Effort.NONE if is_off else top,
+        on=top,
+        # A third way ("adaptive") is none of the levels: where nothing states an effort, nothing is told.
+        tells_default=switch is None or is_off or base in (None, switch.on_prompt),
+        budget_argument=told_as if tells_any else None,
+    )
+
+
+def nested(arguments: Arguments) -> dict[str, Any]:
+    """Return arguments with `reasoning.effort` as the part of an object."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        owner, _, part = name.partition(".")
+        if part:
+            found[owner] = {**found.get(owner, {}), part: value}
+        else:
+            found[name] = value
+    return found
+
+
+def with_part(arguments: Arguments, name: str, value: Any) -> dict[str, Any]:
+    """Return a template's arguments with another value for one, or for a part of one; None takes it away."""
+    owner, _, part = name.partition(".")
+    changed = dict(arguments)
+    if part:
+        holder = changed.get(owner)
+        value = {**(holder if isinstance(holder, dict) else {}), part: value}
+        value = {each: given for each, given in value.items() if given is not None} or None
+    if value is None:
+        changed.pop(owner, None)
+    else:
+        changed[owner] = value
+    return changed
+
 
 PROBE_SECONDS: Final = 2.0
 """Of processor time, for all renderings of one template together; those of published templates take 20 to 300 ms."""

@@ -7,12 +7,22 @@ obeyed. So, whenever a marker is spelt in what goes into the template, a charact
 in the rendered text is then the template's own; the text between them loses its sentinels again and is
 tokenised as plain text. Where nothing is spelt, which is nearly always, the rendered text is tokenised whole.
 
-Knows templates and tokens; knows nothing of requests, sampling or HTTP.
+A chat template writes the same placeholder for every image, so images are told apart by their order; what people write
+cannot change it, since a placeholder that they spell is no marker.
+
+    numbered parts ─place─▶ parts without numbers, stand-ins in texts ─template─▶ text ─shown─▶ text with pad tokens
+
+Where a template takes no parts, a stand-in is put into the text, of a character that occurs nowhere else; it becomes
+what the family's templates write for an image.
+
+Knows templates and tokens; knows nothing of requests, sampling or HTTP, nor of an image more than its number and how
+many tokens it takes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -21,20 +31,190 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlx_backend.byte_cache import ByteCache
-from mlx_backend.chat.image_places import ShownImages
-from mlx_backend.chat.markers import Markers, unused_character
-from mlx_backend.errors import EngineError
+from mlx_backend.conversation.image_parts import has_images, is_image
+from mlx_backend.engine.images import PromptImage
+from mlx_backend.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mlx_backend.byte_cache import CacheBudget
-    from mlx_backend.chat.image_places import ImagePlaces
     from mlx_backend.conversation.dialects import Dialect
     from mlx_backend.conversation.dialects.base import Piece
     from mlx_backend.conversation.events import Channel
+    from mlx_backend.conversation.template import TemplateTraits
     from mlx_backend.engine.base import Tokenizer
-    from mlx_backend.engine.images import PromptImage
+    from mlx_backend.engine.images import ImageMarkup, PreparedImage
+
+    type Messages = Sequence[Mapping[str, Any]]
+
+
+class Markers:
+    """The texts of a model's control tokens, and where they are spelt."""
+
+    def __init__(self, special_tokens: Mapping[int, str]) -> None:
+        self.texts = dict(special_tokens)
+        self.ids = {text: token for token, text in special_tokens.items() if text}
+        longest_first = sorted(self.ids, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._splitter = re.compile(f"({self.pattern.pattern})")
+        # A text may also end in the first half of a marker, and the template add the second half.
+        self._halves = tuple({text[:size] for text in self.ids for size in range(1, len(text))})
+
+    def split(self, text: str) -> list[str]:
+        """Return a text's markers and what is between them."""
+        return self._splitter.split(text)
+
+    def spelt_in(self, data: Any) -> bool:
+        """Whether a marker is spelt anywhere in the data, or a text ends in a part of one."""
+        match data:
+            case str():
+                return bool(self.pattern.search(data)) or data.endswith(self._halves)
+            case dict():
+                return any(self.spelt_in(key) or self.spelt_in(value) for key, value in data.items())
+            case list() | tuple():
+                return any(map(self.spelt_in, data))
+            case _:
+                return False
+
+    def broken(self, data: Any, sentinel: str) -> Any:
+        """Copy `data` with the sentinel inside every spelt marker and after every half of one."""
+        match data:
+            case str():
+                text = self.pattern.sub(lambda match: match[0][0] + sentinel + match[0][1:], data)
+                return text + sentinel if data.endswith(self._halves) else text
+            case dict():
+                return {self.broken(k, sentinel): self.broken(v, sentinel) for k, v in data.items()}
+            case list() | tuple():
+                return [self.broken(item, sentinel) for item in data]
+            case _:
+                return data
+
+
+def unused_character(data: Any) -> str:
+    """Return a private-use character that occurs nowhere in the data, spelt out or escaped.
+
+    Raises RequestError where there is none: it keeps control tokens that are spelt in the messages text.
+    """
+    # repr escapes private-use characters as \ue000, so one search finds both spellings.
+    used = set(re.findall(r"\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})", repr(data), re.IGNORECASE))
+    used = {code.lower() for code in used}
+    for code in range(0xE000, 0xF900):
+        if f"{code:04x}" not in used:
+            return chr(code)
+    raise RequestError(
+        "The messages spell a control token and use every private-use character (U+E000 to U+F8FF), of which one is "
+        "needed here: leave one out.",
+        "messages",
+    )
+
+
+def image_numbers(messages: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the numbers of the images in messages, in their order."""
+    return [
+        part["image"]
+        for message in messages
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if is_image(part)
+    ]
+
+
+def with_stand_ins(messages: Messages, traits: TemplateTraits) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return messages with texts in place of images that the template does not write, and whose numbers these are."""
+    numbers: dict[str, int] = {}
+    changed: list[dict[str, Any]] = []
+    character = ""
+    for message in messages:
+        copy = dict(message)
+        changed.append(copy)
+        is_taken = traits.takes_result_parts if message["role"] == "tool" else traits.takes_parts
+        if is_taken or not has_images(message["content"]):
+            continue
+        texts: list[str] = []
+        for part in message["content"]:
+            if not is_image(part):
+                texts.append(part["text"])
+                continue
+            character = character or unused_character(messages)
+            texts.append(f"{character}{part['image']}{character}")
+            numbers[texts[-1]] = part["image"]
+        copy["content"] = "\n".join(texts)
+    return changed, numbers
+
+
+def without_numbers(messages: Messages) -> list[dict[str, Any]]:
+    """Return messages with images as templates take them."""
+    return [
+        {**message, "content": [{"type": "image"} if is_image(part) else part for part in message["content"]]}
+        if has_images(message["content"])
+        else dict(message)
+        for message in messages
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImages:
+    """A rendered text in which each image has its pad tokens, and the images in their order there."""
+
+    text: str
+    images: Sequence[PreparedImage] = ()
+    pad_token: int = -1
+
+    def found(self, tokens: Sequence[int]) -> tuple[PromptImage, ...]:
+        """Return where the images are among the text's tokens."""
+        found: list[PromptImage] = []
+        for image in self.images:
+            at = found[-1].end if found else 0
+            found.append(PromptImage(tokens.index(self.pad_token, at), image))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePlaces:
+    """The images of one conversation by their numbers, and how the model's family writes them.
+
+    `parts` are the numbers of those that the template writes, in order; `stand_ins` those that stand in texts. `pad` is
+    the text of the pad token.
+    """
+
+    images: Mapping[int, PreparedImage]
+    parts: Sequence[int]
+    stand_ins: Mapping[str, int]
+    markup: ImageMarkup
+    pad_token: int
+    pad: str
+
+    def shown(self, text: str) -> ShownImages:
+        """Give each image in a rendered text its pad tokens. Raises RequestError if one is not written there."""
+        markup = self.markup
+        parts = iter(self.parts)
+        images: list[PreparedImage] = []
+
+        def places(number: int | None) -> str:
+            if number is None:
+                raise self._not_written()
+            images.append(self.images[number])
+            return markup.written(images[-1], self.pad)
+
+        def write(found: re.Match[str]) -> str:
+            if found[0] in self.stand_ins:
+                return markup.part.replace(markup.placeholder, places(self.stand_ins[found[0]]))
+            return places(next(parts, None))
+
+        texts = [*self.stand_ins, markup.placeholder]
+        written = re.sub("|".join(map(re.escape, texts)), write, text)
+        if len(images) != len(self.parts) + len(self.stand_ins):
+            raise self._not_written()
+        return ShownImages(written, images, self.pad_token)
+
+    def _not_written(self) -> RequestError:
+        return RequestError(
+            f"The model's chat template does not write each of the request's images as {self.markup.placeholder}. "
+            "Start the server with the model's own template (without --chat-template), or send no images.",
+            "messages",
+        )
+
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 _TAIL = 200  # characters of the prompt's end that may hold an opened reasoning channel

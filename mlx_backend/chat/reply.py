@@ -1,11 +1,13 @@
 """A reply in progress: engine items in, events out, up to one StreamEnd.
 
     engine items ─parser─▶ events ─StopFilter─▶ the events a client gets
-                     ├─ UsageMeter        what they cost              (usage.py)
-                     ├─ LogprobsAligner   log probabilities by text   (logprobs.py)
+                     ├─ UsageMeter        what they cost
+                     ├─ LogprobsAligner   log probabilities, held until the text that they belong to is shown
                      └─ FinishedReply     the whole of it, for `on_finished`
 
-A `Reply` is an iterator of events that cancels its generation when it is closed. Knows no HTTP and no prompts.
+A `Reply` is an iterator of events that cancels its generation when it is closed. A delta may end in the middle of a
+stop string, so the longest suffix that may still become one is held back, and nothing more. Knows no HTTP and no
+prompts, and how nothing looks on the wire.
 """
 
 from __future__ import annotations
@@ -14,24 +16,263 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlx_backend.chat.logprobs import ContentLogprobs, LogprobsAligner
-from mlx_backend.chat.stop_strings import StopFilter
 from mlx_backend.chat.superseded import CONTENT, REASONING
-from mlx_backend.chat.usage import UsageMeter
-from mlx_backend.conversation.events import ContentDelta, Event, ReasoningDelta, StreamEnd, ToolCallEnd
+from mlx_backend.constraints.reasoning_count import ReasoningCount
+from mlx_backend.conversation.events import (
+    Channel,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    StreamEnd,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from mlx_backend.conversation.parser import fold
 from mlx_backend.conversation.reasoning_fields import REASONING_CONTENT
 from mlx_backend.engine.base import Finished, Progress, TokenDelta
 from mlx_backend.errors import ReplySuperseded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
-    from mlx_backend.chat.usage import Usage
     from mlx_backend.conversation.effort_sources import Resolution
     from mlx_backend.conversation.events import EndedBy, FinishReason, Message
     from mlx_backend.conversation.running_replies import RunningReply
-    from mlx_backend.engine.base import Generation
+    from mlx_backend.conversation.tool_names import ToolNames
+    from mlx_backend.engine.base import Generation, GenerationTimes, Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token of the answer and how likely it was."""
+
+    token: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ContentLogprobs:
+    """The tokens of the content delta that comes next."""
+
+    tokens: tuple[TokenLogprobs, ...]
+
+
+class LogprobsAligner:
+    """Assigns each token's log probabilities to the content delta that shows its text."""
+
+    def __init__(self, special_tokens: Container[int]) -> None:
+        self._special_tokens = special_tokens
+        self._held: list[TokenLogprobs] = []
+
+    def hold(self, delta: TokenDelta, events: Sequence[Event]) -> None:
+        """Hold a token's log probabilities, or drop all that are held if it turned out not to be content."""
+        if delta.logprobs is None:
+            return
+        # No event yet: part of a character, or of what may still become a marker.
+        undecided = not events and delta.token not in self._special_tokens
+        if undecided or any(isinstance(event, ContentDelta) for event in events):
+            self._held.append(TokenLogprobs(delta.token, delta.logprobs))
+        else:
+            self._held.clear()
+
+    def take(self) -> ContentLogprobs | None:
+        """Return what belongs to the content delta that is about to be shown."""
+        if not self._held:
+            return None
+        taken = ContentLogprobs(tuple(self._held))
+        self._held.clear()
+        return taken
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a reply has cost so far. Times are the engine's, in seconds, and are filled in when the reply ends."""
+
+    prompt_tokens: int
+    image_tokens: int = 0  # of those of the prompt
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those that were drafted
+
+
+class UsageMeter:
+    """Keeps the `usage` of one reply up to date. Reasoning is counted as its budget counts it."""
+
+    def __init__(self, prompt_tokens: int, special_tokens: Container[int], *, image_tokens: int = 0) -> None:
+        self.usage = Usage(prompt_tokens, image_tokens)
+        self._reasoning = ReasoningCount(special_tokens)
+
+    def note_progress(self, progress: Progress) -> None:
+        """Note what prefill found in the cache."""
+        self.usage.cached_tokens = progress.cached
+
+    def count(
+        self, delta: TokenDelta, events: Sequence[Event], *, was_reasoning: bool, is_reasoning: bool
+    ) -> None:
+        """Count one token and the events it caused; the flags are the parser's, before and after it."""
+        self.usage.completion_tokens += 1
+        self._reasoning.add(
+            delta.token, delta.text, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning
+        )
+        self.usage.reasoning_tokens = self._reasoning.counted
+
+    def finish(self, finished: Finished, *, is_reasoning: bool) -> None:
+        """Take the engine's last figures, and count a character that the end has cut."""
+        usage = self.usage
+        usage.cached_tokens = finished.cached_tokens
+        usage.queue_seconds = finished.queue_seconds
+        usage.prefill_seconds = finished.prefill_seconds
+        usage.decode_seconds = finished.decode_seconds
+        usage.drafted_tokens = finished.drafted_tokens
+        usage.accepted_tokens = finished.accepted_tokens
+        self._reasoning.close(is_reasoning=is_reasoning)
+        usage.reasoning_tokens = self._reasoning.counted
+
+    def take_times(self, times: GenerationTimes) -> None:
+        """Take the times of a generation that the engine did not finish: it was cut short, cancelled or failed."""
+        self.usage.queue_seconds = times.queue
+        self.usage.prefill_seconds = times.prefill
+        self.usage.decode_seconds = times.decode
+
+
+class StopStrings:
+    """`feed` text and get the text that is safe to show; `stopped` says that a stop string was found."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """Return what can be shown now: nothing, once a stop string was found."""
+        if self.stopped or not self._stops:
+            return "" if self.stopped else text
+        text = self._held + text
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def close(self) -> str:
+        """Return what was held back: the text ended before it became a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class StopFilter:
+    """Applies stop strings to the answer of one reply and to nothing else.
+
+    After a stop string there is no more content and no new tool call. Reasoning and the end still pass.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._text = StopStrings(stops)
+        self._open_calls: set[int] = set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._text.stopped
+
+    def feed(self, events: Iterable[Event]) -> list[Event]:
+        """Return the events to be shown. The end of a tool call that was cut off is not."""
+        shown: list[Event] = []
+        for event in events:
+            match event:
+                case ContentDelta(text, Channel.FINAL):
+                    if safe := self._text.feed(text):
+                        shown.append(event if safe == text else ContentDelta(safe))
+                case ContentDelta():
+                    if not self.stopped:
+                        shown.append(event)
+                case ReasoningDelta():
+                    shown.append(event)
+                case ToolCallStart(index):
+                    if not self.stopped:
+                        self._open_calls.add(index)
+                        shown.append(event)
+                case ToolCallDelta(index):
+                    if index in self._open_calls:
+                        shown.append(event)
+                case ToolCallEnd(index, complete):
+                    if complete and index in self._open_calls:
+                        shown.append(event)
+                case StreamEnd():
+                    if held := self._text.close():
+                        shown.append(ContentDelta(held))
+                    shown.append(event)
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+class RawText:
+    """Implements reply.py's `Parser`.
+
+    With `special_tokens` the end token is left out, as a plain completion expects: a control token is shown
+    only once something follows it. Without them everything is shown.
+    """
+
+    def __init__(self, special_tokens: Container[int] = ()) -> None:
+        self.ended = self.is_reasoning = False
+        self._special_tokens = special_tokens
+        self._held = ""
+
+    def feed(self, text: str, token: int | None = None) -> list[Event]:
+        """Return the text as content, but for a control token at its end."""
+        shown = self._held + text
+        self._held = ""
+        if token in self._special_tokens:
+            self._held = text
+            shown = shown.removesuffix(text)
+        return [ContentDelta(shown)] if shown else []
+
+    def close(self, ended_by: EndedBy = "stop") -> list[Event]:
+        """End the text. A control token at the token limit was not the end token, so it is shown."""
+        shown: list[Event] = [ContentDelta(self._held)] if self._held and ended_by == "length" else []
+        return [*shown, StreamEnd(ended_by)]
+
+
+class RestoredNames:
+    """Implements `Parser` over another one."""
+
+    def __init__(self, parser: Parser, names: ToolNames) -> None:
+        self._parser = parser
+        self._names = names
+
+    @property
+    def ended(self) -> bool:
+        """Nothing after this belongs to the reply."""
+        return self._parser.ended
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Text that came next would be reasoning."""
+        return self._parser.is_reasoning
+
+    def feed(self, text: str, token: int | None = None) -> list[Event]:
+        """Parse more text."""
+        return self._names.restored(self._parser.feed(text, token))
+
+    def close(self, ended_by: EndedBy = "stop") -> list[Event]:
+        """Parse the end; the last event is a StreamEnd."""
+        return self._names.restored(self._parser.close(ended_by))
+
 
 type ReplyEvent = Event | ContentLogprobs
 
@@ -91,7 +332,7 @@ class FinishedReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyPlan:
+class ReplySetup:
     """How a generation becomes a reply.
 
     `on_finished` is called once, before the StreamEnd is handed out: the client's next request may follow at
@@ -117,20 +358,20 @@ class Reply:
     `usage` is right at any time and final after the last event.
     """
 
-    def __init__(self, generation: Generation, plan: ReplyPlan) -> None:
-        self.effort = plan.effort
-        self.priority = plan.priority
-        self.thinking_budget = plan.thinking_budget
+    def __init__(self, generation: Generation, setup: ReplySetup) -> None:
+        self.effort = setup.effort
+        self.priority = setup.priority
+        self.thinking_budget = setup.thinking_budget
         self.finish: FinishReason | None = None
         self._generation = generation
-        self._plan = plan
-        self._parser = plan.parser
-        self._meter = UsageMeter(plan.prompt_tokens, plan.special_tokens, image_tokens=plan.image_tokens)
-        self._logprobs = LogprobsAligner(plan.special_tokens)
-        self._stop = StopFilter(plan.stop)
+        self._setup = setup
+        self._parser = setup.parser
+        self._meter = UsageMeter(setup.prompt_tokens, setup.special_tokens, image_tokens=setup.image_tokens)
+        self._logprobs = LogprobsAligner(setup.special_tokens)
+        self._stop = StopFilter(setup.stop)
         self._call_ids: dict[int, str] = {}
         self._shown: list[Event] = []  # for on_finished
-        self._running = plan.running
+        self._running = setup.running
         if self._running is not None:
             self._running.start()
             self._running.watch(self._generation.close)
@@ -191,7 +432,7 @@ class Reply:
         self._meter.count(delta, events, was_reasoning=was_reasoning, is_reasoning=is_reasoning)
         self._logprobs.hold(delta, events)
         shown = self._show(events)
-        if self._stop.stopped or (not self._plan.parallel_tool_calls and _completes_a_call(events)):
+        if self._stop.stopped or (not self._setup.parallel_tool_calls and _completes_a_call(events)):
             shown += self._cut()
         return shown
 
@@ -204,10 +445,10 @@ class Reply:
         *shown, end = self._show(self._parser.close(ended_by))
         assert isinstance(end, StreamEnd)
         self.finish = end.finish
-        if self._plan.on_finished is not None:
+        if self._setup.on_finished is not None:
             message = fold(self._shown)
             call_ids = [self.call_id(at) for at, call in enumerate(message.tool_calls) if call.complete]
-            self._plan.on_finished(FinishedReply(message, call_ids))
+            self._setup.on_finished(FinishedReply(message, call_ids))
         return [*shown, end]
 
     def _show(self, events: Sequence[Event]) -> list[ReplyEvent]:
@@ -217,7 +458,7 @@ class Reply:
             if isinstance(event, ContentDelta) and (logprobs := self._logprobs.take()) is not None:
                 shown.append(logprobs)
             shown.append(event)
-            if self._plan.on_finished is not None:
+            if self._setup.on_finished is not None:
                 self._shown.append(event)
             if self._running is not None:
                 _note(self._running, event)

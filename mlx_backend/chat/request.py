@@ -1,19 +1,35 @@
 """The requests to a chat service: frozen, with fields that are already parsed and of the right type.
 
-api/ and the tests make them and know nothing of prompts; service.py answers them and knows nothing of HTTP. Holds
-data alone.
+api/ and the tests make them and know nothing of prompts; service.py answers them and knows nothing of HTTP.
+
+A request that a client makes by itself (a title, follow-ups) is answered cheaply, and after users' own:
+
+    effort          the model's lowest                        unless the request states one
+    priority        after users' turns                        unless the request has one, or a user's turn awaits it
+    max_tokens      enough for a brief answer                 unless the request has a limit, or a lower one holds
+    answer_reserve  most of those tokens are for the answer   unless the request limits its reasoning itself
+
+conversation/background_requests.py knows which requests these are; the effort is applied where efforts are decided
+(chat_prompt.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+from mlx_backend.conversation.background_requests import (
+    MAX_TOKENS,
+    answer_reserve,
+    find_background_prompt,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mlx_backend.conversation.background_requests import BackgroundPrompt
     from mlx_backend.images.source import ImageSource
+
 
 UNLIMITED = -1
 """A thinking budget that limits nothing, whatever the model's or the server's is."""
@@ -65,7 +81,9 @@ class ChatRequest(ReplyRequest):
     """A conversation to answer.
 
     `fields` are the others of the body as the client wrote it: effort is looked up there. In messages, an image is a
-    part {"type": "image", "image": its place in `images`}.
+    part {"type": "image", "image": its place in `images`}. `thinking_budget` is the most tokens of reasoning, or
+    UNLIMITED; `answer_reserve` how many tokens of the reply are kept for the answer. `background_detection` says
+    whether to look for a client's own prompt (None: as configured), `background` is the one this was recognised as.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -80,10 +98,10 @@ class ChatRequest(ReplyRequest):
     continue_last: bool = True
     add_generation_prompt: bool = True
     raw: bool = False
-    thinking_budget: int | None = None  # max tokens of reasoning, or UNLIMITED
-    answer_reserve: int | None = None  # tokens of the reply kept for the answer
-    background_detection: bool | None = None  # whether to look for a client's own prompt; None: as configured
-    background: BackgroundPrompt | None = None  # the one this was recognised as
+    thinking_budget: int | None = None
+    answer_reserve: int | None = None
+    background_detection: bool | None = None
+    background: BackgroundPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +109,24 @@ class CompletionRequest(ReplyRequest):
     """A text or token ids to continue, without a template. Markers in a text are control tokens here."""
 
     prompt: str | tuple[int, ...]
+
+
+BACKGROUND_PRIORITY = 1
+
+
+def recognised(request: ChatRequest, default_max_tokens: int | None) -> ChatRequest:
+    """Return the request as it is answered: itself, unless it is a background request."""
+    prompt = find_background_prompt(request.messages, stream=request.fields.get("stream") is True)
+    if prompt is None:
+        return request
+    priority, max_tokens, reserve = request.priority, request.max_tokens, request.answer_reserve
+    if priority is None and not prompt.is_awaited:
+        priority = BACKGROUND_PRIORITY
+    if max_tokens is None and prompt.is_brief:
+        # Some models never end a list; the page shows that it is busy until they do.
+        max_tokens = min(MAX_TOKENS, default_max_tokens or MAX_TOKENS)
+    if max_tokens is not None and reserve is None and request.thinking_budget is None:
+        reserve = answer_reserve(max_tokens)
+    return replace(
+        request, background=prompt, priority=priority, max_tokens=max_tokens, answer_reserve=reserve
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from mlx_backend.chat.image_places import ImagePlaces, image_numbers
+from mlx_backend.chat.prompt import ImagePlaces, image_numbers
 from mlx_backend.conversation.image_parts import UNSEEN, has_images, is_image
 from mlx_backend.conversation.result_media import tool_of_result
 from mlx_backend.engine.images import ImageSupport

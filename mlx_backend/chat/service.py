@@ -16,19 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from mlx_backend.byte_cache import CacheBudget
-from mlx_backend.chat.background import recognised
 from mlx_backend.chat.capabilities import describe, effort_scale
-from mlx_backend.chat.chat_prompt import ChatPrompts
-from mlx_backend.chat.limits import ReplyLimits, RequestLimits
+from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
+from mlx_backend.chat.limits import PromptSize, ReplyLimits, RequestLimits, TokenizedSize
 from mlx_backend.chat.prompt import Prompt
-from mlx_backend.chat.prompt_size import PromptSize, TokenizedSize
-from mlx_backend.chat.raw_text import RawText
-from mlx_backend.chat.reasoning_store import ReasoningStore
-from mlx_backend.chat.reply import Reply, ReplyPlan
+from mlx_backend.chat.reply import RawText, Reply, ReplySetup, RestoredNames
 from mlx_backend.chat.reply_constraints import ReplyConstraints
+from mlx_backend.chat.request import recognised
 from mlx_backend.chat.request_images import RequestImages
 from mlx_backend.chat.superseded import SupersededReplies
-from mlx_backend.chat.tool_names import RestoredNames
 from mlx_backend.constraints import GrammarError
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.conversation.recognition import recognise
@@ -196,7 +192,7 @@ class Service:
         constraint = self._constraints.start(renamed, grammar, conversation, prompt)
         open_call_ids = conversation.open_call_ids
         seen = images.known() if images is not None else None
-        plan = ReplyPlan(
+        setup = ReplySetup(
             parser=self._parser(renamed, prompt, names),
             prompt_tokens=len(prompt.tokens),
             image_tokens=prompt.image_tokens,
@@ -209,7 +205,7 @@ class Service:
             on_finished=lambda finished: self._on_finished(request, seen, open_call_ids, finished),
             running=self._superseded.reply_to(request),
         )
-        return Reply(self._generate(prompt, request, constraint), plan)
+        return Reply(self._generate(prompt, request, constraint), setup)
 
     def complete(self, request: CompletionRequest) -> Reply:
         """Start a completion of a bare text. Raises RequestError or an EngineError."""
@@ -220,14 +216,14 @@ class Service:
         else:
             tokens = request.prompt
             self._check_tokens("prompt[{}]", "prompt", tokens)
-        plan = ReplyPlan(
+        setup = ReplySetup(
             parser=RawText(special_tokens),
             prompt_tokens=len(tokens),
             special_tokens=special_tokens,
             priority=request.priority or 0,
             stop=request.stop,
         )
-        return Reply(self._generate(Prompt(tokens=tokens), request), plan)
+        return Reply(self._generate(Prompt(tokens=tokens), request), setup)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Build the prompt that `chat` would have the engine continue. Raises what `chat` raises about it."""

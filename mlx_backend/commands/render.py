@@ -84,9 +84,8 @@ class Model:
     def of(cls, tokenizer: Tokenizer, context_length: int) -> Model:
         """Make it of a tokenizer, as the server does for a model without settings of its own."""
         from mlx_backend.chat.capabilities import effort_scale
-        from mlx_backend.chat.chat_prompt import ChatPrompts
+        from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
         from mlx_backend.chat.limits import ReplyLimits
-        from mlx_backend.chat.reasoning_store import ReasoningStore
         from mlx_backend.conversation.recognition import recognise
         from mlx_backend.models.spec import ModelDefaults
 
@@ -164,7 +163,7 @@ def _model_of(request: dict[str, Any], default: Model | None, find: Callable[[st
 
 def _rendered(request: dict[str, Any], model: Model) -> dict[str, Any]:
     from mlx_backend.api.openai.chat_body import ChatBody
-    from mlx_backend.chat.background import recognised
+    from mlx_backend.chat.request import recognised
     from mlx_backend.conversation.effort_sources import DEFAULT
     from mlx_backend.settings import ReasoningFormat
 

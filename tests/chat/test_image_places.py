@@ -9,10 +9,9 @@ import pytest
 from chat_templates import GEMMA_3_VISION, GEMMA_3_VISION_MARKERS, QWEN_VL, QWEN_VL_MARKERS
 from scripted_engine import ScriptedTokenizer
 
-from mlx_backend.chat.chat_prompt import ChatPrompts
+from mlx_backend.chat.chat_prompt import ChatPrompts, ReasoningStore
 from mlx_backend.chat.effort_probe import probe_effort
 from mlx_backend.chat.limits import ReplyLimits
-from mlx_backend.chat.reasoning_store import ReasoningStore
 from mlx_backend.chat.request import ChatRequest
 from mlx_backend.chat.request_images import SeenImages
 from mlx_backend.conversation.recognition import recognise

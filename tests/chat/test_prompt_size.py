@@ -10,7 +10,7 @@ from running_server import RunningServer, running
 from scripted_engine import ScriptedEngine, ScriptedTokenizer
 from scripted_server import ANSWER
 
-from mlx_backend.chat.prompt_size import MIN_TOKENIZED
+from mlx_backend.chat.limits import MIN_TOKENIZED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The store of reasoning behind tool calls."""
 
 from mlx_backend.byte_cache import CacheBudget
-from mlx_backend.chat.reasoning_store import ReasoningStore
+from mlx_backend.chat.chat_prompt import ReasoningStore
 
 
 def test_the_calls_of_one_message_share_their_reasoning() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from scripted_engine import ScriptedEngine
 
-from mlx_backend.chat.reply import FinishedReply, Reply, ReplyPlan
+from mlx_backend.chat.reply import FinishedReply, Reply, ReplySetup
 from mlx_backend.conversation.events import StreamEnd
 from mlx_backend.conversation.parser import ChannelParser
 from mlx_backend.engine.base import GenerationRequest
@@ -26,7 +26,7 @@ def reply_of(
 ) -> Reply:
     special_tokens = engine.tokenizer.special_tokens
     prompt = engine.tokenizer.encode("<|start|>assistant", control_tokens=True)
-    plan = ReplyPlan(
+    plan = ReplySetup(
         parser=ChannelParser("harmony", special_tokens=special_tokens),
         prompt_tokens=len(prompt),
         special_tokens=special_tokens,

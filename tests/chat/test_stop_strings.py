@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mlx_backend.chat.stop_strings import StopFilter, StopStrings
+from mlx_backend.chat.reply import StopFilter, StopStrings
 from mlx_backend.conversation.events import (
     Channel,
     ContentDelta,

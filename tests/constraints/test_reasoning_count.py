@@ -8,7 +8,7 @@ from byte_tokenizer import ByteTokenizer
 from scripted_engine import HARMONY_MARKERS
 from test_reasoning_closers import OPENED
 
-from mlx_backend.chat.usage import UsageMeter
+from mlx_backend.chat.reply import UsageMeter
 from mlx_backend.constraints.reasoning_budget import ReasoningBudgets
 from mlx_backend.constraints.reasoning_count import ReasoningCount
 from mlx_backend.conversation.dialects import DIALECTS

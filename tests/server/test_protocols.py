@@ -25,8 +25,7 @@ from mlx_backend.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mlx_backend.chat.reply import Reply, ReplyEvent
-    from mlx_backend.chat.usage import Usage
+    from mlx_backend.chat.reply import Reply, ReplyEvent, Usage
     from mlx_backend.engine.base import Progress
 
 ANSWER = "<|channel|>final<|message|>Paris.<|return|>"

@@ -19,7 +19,7 @@ from mlx_backend.api.openai.objects import ChatChunk, ChatCompletion
 from mlx_backend.api.openai.reasoning import reasoning_deltas
 from mlx_backend.api.openai.stream import Chunk, ChunkWriter
 from mlx_backend.api.openai.usage import reasoning_object
-from mlx_backend.chat.logprobs import ContentLogprobs
+from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import (
     ContentDelta,
     ReasoningDelta,

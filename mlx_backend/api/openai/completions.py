@@ -12,7 +12,7 @@ from mlx_backend.api.openai.completions_body import CompletionBody
 from mlx_backend.api.openai.logprobs import TextLogprobs
 from mlx_backend.api.openai.objects import TextChunk, TextCompletion
 from mlx_backend.api.openai.stream import Chunk, ChunkWriter
-from mlx_backend.chat.logprobs import ContentLogprobs
+from mlx_backend.chat.reply import ContentLogprobs
 from mlx_backend.conversation.events import ContentDelta, ReasoningDelta, StreamEnd
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mlx_backend.chat.logprobs import TokenLogprobs
+    from mlx_backend.chat.reply import TokenLogprobs
 
 MIN_LOGPROB = -9999.0  # what OpenAI sends for an impossible token; JSON has no infinity
 

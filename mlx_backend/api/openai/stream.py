@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from mlx_backend.api.errors import ApiError
     from mlx_backend.api.openai.logprobs import LogprobsFormat
     from mlx_backend.api.openai.objects import ReasoningObject, TimingsObject, UsageObject
-    from mlx_backend.chat.logprobs import TokenLogprobs
-    from mlx_backend.chat.reply import ReplyEvent
-    from mlx_backend.chat.usage import Usage
+    from mlx_backend.chat.reply import ReplyEvent, TokenLogprobs, Usage
     from mlx_backend.engine.base import Progress
 
 DONE = b"data: [DONE]\n\n"

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlx_backend.api.openai.objects import PromptTokens, ReasoningObject, TimingsObject, UsageObject
-    from mlx_backend.chat.reply import Reply
-    from mlx_backend.chat.usage import Usage
+    from mlx_backend.chat.reply import Reply, Usage
 
 
 def usage_object(usage: Usage) -> UsageObject:
