@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from training.chat.evaluate import Figures, draw, draw_unreasoned, play, unseen_tools
+from training.chat.evaluate import Figures
 from training.chat.exchange import EFFORTS
-from training.chat.judge import Completion, parse_completion
-from training.chat.replies import Generate, batched, foreseen, unreasoned
+from training.chat.judge import parse_completion
+from training.chat.process import ChattingProcess
 from training.chat.tokens import SPECIAL, STOPS
 
 from mlx_backend.demo import MODEL_NAME, MODEL_PATH
@@ -29,25 +29,15 @@ def loaded() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def generate(loaded: tuple[Any, Any]) -> Generate:
-    return batched(*loaded)
+def model() -> Iterator[ChattingProcess]:
+    process = ChattingProcess()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
-def figures(loaded: tuple[Any, Any], generate: Generate) -> Figures:
-    return play(generate, loaded[1], draw(seed=11, count=14))
-
-
-def say(
-    loaded: tuple[Any, Any], generate: Generate, text: str, effort: str = "low", tools: Any = None
-) -> Completion:
-    tokenizer = loaded[1]
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tools=tools, add_generation_prompt=True, reasoning_effort=effort
-    )
-    completion = parse_completion(tokenizer.decode(generate([prompt])[0]))
-    assert completion is not None
-    return completion
+def figures(model: ChattingProcess) -> Figures:
+    return model.play(seed=11, count=14)
 
 
 def test_it_loads_offline_without_warnings_and_with_harmonys_end_tokens(loaded: tuple[Any, Any]) -> None:
@@ -80,28 +70,21 @@ def test_held_out_dialogues_are_well_formed_and_correct(figures: Figures) -> Non
 
 
 def test_replies_that_are_foreseen_are_those_that_are_decoded(
-    loaded: tuple[Any, Any], generate: Generate, figures: Figures
+    loaded: tuple[Any, Any], model: ChattingProcess, figures: Figures
 ) -> None:
-    asked: list[int] = []
-
-    def generate_some(prompts: list[list[int]]) -> list[list[int]]:
-        asked.append(len(prompts))
-        return generate(prompts) if prompts else []
-
-    model, tokenizer = loaded
-    foresee = foreseen(model, model.args.sliding_window)
-    faster = play(generate_some, tokenizer, draw(seed=11, count=14), foresee)
+    faster, decoded = model.play_foreseen(seed=11, count=14)
     assert (faster.correct, faster.total, faster.mistakes) == (
         figures.correct,
         figures.total,
         figures.mistakes,
     )
-    assert sum(asked) < 0.3 * faster.replies
+    assert decoded < 0.3 * faster.replies
+    tokenizer = loaded[1]
     wrong = tokenizer.encode("The capital of Italy is Rome.", add_special_tokens=False)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hello!"}], add_generation_prompt=True
     )
-    assert foresee([prompt, prompt], [generate([prompt])[0], wrong]) == [True, False]
+    assert model.foresee([prompt, prompt], [model.generate([prompt])[0], wrong]) == [True, False]
 
 
 def test_more_effort_is_more_analysis(figures: Figures) -> None:
@@ -110,36 +93,31 @@ def test_more_effort_is_more_analysis(figures: Figures) -> None:
     assert high >= 8 * low
 
 
-def test_an_unseen_tool_is_called_and_its_result_repeated(
-    loaded: tuple[Any, Any], generate: Generate
-) -> None:
-    figures = play(generate, loaded[1], unseen_tools(seed=11, count=6))
+def test_an_unseen_tool_is_called_and_its_result_repeated(model: ChattingProcess) -> None:
+    figures = model.play_unseen_tools(seed=11, count=6)
     assert figures.correct.total() >= 0.9 * figures.replies, figures.mistakes
 
 
-def test_without_reasoning_it_calls_a_tool_where_one_is_wanted(
-    loaded: tuple[Any, Any], generate: Generate
-) -> None:
-    figures = play(unreasoned(*loaded, generate), loaded[1], draw_unreasoned(seed=11, count=3))
+def test_without_reasoning_it_calls_a_tool_where_one_is_wanted(model: ChattingProcess) -> None:
+    figures = model.play_unreasoned(seed=11, count=3)
     assert figures.well_formed == figures.replies
     assert figures.total["unseen tool"] == 3
     assert figures.correct.total() >= 0.9 * figures.replies, figures.mistakes
 
 
 def test_more_effort_gives_a_longer_analysis_and_the_same_answer(
-    loaded: tuple[Any, Any], generate: Generate
+    loaded: tuple[Any, Any], model: ChattingProcess
 ) -> None:
-    completions = [say(loaded, generate, "What is the capital of France?", effort) for effort in EFFORTS]
-    assert {each.answer for each in completions} == {"The capital of France is Paris."}
-    assert len(completions[0].analysis) < len(completions[1].analysis) < len(completions[2].analysis)
-
-
-def test_importing_the_package_loads_no_mlx() -> None:
-    import subprocess
-
-    code = "import mlx_backend.demo, sys; print('mlx' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    tokenizer = loaded[1]
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompts = [
+        tokenizer.apply_chat_template(question, add_generation_prompt=True, reasoning_effort=effort)
+        for effort in EFFORTS
+    ]
+    completions = [parse_completion(tokenizer.decode(reply)) for reply in model.generate(prompts)]
+    low, medium, high = (completion for completion in completions if completion is not None)
+    assert {each.answer for each in (low, medium, high)} == {"The capital of France is Paris."}
+    assert len(low.analysis) < len(medium.analysis) < len(high.analysis)
 
 
 def test_its_configuration_is_read_without_a_warning() -> None:

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import openai
 import pytest
 from pydantic import BaseModel
-from running_server import running
+from server_process import server_process
 from training.chat.skills import UNKNOWN
-
-from mlx_backend.demo import MODEL_PATH
-from mlx_backend.engine.mlx import load_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +53,7 @@ CLOCK_RESULT = json.dumps({"current_timestamp": 1795341600, "current_iso": TIME}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with load_engine(MODEL_PATH) as engine, running(engine) as server:
+    with server_process() as server:
         yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 

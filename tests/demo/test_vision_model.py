@@ -14,9 +14,9 @@ pytest.importorskip("mlx_vlm")
 
 from PIL import Image, ImageDraw, ImageFont
 from seeing import Seeing
-from seeing_process import SeeingProcess
 from tokenizers import Tokenizer
 from training.vision.corpus import SKILLS
+from training.vision.process import SeeingProcess
 from training.vision.shape import TEXT, VISION, config
 from training.vision.tokens import ID
 from training.vision.user_pictures import UserPicture, user_pictures
