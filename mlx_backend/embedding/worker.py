@@ -5,11 +5,11 @@ Knows encoded texts, jobs and time; no strings, no MLX. It drives a `Network`, w
     submit() ── a job ──▶ queue ──▶ one batch of a job, then of another, then … ──▶ EmbeddingJob.wait()
 
 A job's texts are sorted by length and cut into batches, so that little is padding. Jobs alternate batch by batch: a
-query does not wait for a whole library that is being indexed. The next is a job of the client that has been given least
-(engine/fair_shares.py), and when the queue is full the last job of the client that has most gives way. Within a batch
-the device is locked for one stage at a time, so a chat model beside it waits for one stage at most. The size of a stage
-adapts to the machine's speed and to whether anything else uses the device: beside a chat model, whose every token waits
-for a stage, stages are short. A job that is closed is dropped at its next stage.
+query does not wait for a whole library that is being indexed. Which is next, and which gives way when the queue is
+full, is decided as for generation (engine/fair_queue.py). Within a batch the device is locked for one stage at a time,
+so a chat model on it waits for one stage at most. The size of a stage adapts to the machine's speed and to whether
+anything else uses the device: next to a chat model, whose every token waits for a stage, stages are short. A job that
+is closed is dropped at its next stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import EngineStatus
-from mlx_backend.engine.fair_shares import ClientShare, ClientShares, WaitingShares
+from mlx_backend.engine.fair_queue import FairQueue, QueuedJob
 from mlx_backend.errors import EngineBusy, EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -31,27 +31,32 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from mlx_backend.embedding.base import EncodedText, Network, NetworkInfo
+    from mlx_backend.engine.fair_queue import ClientShare
 
 log = logging.getLogger(__name__)
 
-STAGE_SECONDS = 0.1  # target duration of a stage
-CONTENDED_STAGE_SECONDS = 0.04  # the same while something else uses the device
-CONTENTION_SECONDS = 0.001  # a longer wait for the device means that something else uses it
+STAGE_SECONDS = 0.1
+"""Target duration of a stage."""
+CONTENDED_STAGE_SECONDS = 0.04
+"""The same while something else uses the device."""
+CONTENTION_SECONDS = 0.001
+"""A longer wait for the device means that something else uses it."""
 MIN_STAGE_TOKENS, MAX_STAGE_TOKENS = 64, 16_384
-MIN_BATCH_TOKENS = 512  # running these together pays off on any machine
+MIN_BATCH_TOKENS = 512
+"""Running these together pays off on any machine."""
 MAX_BATCH_TEXTS = 256
-MAX_PADDED_RATIO = 1.5  # a batch's tokens with padding, relative to those without
-_SPEED_SMOOTHING = 0.3  # weight of the latest batch in the average speed
+MAX_PADDED_RATIO = 1.5
+"""A batch's tokens with padding, relative to those without."""
+SPEED_SMOOTHING = 0.3
+"""Weight of the latest batch in the average speed."""
 
 
-class EmbeddingJob:
+class EmbeddingJob(QueuedJob):
     """Texts to be run. `wait` for their vectors; `close` may be called from any thread, more than once."""
 
-    def __init__(
-        self, texts: Sequence[EncodedText], dimensions: int | None, share: ClientShare | None = None
-    ) -> None:
+    def __init__(self, texts: Sequence[EncodedText], dimensions: int | None, share: ClientShare) -> None:
+        super().__init__(share)
         self.texts = texts
-        self.share = share or ClientShare("")
         self.dimensions = dimensions
         self.closed = False
         self.vectors: list[array[float] | None] = [None] * len(texts)
@@ -115,9 +120,7 @@ class Worker:
         self._max_waiting = max_waiting
         self._on_progress = on_progress or (lambda _fraction: None)
         self._changed = threading.Condition()
-        self._queue: deque[EmbeddingJob] = deque()
-        self._shares = ClientShares()  # these two under the lock
-        self._waiting = WaitingShares()
+        self._queue: FairQueue[EmbeddingJob] = FairQueue()  # under the lock
         self._current: EmbeddingJob | None = None
         self._stopping = False
         self._info: NetworkInfo | None = None
@@ -152,18 +155,17 @@ class Worker:
         self, texts: Sequence[EncodedText], dimensions: int | None = None, *, client: str = ""
     ) -> EmbeddingJob:
         """Queue a client's texts and return at once. Raises EngineBusy or EngineStopped."""
-        if not texts:
-            job = EmbeddingJob(texts, dimensions)
-            job.finish()
-            return job
         with self._changed:
             if self._stopping:
                 raise EngineStopped("The model is being unloaded.")
-            share = self._shares.of(client)
+            share = self._queue.share_of(client)
+            job = EmbeddingJob(texts, dimensions, share)
+            if not texts:
+                job.finish()
+                return job
             if len(self._queue) >= self._max_waiting:
                 self._make_room(share)
             share.submitted += 1
-            job = EmbeddingJob(texts, dimensions, share)
             self._enqueue(job)
         return job
 
@@ -191,25 +193,20 @@ class Worker:
     def _make_room(self, share: ClientShare) -> None:
         """Take a job out of a full queue: one that was closed, or of a client with more of them. Raises EngineBusy."""
         busy = EngineBusy(f"The server is busy: {len(self._queue)} embedding requests are waiting.")
-        closed = [job for job in self._queue if job.closed]
-        if not closed:
-            if not self._shares.may_displace(share):
+        leaving = [job for job in self._queue if job.closed]
+        if not leaving:
+            if not self._queue.may_displace(share):
                 raise busy
-            most = max(job.share.unfinished for job in self._queue)
-            closed = [next(job for job in reversed(self._queue) if job.share.unfinished == most)]
-        for job in closed:
-            self._dequeue(job)
+            leaving = [self._queue.displaced()]
+        for job in leaving:
+            self._queue.remove(job)
             job.share.finished += 1
             job.finish(busy)
 
     def _enqueue(self, job: EmbeddingJob) -> None:
-        self._queue.append(job)
-        self._waiting.begin(job.share)
+        job.queued_at = perf_counter()  # again after each batch: the jobs of one client alternate too
+        self._queue.add(job)
         self._changed.notify_all()
-
-    def _dequeue(self, job: EmbeddingJob) -> None:
-        self._queue.remove(job)
-        self._waiting.end(job.share)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -244,12 +241,12 @@ class Worker:
             while not self._queue and not self._stopping:
                 self._changed.wait()
             if self._stopping:
-                for job in self._queue:
+                for job in list(self._queue):
+                    self._queue.remove(job)
                     job.finish(EngineStopped("The server is stopping."))
-                self._queue.clear()
                 return None
-            self._current = min(self._queue, key=lambda job: job.share.served)  # of equals the first
-            self._dequeue(self._current)
+            self._current = self._queue.next()
+            self._queue.remove(self._current)
             return self._current
 
     def _advance(self, job: EmbeddingJob) -> bool:
@@ -313,7 +310,7 @@ class Worker:
         if tokens >= MIN_STAGE_TOKENS and seconds > 0:
             speed = tokens / seconds
             old = self._speed or speed
-            self._speed = (1 - _SPEED_SMOOTHING) * old + _SPEED_SMOOTHING * speed
+            self._speed = (1 - SPEED_SMOOTHING) * old + SPEED_SMOOTHING * speed
 
 
 def _message(error: Exception) -> str:

@@ -1,92 +1,133 @@
-"""The queue of one engine: which of the waiting requests is next, and which gives way when there are too many.
+"""The queue of a model, for generation or for embeddings: which job is next, and which gives way to a new one.
 
-    priority    a lower number goes first; each 30 seconds of waiting lift a request by one, up to the best that waits
-    client      among those of one priority: the client that was served the fewest tokens (fair_shares.py)
+    priority    a lower number goes first; each 30 seconds of waiting lift a job by one, up to the best that waits
+    client      among those of one priority: the client that was served the fewest tokens
     arrival     among those of one client: first come, first served, priorities counted as so many seconds
 
-When the queue is full, the last request of the client that has the most gives way. Belongs to the engine thread.
+What a client was served is a virtual token counter, as in "Fairness in Serving Large Language Models" (Sheng et al.,
+OSDI 2024). A client that has had nothing waiting comes back at the level of those that wait now: what was not used is
+not saved up. So a client that sends one request waits for a request or two of each other client, however many those
+have sent. In a full queue, the last job of the client that has the most gives way.
+
+Knows no requests and no threads. A queue may be filled by one thread and served by another: `share_of` and
+`may_displace`, and `submitted` of a share, belong to whoever submits; all else to whoever serves.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from operator import attrgetter
-from time import monotonic, perf_counter
+from collections import OrderedDict
+from time import perf_counter
 from typing import TYPE_CHECKING
-
-from mlx_backend.engine.fair_shares import PROMPT_WEIGHT, WaitingShares
-from mlx_backend.engine.jobs import SECONDS_PER_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mlx_backend.engine.jobs import Job
+SECONDS_PER_PRIORITY = 30.0
+"""A job is queued as if it had come so much later for each step of its priority number: so none is overtaken for ever,
+however many of a better priority keep coming."""
+MAX_IDLE_CLIENTS = 1024
+"""Clients without a job whose counters are remembered."""
 
 
-class FairQueue:
-    """Jobs that wait to be started."""
+class ClientShare:
+    """One client's counters: its jobs so far, those that wait, and the weighted tokens that it was served."""
+
+    __slots__ = ("finished", "name", "served", "submitted", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.submitted = self.waiting = self.finished = 0
+        self.served = 0
+
+    @property
+    def unfinished(self) -> int:
+        """How many of its jobs are waiting or running."""
+        return self.submitted - self.finished
+
+
+class QueuedJob:
+    """What waits in a queue. `queued_at` is by `time.perf_counter`."""
+
+    __slots__ = ("priority", "queued_at", "share")
+
+    def __init__(self, share: ClientShare, priority: int = 0) -> None:
+        self.share = share
+        self.priority = priority
+        self.queued_at = perf_counter()
+
+
+def _order(job: QueuedJob) -> float:
+    return job.queued_at + SECONDS_PER_PRIORITY * job.priority
+
+
+class FairQueue[J: QueuedJob]:
+    """Jobs that wait, and the shares of all clients."""
 
     def __init__(self) -> None:
-        self._jobs: list[Job] = []  # sorted by their `queue_key`
-        self._shares = WaitingShares()
+        self._jobs: list[J] = []  # sorted by `_order`
+        self._shares: OrderedDict[str, ClientShare] = OrderedDict()  # by name, those used last at the end
+        self._level = 0  # of the client that was served last
+
+    # -- where jobs are submitted ----------------------------------------------------------------------------
+
+    def share_of(self, name: str) -> ClientShare:
+        """Return a client's share."""
+        share = self._shares.get(name)
+        if share is None:
+            if len(self._shares) >= MAX_IDLE_CLIENTS:
+                self._forget_idle()
+            share = self._shares[name] = ClientShare(name)
+        self._shares.move_to_end(name)
+        return share
+
+    def may_displace(self, share: ClientShare) -> bool:
+        """Whether another client has so many jobs that one of them should give way to one more of this client."""
+        return any(each.unfinished > share.unfinished + 1 for each in self._shares.values())
+
+    def _forget_idle(self) -> None:
+        idle = [each.name for each in self._shares.values() if not each.unfinished]
+        for name in idle[: len(self._shares) - MAX_IDLE_CLIENTS + 1]:
+            del self._shares[name]
+
+    # -- where they are served -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[J]:
         return iter(self._jobs)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: J) -> None:
         """Queue a job."""
-        insort(self._jobs, job, key=attrgetter("queue_key"))
-        self._shares.begin(job.share)
+        share = job.share
+        if not share.waiting:
+            share.served = max(
+                share.served, min((each.share.served for each in self._jobs), default=self._level)
+            )
+        share.waiting += 1
+        insort(self._jobs, job, key=_order)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: J) -> None:
         """Take a job out, if it is there."""
         if job in self._jobs:
             self._jobs.remove(job)
-            self._shares.end(job.share)
+            job.share.waiting -= 1
+            self._level = job.share.served
 
-    def start(self, job: Job) -> None:
-        """Take out a job that is started: its client pays for the prompt, and for what is generated as it comes."""
-        self.remove(job)
-        job.share.served += PROMPT_WEIGHT * len(job.request.prompt)
-
-    def clear(self) -> None:
-        """Take all jobs out."""
-        for job in list(self._jobs):
-            self.remove(job)
-
-    def next(self) -> Job:
+    def next(self) -> J:
         """Return the job that is next. The queue is not empty."""
-        jobs = self._jobs
-        if len(jobs) == 1:
-            return jobs[0]
-        now, best = perf_counter(), min(job.request.priority for job in jobs)
+        if len(self._jobs) == 1:
+            return self._jobs[0]
+        now, best = perf_counter(), min(job.priority for job in self._jobs)
 
-        def rank(job: Job) -> tuple[int, int]:
-            lifted = int((now - job.submitted_at) / SECONDS_PER_PRIORITY)
-            return max(best, job.request.priority - lifted), job.share.served
+        def rank(job: J) -> tuple[int, int]:
+            lifted = int((now - job.queued_at) / SECONDS_PER_PRIORITY)
+            return max(best, job.priority - lifted), job.share.served
 
-        return min(jobs, key=rank)  # of equals the first
+        return min(self._jobs, key=rank)  # of equals the first
 
-    def displaced(self) -> Job:
+    def displaced(self) -> J:
         """Return the job that gives way: the last of the client with the most. The queue is not empty."""
         most = max(job.share.unfinished for job in self._jobs)
         return next(job for job in reversed(self._jobs) if job.share.unfinished == most)
-
-    def take_expired(self) -> tuple[list[Job], float | None]:
-        """Take out the jobs that were queued for too long; return them, and the seconds until the next one has been."""
-        now, next_timeout = monotonic(), None
-        expired = []
-        for job in self._jobs:
-            if job.deadline is None:
-                continue
-            remaining = job.deadline - now
-            if remaining <= 0:
-                expired.append(job)
-            elif next_timeout is None or remaining < next_timeout:
-                next_timeout = remaining
-        for job in expired:
-            self.remove(job)
-        return expired, next_timeout

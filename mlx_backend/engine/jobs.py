@@ -5,14 +5,15 @@ Other threads only put into the inbox and get from an outbox; scheduler.py expla
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mlx_backend.engine.base import Finished, GenerationTimes
-from mlx_backend.engine.fair_shares import ClientShare
+from mlx_backend.engine.fair_queue import QueuedJob
 from mlx_backend.errors import EngineError, EngineStopped
 
 if TYPE_CHECKING:
@@ -20,22 +21,18 @@ if TYPE_CHECKING:
 
     from mlx_backend.engine.base import EngineItem, GenerationRequest
     from mlx_backend.engine.batch import Ended
-
-
-# A request is queued as if it had come so much later for each step of its priority number: no request is overtaken
-# for ever, however many of a better priority keep coming.
-SECONDS_PER_PRIORITY = 30.0
+    from mlx_backend.engine.fair_queue import ClientShare
 
 
 class Signal(Enum):
-    """What the thread is sent beside requests."""
+    """What the thread is sent next to requests."""
 
     WAKE = auto()
     STOP = auto()
 
 
-class Job:
-    """A request on its way: written by the engine thread, except for `is_cancelled`."""
+class Job(QueuedJob):
+    """A request on its way: written by the engine thread, except for `is_cancelled`. Times are by `perf_counter`."""
 
     __slots__ = (
         "admitted_at",
@@ -49,29 +46,18 @@ class Job:
         "key",
         "outbox",
         "request",
-        "share",
-        "submitted_at",
     )
 
-    def __init__(self, key: int, request: GenerationRequest, share: ClientShare | None = None) -> None:
+    def __init__(self, key: int, request: GenerationRequest, share: ClientShare) -> None:
+        super().__init__(share, request.priority)
         self.key = key
         self.request = request
-        self.share = share or ClientShare(request.client)
         self.outbox: SimpleQueue[EngineItem | EngineError | None] = SimpleQueue()
         self.is_cancelled = False  # by the caller, who no longer gets from the outbox
         self.is_finished = False  # nothing more is put into the outbox
-        self.submitted_at = perf_counter()
-        self.deadline = None if request.queue_timeout is None else monotonic() + request.queue_timeout
-        self.admitted_at = 0.0
-        self.first_token_at = 0.0
-        self.ended_at = 0.0
-        self.cached_tokens = 0
-        self.generated_tokens = 0
-
-    @property
-    def queue_key(self) -> tuple[float, int]:
-        """What the requests of one client are sorted by."""
-        return self.submitted_at + SECONDS_PER_PRIORITY * self.request.priority, self.key
+        self.deadline = math.inf if request.queue_timeout is None else self.queued_at + request.queue_timeout
+        self.admitted_at = self.first_token_at = self.ended_at = 0.0
+        self.cached_tokens = self.generated_tokens = 0
 
     def finished(self, ended: Ended) -> Finished:
         """Return the last item, with what the request has cost."""
@@ -94,7 +80,7 @@ class Job:
         admitted_at = self.admitted_at or now
         first_token_at = self.first_token_at or now
         return GenerationTimes(
-            admitted_at - self.submitted_at, first_token_at - admitted_at, now - first_token_at
+            admitted_at - self.queued_at, first_token_at - admitted_at, now - first_token_at
         )
 
 

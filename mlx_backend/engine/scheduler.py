@@ -34,6 +34,7 @@ import itertools
 import logging
 import math
 import threading
+from collections import deque
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
@@ -42,9 +43,7 @@ from typing import TYPE_CHECKING
 from mlx_backend.engine.base import EngineStatus, Finished, Progress, TokenDelta
 from mlx_backend.engine.batch import Ended
 from mlx_backend.engine.fair_queue import FairQueue
-from mlx_backend.engine.fair_shares import OUTPUT_WEIGHT, PROMPT_WEIGHT, ClientShares
 from mlx_backend.engine.jobs import Job, Message, ScheduledGeneration, Signal, Warmup
-from mlx_backend.engine.warmups import Warmups
 from mlx_backend.errors import EngineBusy, EngineError, EngineFailed, EngineStopped
 
 if TYPE_CHECKING:
@@ -55,8 +54,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_RESTART_DELAY = 1.0  # seconds before the second restart in a row; doubled for each one after it
+FIRST_RESTART_DELAY = 1.0
+"""Seconds before the second restart in a row; doubled for each one after it."""
 MAX_RESTART_DELAY = 60.0
+MAX_WARMUPS = 16
+PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+"""What a client pays for a token: one that is decoded takes more of a step than one of a prompt."""
 
 
 class Scheduler:
@@ -79,11 +82,10 @@ class Scheduler:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._submitting = threading.Lock()
         self._keys = itertools.count()
-        self._shares = ClientShares()  # used under the lock
         self._unfinished: dict[int, Job] = {}  # put in under the lock, taken out by the engine thread
-        self._queue = FairQueue()
+        self._queue: FairQueue[Job] = FairQueue()
         self._running: dict[int, Job] = {}
-        self._warmups = Warmups(batch)
+        self._warmups = _Warmups(batch)
         self._mean_seconds = 1.0  # that a request runs
         self._info: ModelInfo | None = None
         self._failures = 0  # in a row, with nothing answered in between
@@ -113,9 +115,9 @@ class Scheduler:
         if self._restart_reason:
             raise EngineFailed(self._restart_reason, self._retry_after())
         with self._submitting:
-            share = self._shares.of(request.client)
+            share = self._queue.share_of(request.client)
             unfinished = len(self._unfinished)
-            if unfinished >= self._max_running + self._max_waiting and not self._shares.may_displace(share):
+            if unfinished >= self._max_running + self._max_waiting and not self._queue.may_displace(share):
                 raise self._busy(f"The server is busy: {unfinished} requests are running or waiting already")
             share.submitted += 1
             job = Job(next(self._keys), request, share)
@@ -227,11 +229,10 @@ class Scheduler:
         self._restart_reason = f"The engine broke and is being restarted: {_described(error)}"
         failure = EngineFailed(self._restart_reason, self._retry_after())
         for job in [*self._running.values(), *(self._queue if again else ())]:
+            self._queue.remove(job)
             self._finish(job, failure)
         self._running.clear()
         self._warmups.clear()
-        if again:
-            self._queue.clear()
         try:
             self._batch.unload()
         except Exception:
@@ -296,11 +297,15 @@ class Scheduler:
 
     def _expire_queued(self) -> float | None:
         """Refuse requests that have been queued for too long; return the seconds until the next one has."""
-        expired, next_timeout = self._queue.take_expired()
-        for job in expired:
+        now, next_deadline = perf_counter(), math.inf
+        for job in list(self._queue):
+            if job.deadline > now:
+                next_deadline = min(next_deadline, job.deadline)
+                continue
+            self._queue.remove(job)
             seconds = f"{job.request.queue_timeout:g} seconds"
             self._finish(job, self._busy(f"The request was queued for {seconds} and could not be started"))
-        return next_timeout
+        return None if next_deadline == math.inf else next_deadline - now
 
     def _displace(self) -> None:
         """Refuse the request that gives way in a full queue."""
@@ -321,11 +326,12 @@ class Scheduler:
                 self._queue.remove(job)
                 self._finish(job, _start_failure(error))
             else:
-                self._queue.start(job)
+                self._queue.remove(job)
+                job.share.served += PROMPT_WEIGHT * len(job.request.prompt)
                 self._running[job.key] = job
 
     def _deliver(self, key: int, outcome: Outcome) -> None:
-        if self._warmups.running is not None and self._warmups.is_outcome(key, outcome):
+        if self._warmups.is_outcome(key, outcome):
             return
         job = self._running[key]
         match outcome:
@@ -368,10 +374,56 @@ class Scheduler:
         self._final_error = error
         self._started.set()
         for job in list(self._unfinished.values()):  # wherever the thread had them when it ended
+            self._queue.remove(job)
             self._finish(job, EngineStopped(str(error)))
         self._running.clear()
-        self._queue.clear()
         self._warmups.clear()
+
+
+class _Warmups:
+    """The warm-ups that wait, and the one that runs. No caller waits for any of them, so a failure is only logged."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.running: Warmup | None = None
+        self._batch = batch
+        self._waiting: deque[Warmup] = deque(maxlen=MAX_WARMUPS)
+
+    def add(self, warmup: Warmup) -> None:
+        """Queue one; the oldest of too many is dropped."""
+        self._waiting.append(warmup)
+
+    def start_next(self) -> None:
+        """Start the next that has room, unless one runs."""
+        while self._waiting and self.running is None:
+            warmup = self._waiting.popleft()
+            try:
+                request = warmup.make_request()
+                if self._batch.admits(request):
+                    self._batch.insert(warmup.key, request)
+                    self.running = warmup
+            except Exception as error:
+                log.debug("A warm-up was given up: %s", error)
+
+    def preempt(self) -> None:
+        """Take the one that runs out of the batch, to be started again."""
+        warmup, self.running = self.running, None
+        if warmup is not None:
+            self._batch.remove(warmup.key)
+            if len(self._waiting) < MAX_WARMUPS:
+                self._waiting.appendleft(warmup)
+
+    def is_outcome(self, key: int, outcome: Outcome) -> bool:
+        """Whether an outcome belongs to the one that runs, which it may end."""
+        if self.running is None or key != self.running.key:
+            return False
+        if isinstance(outcome, Ended | EngineError):
+            self.running = None
+        return True
+
+    def clear(self) -> None:
+        """Forget all of them; the batch is unloaded."""
+        self._waiting.clear()
+        self.running = None
 
 
 def _start_failure(error: Exception) -> EngineError:

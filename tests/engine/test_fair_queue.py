@@ -10,9 +10,9 @@ from scheduler_batches import LONG, engine_of, request, take
 from scripted_engine import ScriptedEngine
 
 from mlx_backend.engine.base import MAX_PRIORITY, Finished, GenerationRequest, QueueClient
-from mlx_backend.engine.fair_queue import FairQueue
-from mlx_backend.engine.fair_shares import MAX_IDLE_CLIENTS, OUTPUT_WEIGHT, ClientShares
-from mlx_backend.engine.jobs import SECONDS_PER_PRIORITY, Job
+from mlx_backend.engine.fair_queue import MAX_IDLE_CLIENTS, SECONDS_PER_PRIORITY, FairQueue
+from mlx_backend.engine.jobs import Job
+from mlx_backend.engine.scheduler import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from mlx_backend.errors import EngineBusy
 
 
@@ -24,15 +24,14 @@ class Queue:
     """A queue with clients, as the scheduler has it."""
 
     def __init__(self) -> None:
-        self.queue = FairQueue()
-        self.shares = ClientShares()
+        self.queue: FairQueue[Job] = FairQueue()
         self.count = 0
 
     def add(self, client: str, length: int = 1, priority: int = 0, waited: float = 0.0) -> Job:
-        share = self.shares.of(client)
+        share = self.queue.share_of(client)
         share.submitted += 1
         job = Job(self.count, of(client, length, priority), share)
-        job.submitted_at -= waited
+        job.queued_at -= waited
         self.count += 1
         self.queue.add(job)
         return job
@@ -40,8 +39,8 @@ class Queue:
     def serve(self, tokens: int = 1) -> str:
         """Start the next, let it generate so many tokens and end; return whose it is."""
         job = self.queue.next()
-        self.queue.start(job)
-        job.share.served += OUTPUT_WEIGHT * tokens
+        self.queue.remove(job)
+        job.share.served += PROMPT_WEIGHT * len(job.request.prompt) + OUTPUT_WEIGHT * tokens
         job.share.finished += 1
         return job.share.name
 
@@ -96,7 +95,7 @@ def test_what_was_found_in_the_cache_is_not_counted() -> None:
         first = [list(engine.generate(of("a", 500))) for _ in range(2)]
         cached = [each[-1] for each in first]
         assert isinstance(cached[1], Finished)
-        share = engine._scheduler._shares.of("a")
+        share = engine._scheduler._queue.share_of("a")
         generated = sum(each.completion_tokens for each in cached if isinstance(each, Finished))
         computed = sum(
             each.prompt_tokens - each.cached_tokens for each in cached if isinstance(each, Finished)
@@ -153,13 +152,13 @@ def test_who_has_as_much_as_the_others_displaces_nobody() -> None:
 
 
 def test_clients_who_left_are_forgotten_when_there_are_many() -> None:
-    shares = ClientShares()
-    busy = shares.of("busy")
+    queue: FairQueue[Job] = FairQueue()
+    busy = queue.share_of("busy")
     busy.submitted += 1
     for number in range(3 * MAX_IDLE_CLIENTS):
-        shares.of(str(number))
-    assert len(shares._shares) == MAX_IDLE_CLIENTS
-    assert shares.of("busy") is busy
+        queue.share_of(str(number))
+    assert len(queue._shares) == MAX_IDLE_CLIENTS
+    assert queue.share_of("busy") is busy
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -175,7 +174,7 @@ def test_at_random_everybody_is_served_and_nobody_much_less_than_who_waited_with
         queue.add(f"passing {chosen.randint(0, 9)}", chosen.randint(1, 40))
     for _ in range(300):
         queue.serve(tokens=chosen.randint(0, 40))
-        served = [queue.shares.of(name).served for name in "abc"]
+        served = [queue.queue.share_of(name).served for name in "abc"]
         assert max(served) - min(served) <= 2 * largest
     while len(queue.queue):
         queue.serve()

@@ -22,7 +22,8 @@ from mlx_backend.engine.base import (
     Progress,
     TokenDelta,
 )
-from mlx_backend.engine.jobs import SECONDS_PER_PRIORITY, Job
+from mlx_backend.engine.fair_queue import SECONDS_PER_PRIORITY, FairQueue
+from mlx_backend.engine.jobs import Job
 from mlx_backend.errors import EngineBusy
 
 
@@ -65,12 +66,15 @@ def test_the_queue_is_sorted_by_priority_number_and_then_by_arrival() -> None:
         assert started(engine) == ["runs", "d", "f", "b", "e", "a", "c"]
 
 
-def test_no_request_is_overtaken_for_ever() -> None:
-    late, early = Job(1, urgent("late", 0)), Job(0, urgent("early", 1))
-    late.submitted_at = early.submitted_at + SECONDS_PER_PRIORITY / 2
-    assert late.queue_key < early.queue_key
-    late.submitted_at = early.submitted_at + SECONDS_PER_PRIORITY * 2
-    assert early.queue_key < late.queue_key
+@pytest.mark.parametrize(("steps_later", "first"), [(0.5, "late"), (2, "early")])
+def test_no_request_is_overtaken_for_ever(steps_later: float, first: str) -> None:
+    queue: FairQueue[Job] = FairQueue()
+    late = Job(1, urgent("late", 0), queue.share_of(""))
+    early = Job(0, urgent("early", 1), queue.share_of(""))
+    late.queued_at = early.queued_at + SECONDS_PER_PRIORITY * steps_later
+    for job in (late, early):
+        queue.add(job)
+    assert next(iter(queue)) is {"late": late, "early": early}[first]
 
 
 def test_cancelling_a_queued_request_leaves_the_others_in_their_order() -> None:
